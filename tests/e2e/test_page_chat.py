@@ -70,11 +70,42 @@ def test_turns_with_a_picture(context: BrowserContext, small_server: ServerProce
     ask(page, "Which color?")
     [edited] = wait_answers(page, 1)
     assert edited["text"] and page.report["messages"][0]["text"] == "Which color?"
+    page.page.click("#open-chats")
     with page.page.expect_download() as saved:
         page.page.click("#save-text")
     text = Path(saved.value.path()).read_text(encoding="utf-8")
     assert text.startswith("You: [red.png] Which color?\n\nAnswer: "), f"got {text!r}"
+    with page.page.expect_download() as saved:
+        page.page.click("#export")
+    kept = json.loads(Path(saved.value.path()).read_text(encoding="utf-8"))
+    [question, reply] = kept["messages"]
+    types = [item["type"] for item in question["content"]]
+    assert types == ["image", "text"] and reply["content"][0]["text"] == edited["text"], kept
+
+    prompt = [{"type": "text", "text": "Be brief."}, {"type": "image", "name": "b.png", "data": kept_picture(question)}]
+    page.page.set_input_files("#import", [as_file({**kept, "system": prompt})])
+    page.wait(lambda: page.page.locator("#messages img").count() == 1, "the imported chat")
+    page.page.click("#new")
+    assert page.report["messages"] == []
+    page.page.click("#open-chats")
+    assert page.page.locator("#chats-list .open").all_inner_texts()[0].startswith("Which color?")
+    assert page.page.locator("#chats-list li").count() == 2, "expected the chat and its imported copy"
+    page.page.locator("#chats-list .quiet").first.click()
+    page.page.click("dialog.box[open] button[value=yes]")
+    page.wait(lambda: page.page.locator("#chats-list li").count() == 1, "one chat less")
+    page.page.set_input_files("#import", [{"name": "x.json", "mimeType": "application/json", "buffer": b"[3]"}])
+    page.wait_text("#chats-state", "Expected an exported chat")
+    page.page.locator("#chats-list .open").click()
+    page.wait(lambda: len(page.report["messages"]) == 2, "the other chat")
     assert page.errors == []
+
+
+def kept_picture(message: dict[str, Any]) -> str:
+    return next(item["data"] for item in message["content"] if item["type"] == "image")
+
+
+def as_file(body: dict[str, Any]) -> FilePayload:
+    return {"name": "chat.json", "mimeType": "application/json", "buffer": json.dumps(body).encode()}
 
 
 def test_spoken_answer_is_played_and_kept(context: BrowserContext, small_server: ServerProcess) -> None:
@@ -88,6 +119,27 @@ def test_spoken_answer_is_played_and_kept(context: BrowserContext, small_server:
     page.page.wait_for_selector("#messages audio")
     request = page.sent[-1]
     assert request["tts"]["enabled"] and request["messages"][0]["content"][1]["type"] == "audio"
+
+    page.page.click("#open-settings")
+    page.page.click("#items-toggle")
+    page.page.wait_for_selector("#items li")
+    page.page.set_input_files("#items input[data-type=image]", [picture()])
+    page.page.wait_for_selector("#items img")
+    page.page.get_by_role("button", name="Move item 4 up").click()
+    page.page.keyboard.press("Enter")  # the focus follows the item
+    page.page.keyboard.press("Escape")
+    page.page.focus("#text")
+    page.page.keyboard.down("Space")
+    page.page.wait_for_selector("#record[aria-pressed=true]")
+    page.page.wait_for_timeout(400)
+    page.page.keyboard.up("Space")
+    page.page.wait_for_selector("#attached audio")
+    page.page.click("#send")
+    page.wait(lambda: page.state == "answering", "a prompt that the worker has read")
+    page.page.click("#stop")
+    request = page.sent[-1]
+    assert [item["type"] for item in request["messages"][0]["content"]] == ["text", "image", "audio", "text"]
+    assert [item["type"] for item in request["messages"][-1]["content"]] == ["audio"]
     assert page.errors == []
 
 

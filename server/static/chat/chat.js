@@ -1,22 +1,22 @@
 /** The chat page: connects composer, conversation, transcript and settings. */
 
+import { Chats } from "./chats.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
+import { exported, imported } from "./exchange.js";
 import { CHAT_SETTINGS } from "./request.js";
-import { keepMessages, loadMessages } from "./store.js";
 import { en } from "./texts/en.js";
 import { zh } from "./texts/zh.js";
 import { Transcript } from "./transcript.js";
 import { fetchJson } from "../shared/api.js";
 import { defaultVoice } from "../shared/audio/voices.js";
-import { toBase64 } from "../shared/audio/wire.js";
 import { Character } from "../shared/character.js";
-import { ask, closable } from "../shared/dialogs.js";
+import { closable } from "../shared/dialogs.js";
 import { byId, icon, make } from "../shared/dom.js";
 import { download, stamp } from "../shared/download.js";
 import { Fields } from "../shared/fields.js";
 import { fetchApps, fillHeader } from "../shared/header.js";
-import { addTexts, chooseLanguage, label, setPlain, setText, t } from "../shared/i18n.js";
+import { addTexts, chooseLanguage, label, onLanguage, setPlain, setText, t } from "../shared/i18n.js";
 import { addRecent } from "../shared/recent.js";
 import { ServerStatus } from "../shared/server-status.js";
 import { Settings } from "../shared/settings.js";
@@ -32,7 +32,7 @@ addTexts({ en, zh });
 applyTheme();
 
 const settings = new Settings("duologue_chat", {
-  preset: null, prompt: "", voice: "default", spoken: false, streaming: true, thinking: false, detailed: true, chat: {},
+  preset: null, prompt: "", voice: "default", byItem: false, current: "", spoken: false, streaming: true, thinking: false, detailed: true, chat: {},
 });
 let editing = null; // index of the message that the composed one replaces
 let place = null; // the last place in the queue
@@ -72,6 +72,14 @@ const transcript = new Transcript(byId("messages"), byId("script"), {
     byId("text").focus();
   },
 });
+const chats = new Chats(settings, {
+  leaving: () => conversation.stop(), // which keeps the answer so far
+  opened: (messages) => {
+    conversation.load(messages);
+    stopEditing();
+    byId("recording").hidden = true;
+  },
+});
 const composer = new Composer({
   notice: (text) => setPlain(byId("status"), text),
   send: (message) => {
@@ -89,7 +97,7 @@ const openSettings = make("button", { class: "quiet icon", id: "open-settings", 
 label(openSettings, "settings");
 openSettings.onclick = () => byId("settings").showModal();
 const header = fillHeader(byId("header"), { current: APP, help: "turnbased", buttons: [openSettings] });
-const character = new Character(byId("character"), settings, APP);
+const character = new Character(byId("character"), settings, APP, ["text", "audio", "image"]);
 const { chat } = settings.values; // one object, which `Fields` reads at each change of language
 new Fields(byId("chat-fields"), CHAT_SETTINGS, chat, (key, value) => {
   if (value === undefined) delete chat[key];
@@ -107,7 +115,7 @@ async function prepare() {
 
 async function keep() {
   const messages = conversation.messages.map(({ isOpen, ...message }) => message);
-  if (!(await keepMessages(messages))) setText(byId("status"), "not_kept");
+  if (!(await chats.keep(messages))) setText(byId("status"), "not_kept");
 }
 
 const server = new ServerStatus(() => !conversation.isBusy, () => (byId("random").hidden = !server.randomWeights));
@@ -123,7 +131,8 @@ function showControls() {
   byId("stop").hidden = !isBusy && !isSpeaking;
   byId("send").disabled = isBusy;
   byId("editing").hidden = editing === null;
-  for (const id of ["save-text", "save-json", "new"]) byId(id).hidden = !messages.length;
+  byId("new").hidden = !messages.length;
+  for (const id of ["save-text", "export"]) byId(id).disabled = !messages.length;
 }
 
 function showRecording(id) {
@@ -145,12 +154,11 @@ byId("stop").onclick = () => {
   showControls();
   byId("text").focus();
 };
-byId("new").onclick = async () => {
-  if (!(await ask({ title: "new_chat_title", text: "new_chat_text", yes: "new_chat" }))) return;
-  conversation.load([]);
-  stopEditing();
-  byId("recording").hidden = true;
-  keep();
+byId("new").onclick = () => chats.begin();
+byId("open-chats").onclick = async () => {
+  setPlain(byId("chats-state"), "");
+  await chats.draw();
+  byId("chats").showModal();
 };
 byId("save-text").onclick = () => {
   const said = ({ role, text, attachments = [] }) => {
@@ -159,15 +167,24 @@ byId("save-text").onclick = () => {
   };
   download(new Blob([conversation.messages.map(said).join("\n\n"), "\n"], { type: "text/plain" }), `chat-${stamp()}.txt`);
 };
-byId("save-json").onclick = async () => {
-  const data = async (blob) => toBase64(new Uint8Array(await blob.arrayBuffer()));
-  const messages = await Promise.all(conversation.messages.map(async ({ role, text, attachments = [], sound }) => ({
-    role, text,
-    attachments: await Promise.all(attachments.map(async ({ kind, name, blob }) => ({ type: kind, name, data: await data(blob) }))),
-    ...(sound && { speech_wav: await data(sound) }),
-  })));
-  download(new Blob([JSON.stringify(messages, null, 1)], { type: "application/json" }), `chat-${stamp()}.json`);
+byId("export").onclick = async () => {
+  download(await exported(conversation.messages, character.items), `chat-${stamp()}.json`);
 };
+byId("import").onchange = async ({ target }) => {
+  try {
+    const { messages, system } = imported(await target.files[0].text());
+    if (system) character.items = system;
+    chats.begin(messages);
+    keep();
+    byId("chats").close();
+  } catch (error) {
+    setPlain(byId("chats-state"), error.message);
+  } finally {
+    target.value = "";
+  }
+};
+closable(byId("chats"));
+onLanguage(() => byId("chats").open && chats.draw());
 for (const name of SWITCHES) {
   byId(`set-${name}`).checked = settings.values[name];
   byId(`set-${name}`).onchange = ({ target }) => settings.set({ [name]: target.checked });
@@ -192,8 +209,7 @@ async function start() {
   chooseLanguage();
   showControls();
   server.refresh();
-  const kept = await loadMessages();
-  if (kept.length && !conversation.messages.length) conversation.load(kept);
+  await chats.start();
   fetchApps().then(header.show, () => {}); // the header stays without links
   await character.load();
   const defaults = await fetchJson("/api/frontend_defaults").catch(() => ({})); // the usual ones

@@ -4,6 +4,7 @@ import { attachmentOf, viewOf } from "./attachments.js";
 import { byId, icon, make, setIcon } from "../shared/dom.js";
 import { clock, label, t } from "../shared/i18n.js";
 
+const HOLD_MS = 250; // of the space bar, until sound is recorded
 const COARSE = matchMedia("(pointer: coarse)"); // Enter is a line break on touch keyboards
 
 export class Composer {
@@ -32,6 +33,7 @@ export class Composer {
       target.value = "";
     };
     byId("record").onclick = () => this.#toggleRecording();
+    this.#recordWhileHeld();
     for (const kind of ["dragover", "dragleave", "drop"]) addEventListener(kind, (event) => this.#onDrag(event));
   }
 
@@ -86,16 +88,45 @@ export class Composer {
     this.#fit();
   }
 
-  async #toggleRecording() {
-    if (this.#recorder) {
-      this.#recorder.stop();
-      return;
-    }
+  /** Record while the space bar is held, where it would type nothing of use. */
+  #recordWhileHeld() {
+    let timer = 0;
+    let isHeld = false;
+    addEventListener("keydown", (event) => {
+      const { target } = event;
+      const isFree = target === document.body || (target === byId("text") && !target.value);
+      if (event.key !== " " || event.ctrlKey || event.altKey || event.metaKey || event.isComposing || !isFree) return;
+      event.preventDefault();
+      if (event.repeat || isHeld || this.#recorder) return;
+      isHeld = true;
+      timer = setTimeout(() => this.#startRecording(() => isHeld), HOLD_MS);
+    });
+    const release = () => {
+      if (!isHeld) return;
+      isHeld = false;
+      clearTimeout(timer);
+      this.#recorder?.stop();
+    };
+    addEventListener("keyup", ({ key }) => key === " " && release());
+    addEventListener("blur", release);
+  }
+
+  #toggleRecording() {
+    if (this.#recorder) this.#recorder.stop();
+    else this.#startRecording(() => true);
+  }
+
+  /** @param {() => boolean} isWanted whether to record still, after the permission */
+  async #startRecording(isWanted) {
     let stream;
     try {
       stream = await navigator.mediaDevices.getUserMedia({ audio: true });
     } catch {
       this.#on.notice(t("mic_refused"));
+      return;
+    }
+    if (!isWanted()) {
+      for (const track of stream.getTracks()) track.stop();
       return;
     }
     const recorder = (this.#recorder = new MediaRecorder(stream));

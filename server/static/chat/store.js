@@ -1,34 +1,26 @@
-/** The conversation of this browser, with its attachments, in IndexedDB. */
+/** The chats of this browser, with their attachments. */
 
-const DATABASE = "duologue_chat";
-const TABLE = "conversations";
-const CURRENT = "current";
+import { Database } from "../shared/database.js";
 
-function open() {
-  return new Promise((resolve, reject) => {
-    const request = indexedDB.open(DATABASE, 1);
-    request.onupgradeneeded = () => request.result.createObjectStore(TABLE);
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
-  });
+const database = new Database("duologue_chat", ["chats", "messages"]);
+
+/** @returns {Promise<{id: string, title: string, at: number}[]>} newest first; empty if the browser stores none */
+export async function listChats() {
+  const chats = await database.run("readonly", (table) => table.getAll()).catch(() => []);
+  return chats.sort((one, other) => other.at - one.at);
 }
 
-async function run(mode, act) {
-  const database = await open();
-  try {
-    return await new Promise((resolve, reject) => {
-      const transaction = database.transaction(TABLE, mode);
-      const request = act(transaction.objectStore(TABLE));
-      transaction.oncomplete = () => resolve(request.result);
-      transaction.onabort = transaction.onerror = () => reject(transaction.error);
-    });
-  } finally {
-    database.close();
-  }
-}
+/** @returns {Promise<object[]>} messages of a chat; empty if there is no such chat */
+export const loadMessages = (id) =>
+  database.run("readonly", (_, messages) => messages.get(id)).then((found) => found ?? [], () => []);
 
-/** @returns {Promise<object[]>} messages; empty if the browser stores none */
-export const loadMessages = () => run("readonly", (table) => table.get(CURRENT)).then((found) => found ?? [], () => []);
+/** Store a chat in place of its former state. @returns {Promise<boolean>} whether the browser stored it */
+export const keepChat = (id, title, list) => database.run("readwrite", (chats, messages) => {
+  chats.put({ id, title, at: Date.now() }, id);
+  return messages.put(list, id);
+}).then(() => true, () => false);
 
-/** Store the messages in place of the former ones. @returns {Promise<boolean>} whether the browser stored them */
-export const keepMessages = (messages) => run("readwrite", (table) => table.put(messages, CURRENT)).then(() => true, () => false);
+export const removeChat = (id) => database.run("readwrite", (chats, messages) => {
+  chats.delete(id);
+  return messages.delete(id);
+}).catch(() => {}); // a browser that stores nothing has nothing to delete

@@ -29,7 +29,7 @@ addTexts(characterTexts);
 addTexts({ en, zh });
 applyTheme();
 
-const settings = new Settings("duologue_half_duplex", { preset: null, prompt: "", voice: "default", config: {} });
+const settings = new Settings("duologue_half_duplex", { preset: null, prompt: "", voice: "default", byItem: false, config: {} });
 const toolbar = new Toolbar(byId("controls"));
 let place = null; // the last place in the queue
 let isMuted = false;
@@ -134,7 +134,7 @@ const header = fillHeader(byId("header"), {
     return isLeaving;
   },
 });
-const character = new Character(byId("character"), settings, APP);
+const character = new Character(byId("character"), settings, APP, ["text", "audio"]);
 const { config } = settings.values; // one object, which `Fields` reads at each change of language
 const change = (key, value) => {
   if (value === undefined) delete config[key];

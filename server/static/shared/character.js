@@ -4,6 +4,7 @@ import { fetchJson } from "./api.js";
 import * as voices from "./audio/voices.js";
 import { fillSelect, make } from "./dom.js";
 import { language, onLanguage, setPlain, setText, t, translate } from "./i18n.js";
+import { SystemItems } from "./system-items.js";
 
 const VOICES = "/api/assets/ref_audio";
 const field = (key, control) => make("label", { class: "field" }, make("span", { "data-text": key }), control);
@@ -21,21 +22,39 @@ export class Character {
   #file = make("input", { type: "file", id: "voice-file", accept: "audio/*,video/*" });
   #record = make("button", { type: "button", class: "button", "data-text": "voice_record" });
   #own;
+  #simple; // instructions and voice
+  #detailed; // place of `#items`
+  #items;
+  #toggle = make("button", { type: "button", class: "button", id: "items-toggle" });
 
   /**
    * @param {HTMLElement} root the controls are appended to it
-   * @param {Settings} settings with preset, prompt and voice @param {string} mode of the presets
+   * @param {Settings} settings with preset, prompt, voice, and byItem: whether the items are edited one by one
+   * @param {string} mode of the presets @param {string[]} kinds of items of the system message
    */
-  constructor(root, settings, mode) {
+  constructor(root, settings, mode, kinds) {
     this.#settings = settings;
     this.#mode = mode;
     const play = make("button", { type: "button", class: "button", id: "voice-play", "data-text": "voice_play", onclick: () => this.#play() });
     this.#own = make("div", { class: "row" },
       make("label", { class: "button" }, make("span", { "data-text": "voice_upload" }), this.#file), this.#record);
-    root.append(field("preset", this.#select), this.#about, field("prompt", this.#prompt), field("voice", this.#voice),
-      this.#own, this.#state, make("div", { class: "row" }, play));
+    this.#simple = make("div", {}, field("prompt", this.#prompt), field("voice", this.#voice), this.#own, this.#state,
+      make("div", { class: "row" }, play));
+    this.#detailed = make("div", { id: "items", hidden: true });
+    this.#items = new SystemItems(this.#detailed, mode, kinds);
+    root.append(field("preset", this.#select), this.#about, this.#simple, this.#detailed,
+      make("div", { class: "row" }, this.#toggle));
     translate(root);
-    this.#select.onchange = () => this.#choose(this.#select.value);
+    this.#select.onchange = async () => {
+      this.#choose(this.#select.value);
+      if (settings.values.byItem && this.#preset) await this.#fillItems();
+    };
+    this.#toggle.onclick = async () => {
+      const byItem = !settings.values.byItem;
+      if (byItem) await this.#fillItems();
+      settings.set({ byItem });
+      this.refresh();
+    };
     this.#prompt.onchange = () => settings.set({ prompt: this.#prompt.value });
     this.#voice.onchange = () => {
       settings.set({ voice: this.#voice.value });
@@ -49,7 +68,8 @@ export class Character {
   /** Fetch presets and registered voices. Without a stored choice the first preset of the language is chosen. */
   async load() {
     const listed = fetchJson(VOICES).then((body) => body.ref_audios, () => []);
-    [this.#presets, this.#registered] = await Promise.all([voices.fetchPresets(this.#mode), listed]);
+    const loads = [voices.fetchPresets(this.#mode), listed, this.#items.load()];
+    [this.#presets, this.#registered] = await Promise.all(loads);
     const first = this.#presets.find((one) => !one.lang || one.lang === language());
     if (this.#settings.values.preset === null && first) this.#choose(first.id);
     this.refresh();
@@ -69,7 +89,10 @@ export class Character {
 
   /** Show the choice. */
   refresh() {
-    const { preset, prompt, voice } = this.#settings.values;
+    const { preset, prompt, voice, byItem } = this.#settings.values;
+    this.#simple.hidden = byItem;
+    this.#detailed.hidden = !byItem;
+    setText(this.#toggle, byItem ? "items_close" : "items_open");
     fillSelect(this.#select, [["", t("preset_none")], ...this.#presets.map((one) => [one.id, one.name])], preset ?? "");
     setPlain(this.#about, this.#preset?.description ?? "");
     this.#prompt.value = prompt;
@@ -110,14 +133,36 @@ export class Character {
 
   async #play() {
     try {
-      await voices.playVoice((await this.voice()) ?? (await voices.defaultVoice()));
+      await voices.playVoice((await this.#chosenVoice()) ?? (await voices.defaultVoice()));
     } catch {
       setText(this.#state, "voice_failed");
     }
   }
 
-  /** The chosen voice as base64 float32 at 16 kHz; null for the server's default. @throws {Error} */
+  /** The items that instructions and voice amount to. */
+  async #fillItems() {
+    const voice = (await this.#chosenVoice().catch(() => null)) ?? (await voices.defaultVoice().catch(() => null));
+    const name = this.#voice.selectedOptions[0]?.text ?? "";
+    this.#items.items = this.#chosenContent(voice).map((item) => (item.type === "audio" ? { ...item, name } : item));
+  }
+
+  /** Items to be edited one by one; null: instructions and voice are in use. */
+  get items() {
+    return this.#settings.values.byItem ? this.#items.items : null;
+  }
+
+  set items(items) {
+    if (items) this.#items.items = items;
+    this.#settings.set({ byItem: items !== null });
+    this.refresh();
+  }
+
+  /** The voice as base64 float32 at 16 kHz; null for the server's default. @throws {Error} */
   async voice() {
+    return this.#settings.values.byItem ? this.#items.voice : this.#chosenVoice();
+  }
+
+  async #chosenVoice() {
     const { voice, preset } = this.#settings.values;
     if (voice === "own") {
       const own = voices.ownVoice();
@@ -134,6 +179,10 @@ export class Character {
    * @returns {object[]}
    */
   content(voice) {
+    return this.#settings.values.byItem ? this.#items.content : this.#chosenContent(voice);
+  }
+
+  #chosenContent(voice) {
     const prompt = this.#settings.values.prompt.trim();
     const text = prompt ? [{ type: "text", text: prompt }] : [];
     if (!voice) return text;
