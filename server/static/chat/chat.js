@@ -10,7 +10,7 @@ import { zh } from "./texts/zh.js";
 import { Transcript } from "./transcript.js";
 import { fetchJson } from "../shared/api.js";
 import { defaultVoice } from "../shared/audio/voices.js";
-import { Character } from "../shared/character.js";
+import { Character } from "../shared/character/character.js";
 import { closable } from "../shared/dialogs.js";
 import { byId, icon, make } from "../shared/dom.js";
 import { download, stamp } from "../shared/download.js";

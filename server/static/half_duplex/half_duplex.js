@@ -6,7 +6,7 @@ import { en } from "./texts/en.js";
 import { zh } from "./texts/zh.js";
 import { fetchJson } from "../shared/api.js";
 import { defaultVoice } from "../shared/audio/voices.js";
-import { Character } from "../shared/character.js";
+import { Character } from "../shared/character/character.js";
 import { ask, closable } from "../shared/dialogs.js";
 import { byId, icon, make } from "../shared/dom.js";
 import { download, stamp } from "../shared/download.js";

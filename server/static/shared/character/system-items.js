@@ -1,11 +1,11 @@
 /** The system message item by item: texts, sounds and pictures in the order in which the model reads them. */
 
-import * as voices from "./audio/voices.js";
-import { soundText, toBase64 } from "./audio/wire.js";
-import { Database } from "./database.js";
-import { icon, make } from "./dom.js";
-import { onLanguage, t } from "./i18n.js";
-import { jpegOf } from "./picture.js";
+import * as voices from "../audio/voices.js";
+import { soundText, toBase64 } from "../audio/wire.js";
+import { Database } from "../database.js";
+import { icon, make } from "../dom.js";
+import { onLanguage, t } from "../i18n.js";
+import { jpegOf } from "../picture.js";
 
 const MAX_SIDE = 2048; // pixels of a picture
 const QUALITY = 0.9;

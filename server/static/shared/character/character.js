@@ -1,9 +1,9 @@
 /** The choice of preset, instructions and voice, and the system message that follows from them. */
 
-import { fetchJson } from "./api.js";
-import * as voices from "./audio/voices.js";
-import { fillSelect, make } from "./dom.js";
-import { language, onLanguage, setPlain, setText, t, translate } from "./i18n.js";
+import { fetchJson } from "../api.js";
+import * as voices from "../audio/voices.js";
+import { fillSelect, make } from "../dom.js";
+import { language, onLanguage, setPlain, setText, t, translate } from "../i18n.js";
 import { SystemItems } from "./system-items.js";
 
 const VOICES = "/api/assets/ref_audio";
