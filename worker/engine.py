@@ -162,6 +162,8 @@ class Engine:
         """
         arrived, reply = time.monotonic(), config or ReplyConfig()
         content = self._reader.cut(self._reader.read(messages, reply.prompt_options()))
+        if reply.text is not None:
+            content = replace(content, answer=tuple(self.parts.language.tokenizer.encode_plain(reply.text)))
 
         def open_chat() -> SessionHandle:
             return self._handle(self._answers.chat(name, content, reply, emit, voice=voice, arrived=arrived))

@@ -232,6 +232,10 @@ class Service:
         if len(text) > limit:
             raise ContextOverflowError(what, expected=f"at most {limit} characters", got=len(text))
 
+    def plain_text(self, text: str) -> str:
+        """`text` so that names of special tokens in it have no effect in a prompt. Raises: StateError."""
+        return self._loaded().engine.parts.language.tokenizer.without_added(text)
+
     def reference(self, named: str | None = None, samples: Any = None) -> Reference | None:
         """A voice of the server by name, from samples ([n] float32 at 16 kHz), or the default one. It may take seconds.
 

@@ -4,6 +4,7 @@ Contains no token ids: checkpoints share the strings of their special tokens, no
 """
 
 import codecs
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -70,6 +71,8 @@ class Tokenizer:
         self._engine = engine
         self._ids: dict[str, int] = engine.get_vocab(with_added_tokens=True)
         self.special_ids = frozenset(i for i, token in engine.get_added_tokens_decoder().items() if token.special)
+        added = sorted((token.content for token in engine.get_added_tokens_decoder().values()), key=len, reverse=True)
+        self._added = re.compile("|".join(map(re.escape, added)) or r"(?!)")
         self._bytes = {i: _token_bytes(text) for text, i in self._ids.items()}
         self.unk_id = self.id(_text(settings.get("unk_token") or "<unk>"))
         self.eos_id = self.id(_text(settings.get("eos_token") or "<|im_end|>"))
@@ -114,6 +117,22 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise TokenError("text", expected="valid Unicode", got=f"{error.reason} at {error.start}") from None
         return self._engine.encode(text, add_special_tokens=False).ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of `text` as ordinary characters: the names of added tokens in it are not recognised.
+
+        Raises: as `encode`.
+        """
+        ids: list[int] = []
+        start = 0
+        for found in self._added.finditer(text):  # a name that is cut after its first character is plain text
+            ids += self.encode(text[start : found.start() + 1])
+            start = found.start() + 1
+        return ids + self.encode(text[start:])
+
+    def without_added(self, text: str) -> str:
+        """`text` with a space inside the name of each added token, for a place where `encode` reads it."""
+        return self._added.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD.

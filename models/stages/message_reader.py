@@ -32,6 +32,7 @@ class Content:
         image_bounds: the places of each slice's rows.
         sounds: [n] float32 at 16 kHz each.
         sound_bounds: the places of each sound's rows, filled in order.
+        answer: ids of the answer, if its text is given; None for one to generate.
     """
 
     ids: tuple[int, ...]
@@ -39,6 +40,17 @@ class Content:
     image_bounds: tuple[Bound, ...] = ()
     sounds: tuple[Tensor, ...] = ()
     sound_bounds: tuple[tuple[Bound, ...], ...] = ()
+    answer: tuple[int, ...] | None = None
+
+    @property
+    def n_image_rows(self) -> int:
+        """Rows of the images."""
+        return sum(end - start for start, end in self.image_bounds)
+
+    @property
+    def n_sound_rows(self) -> int:
+        """Rows of the sounds."""
+        return sum(end - start for bounds in self.sound_bounds for start, end in bounds)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -44,10 +44,13 @@ class Answers:
 
         Raises: as `Sessions.open` and `VoiceManager.lend`; ContextOverflowError if conversation and reply do not fit.
         """
-        n_rows, limit = len(content) + config.max_rows, self._unit_steps.max_context_len
-        if n_rows > limit:
+        n_new, limit = (
+            config.max_rows if content.answer is None else len(content.answer),
+            self._unit_steps.max_context_len,
+        )
+        if len(content) + n_new > limit:
             expected = f"at most {limit} rows, prompt and answer"
-            raise ContextOverflowError("conversation", expected=expected, got=f"{len(content)} + {config.max_rows}")
+            raise ContextOverflowError("conversation", expected=expected, got=f"{len(content)} + {n_new}")
         session = self._open(name, config, emit, voice)
         session.close_when_idle()
         self._loop.add(ReplyJob(session, arrived, content, config, self._language, self._voices))

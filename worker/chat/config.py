@@ -24,6 +24,7 @@ from worker.chat.reply import TEXT_CHUNK
 from worker.config.session import REPLY_SET, REPLY_TEXT_SET, SessionConfig, WindowConfig
 from worker.config.settings import SettingProblem, Settings, notes, overlaid
 from worker.describe import shown
+from worker.protocol.chat_messages import MAX_STOPS
 
 SEGMENT_ROWS = 450  # maximum context rows of a user's turn: 30 s of sound with marks and the template around it
 
@@ -86,6 +87,10 @@ class ReplyConfig(Settings):
     )
     compat: Literal["fixed", "reference"] = Field(
         "fixed", description="reference: reproduce the public implementation, including its bugs"
+    )
+    stop: tuple[str, ...] = Field((), max_length=MAX_STOPS, description="texts that end the answer")
+    text: str | None = Field(
+        None, min_length=1, description="the answer, which is voiced as it is; null: the model generates it"
     )
 
     @classmethod

@@ -18,6 +18,7 @@ from models.stages.unit_steps import UnitSteps
 from models.token2wav.stream.windows import Window
 from worker.chat.config import ReplyConfig
 from worker.chat.reply import Reply
+from worker.chat.stop_texts import StopTexts
 from worker.loop.duplex_job import EARLY_SPEECH_TOKENS
 from worker.loop.job import Job, Layout, SpeechCall
 from worker.loop.language import Language
@@ -36,7 +37,8 @@ class ReplyJob(Job):
 
     Text decoding continues while the speech of earlier text chunks is drawn. Text is emitted token by token; in
     reference mode it is emitted with the first sound of its text chunk. With beams the text comes from a search, whole:
-    it is emitted at once, or token by token while it is fed for speech or for a later round.
+    it is emitted at once, or token by token while it is fed for speech or for a later round. The tokens of a given text
+    take the place of sampled ones, so its speech is that of a generated answer.
 
     Attributes:
         content: the messages to answer.
@@ -62,7 +64,8 @@ class ReplyJob(Job):
     _n_chunks: int = field(default=0, init=False)
     _is_interrupted: bool = field(default=False, init=False)
     _ends: frozenset[int] = field(default=frozenset(), init=False)
-    _found: Found | None = field(default=None, init=False)  # the text, once a search has chosen it
+    _found: Found | None = field(default=None, init=False)  # the text, once a search has chosen it, or a given one
+    _stops: StopTexts | None = field(default=None, init=False)
 
     @property
     def index(self) -> int:
@@ -96,7 +99,13 @@ class ReplyJob(Job):
         self._ends = self.language.reply_terminators
         if not reference:
             self._ends |= {self.language.special.endoftext}
-        self.reply = Reply(self._ends, max_new_tokens=self.config.max_new_tokens, compat=reference)
+        max_new_tokens = self.config.max_new_tokens
+        if (given := self.content.answer) is not None:
+            self._ends, max_new_tokens = frozenset(), max(len(given), 1)
+            self._found = Found(given, "stop")
+        elif self.config.stop:
+            self._stops = StopTexts(self.config.stop, self.language.stream())
+        self.reply = Reply(self._ends, max_new_tokens=max_new_tokens, compat=reference)
         self.step = self.reply.interrupt() if self._is_interrupted else self.reply.start()
         return Layout(list(self.content.ids), [start for start, _ in self.content.image_bounds], [])
 
@@ -143,8 +152,12 @@ class ReplyJob(Job):
             self.step = self.reply.interrupt()
         elif self._found is not None:
             self.step = self._next_found(self._found)  # the sampled token is not used
+        elif self._stops is not None and self._stops.is_complete:
+            self.step = self.reply.end("stop")
         else:
             self.step = self.reply.take(token)
+            if self._stops is not None:
+                self._stops.push(token)
         self.begins_text_chunk = self.reply.begins_chunk
         chunk = self.reply.take_chunk()
         if chunk is not None and self._stream is not None and self.error is None:
@@ -241,6 +254,8 @@ class ReplyJob(Job):
             pcm=np.concatenate(self.pcm_parts) if self.pcm_parts else None,
             voice_error=self.error,
             n_prompt=len(self.content),
+            n_prompt_image=self.content.n_image_rows,
+            n_prompt_sound=self.content.n_sound_rows,
             n_speech_tokens=self.n_speech_tokens,
             tokens=tuple(self.reply.ids),
             times=self.times,

@@ -1,5 +1,6 @@
 """A chat request of the wire as settings of the answer, and the system message that introduces a voice."""
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,11 +8,13 @@ import numpy as np
 from models.inputs.messages import ChatMessage
 from worker.chat.config import ReplyConfig
 from worker.protocol.chat_messages import ChatRequest, PromptLanguage, VoiceMode
+from worker.protocol.speech_messages import SpeechRequest
 
 # Of the public implementation: hypotheses where a request does not sample, and penalties without and with them.
 NUM_BEAMS = 3
 REPETITION_PENALTY, BEAM_REPETITION_PENALTY = 1.02, 1.2
 
+CHINESE = re.compile("[\u4e00-\u9fff]")
 INTRODUCTIONS: dict[PromptLanguage, str] = {
     "en": "Speak with the voice of this recording.",
     "zh": "请使用这段录音中的音色说话。",
@@ -55,7 +58,26 @@ def reply_config(request: ChatRequest, default_new_tokens: int) -> ReplyConfig:
         omni_mode=request.omni_mode,
         max_slice_nums=request.image.max_slice_nums,
         use_image_id=request.image.use_image_id,
+        stop=tuple(generation.stop),
+        seed=generation.seed,
     )
+
+
+def speech_config(request: SpeechRequest) -> ReplyConfig:
+    """Settings of an answer whose text is given."""
+    sampling = request.tts.sampling
+    return ReplyConfig(
+        text=request.text,
+        speak=True,
+        tts_temperature=sampling.temperature,
+        tts_repetition_penalty=sampling.repetition_penalty,
+        seed=request.seed,
+    )
+
+
+def language_of(text: str) -> PromptLanguage:
+    """The language of the instruction to read a text: Chinese if the text has Chinese characters."""
+    return "zh" if CHINESE.search(text) else "en"
 
 
 def with_voice_message(

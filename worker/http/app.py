@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from models.errors import ModelError, SettingsError
 from worker.config.service import ROOT
+from worker.http.answer_conversation import AnswerConversation
 from worker.http.chat_conversation import ChatConversation
 from worker.http.chat_route import answer_chat
 from worker.http.duplex_conversation import DuplexConversation
@@ -19,6 +20,7 @@ from worker.http.half_duplex_conversation import HalfDuplexConversation
 from worker.http.health import health
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket import WorkerSockets
+from worker.http.speech_conversation import SpeechConversation
 from worker.http.streaming_conversation import StreamingConversation
 from worker.protocol.session_id import session_id_of
 from worker.service import Service
@@ -106,7 +108,7 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
     async def stop_chats(request: Request, body: StopRequest | None = None) -> dict[str, Any]:
         _refuse_pages(request)
         named = None if body is None or body.session_id is None else session_id_of(body.session_id)
-        kinds = (ChatConversation, StreamingConversation)
+        kinds = (AnswerConversation, StreamingConversation)
         chats = [one for one in sockets.conversations if isinstance(one, kinds) and named in (None, one.name)]
         stopped = [one.name for one in chats if one.stop()]
         return {"success": bool(stopped), "message": f"{len(stopped)} answers are stopped", "stopped": stopped}
@@ -148,6 +150,10 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
     @app.websocket("/ws/chat")
     async def ws_chat(websocket: WebSocket) -> None:
         await sockets.serve(websocket, ChatConversation, "chat")
+
+    @app.websocket("/ws/speech")
+    async def ws_speech(websocket: WebSocket) -> None:
+        await sockets.serve(websocket, SpeechConversation, "speech")
 
     @app.websocket("/ws/streaming")
     async def ws_streaming(websocket: WebSocket) -> None:

@@ -95,6 +95,7 @@ class ReplyResult:
         index: replies so far, this one included.
         voice_error: exception that ended the sound early, None if none did.
         n_prompt: context rows fed for it.
+        n_prompt_image, n_prompt_sound: of which rows of images and of sound.
         tokens: ids of its text.
     """
 
@@ -105,6 +106,8 @@ class ReplyResult:
     pcm: np.ndarray | None = None
     voice_error: Exception | None = None
     n_prompt: int = 0
+    n_prompt_image: int = 0
+    n_prompt_sound: int = 0
     n_speech_tokens: int = 0
     context_len: int = 0
     tokens: tuple[int, ...] = ()

@@ -9,6 +9,7 @@ from worker.protocol.content import ChatTurns
 
 RATE_OUT = 24_000
 MAX_NEW_TOKENS = 4096
+MAX_STOPS, MAX_STOP_CHARS = 16, 1000
 SOCKET_NEW_TOKENS, HTTP_NEW_TOKENS = 256, 512
 
 
@@ -39,6 +40,10 @@ class GenerationFields(FieldGroup):
         description="above 1: the end of the answer is less likely; in a beam search: the power of the number of "
         "tokens that divides a log-probability",
     )
+    stop: list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]] = Field(
+        [], max_length=MAX_STOPS, description=f"texts that end the answer, at most {MAX_STOPS}"
+    )
+    seed: int | None = Field(None, ge=0, le=2**64 - 1, description="of all random draws; null: a new one each time")
 
 
 class SpeechSamplingFields(FieldGroup):
@@ -102,6 +107,7 @@ class ChatRequest(Message):
     omni_mode: bool = Field(False, description="no line break between the items of a message")
     enable_thinking: bool = Field(False, description="the model writes its reasoning before the answer")
     return_prompt: bool = Field(False, description="over HTTP: return the prompt's text")
+    report_usage: bool = Field(False, description="on a WebSocket: count tokens by kind in `done`")
 
     @classmethod
     def adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -130,16 +136,27 @@ class ReplyChunk(FromServer):
     audio_data: SoundField | None = Field(None, description="float32 at 24 kHz; left out if there is none")
 
 
+class ReplyUsage(FieldGroup):
+    """Tokens of an answer by kind."""
+
+    input_tokens: int = Field(description="tokens of the prompt, pictures and sound included")
+    input_image_tokens: int = Field(description="of which of pictures")
+    input_audio_tokens: int = Field(description="of which of sound")
+    text_tokens: int = Field(description="tokens of the answer's text")
+    speech_tokens: int = Field(description="tokens of the answer's speech")
+
+
 class ReplyDone(FromServer):
     """The answer is complete; the connection closes next with code 1000."""
 
-    left_out = frozenset({"recording_session_id"})
+    left_out = frozenset({"recording_session_id", "usage"})
 
     type: Literal["done"] = "done"
     text: str = Field(description="the whole text")
     generated_tokens: int = Field(description="tokens of the text")
     input_tokens: int = Field(description="tokens of the prompt")
     stopped: str = Field("stop", description="`stop` at its end, `length` at the limit, `interrupted` by a request")
+    usage: ReplyUsage | None = Field(None, description="tokens by kind, if requested")
     recording_session_id: str | None = Field(None, description="id of the recording, if there is one")
 
 

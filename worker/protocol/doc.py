@@ -17,6 +17,7 @@ from worker.protocol.chat_messages import (
     ImageFields,
     PrefillDone,
     ReplyChunk,
+    ReplyUsage,
     SpeechFields,
     SpeechSamplingFields,
     SpokenReplyDone,
@@ -37,6 +38,7 @@ from worker.protocol.half_duplex_messages import (
 )
 from worker.protocol.messages import CLIENT, SERVER, Spec
 from worker.protocol.queue_messages import StartProgress
+from worker.protocol.speech_messages import SpeechRequest
 from worker.protocol.streaming_messages import STREAMING_CLIENT, STREAMING_SERVER
 from worker.protocol.unit_counters import Mark, UnitUsage
 
@@ -76,7 +78,7 @@ def sections() -> str:
 
 
 def chat_sections() -> str:
-    """The generated sections of chat: the request, then the answer."""
+    """The generated sections of chat and speech: the request, then the answer."""
     groups: dict[str, type[FieldGroup]] = {
         "Chat: the request": ChatRequest,
         "Chat: an element of `messages`": ChatTurn,
@@ -88,8 +90,10 @@ def chat_sections() -> str:
         "Chat: `prefill_done`": PrefillDone,
         "Chat: `chunk`": ReplyChunk,
         "Chat: `done`": SpokenReplyDone,
+        "Chat: the `usage` of `done`": ReplyUsage,
         "Chat: the body of the answer to `POST /chat`": ChatResponse,
         "Chat: `token_stats`": TokenStats,
+        "Speech: the request": SpeechRequest,
     }
     return "\n\n".join(section(group, title) for title, group in groups.items()) + "\n"
 

@@ -70,7 +70,7 @@ def fake_service(idle_timeout: float | None) -> Any:
 
 def test_worker_that_ends_its_conversations_ends_http_chats(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[FakeAnswer] = []
-    monkeypatch.setattr("worker.http.chat_conversation.ChatAnswer", FakeAnswer.among(answers, None))
+    monkeypatch.setattr("worker.http.answer_conversation.ChatAnswer", FakeAnswer.among(answers, None))
 
     async def end() -> ChatConversation:
         service, metrics = fake_service(None), WorkerMetrics()

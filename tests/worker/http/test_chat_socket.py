@@ -217,3 +217,39 @@ def test_stop_ends_streamed_turns_and_chats(worker: WorkerProcess) -> None:
         assert turn.until("done")[-1]["stopped"] is True
         assert worker.ask("/streaming/stop", post={})[1]["stopped"] == ["other"]
         assert other.until("done")[-1]["stopped"] == "interrupted"
+
+
+# --- speech ----------------------------------------------------------------------------------------
+
+
+def test_given_text_is_spoken_exactly(worker: WorkerProcess) -> None:
+    text = "<|im_end|> 你好"
+    with opened(worker, "/ws/speech") as client:
+        client.send(text=text, seed=7, tts={"ref_audio_path": "default"})
+        first, *chunks, done = client.until("done")
+        assert client.close_code() == 1000
+    assert first["type"] == "prefill_done" and {chunk["type"] for chunk in chunks} == {"chunk"}
+    assert "".join(chunk.get("text_delta", "") for chunk in chunks) == done["text"] == text
+    assert done["stopped"] == "stop" and done["usage"]["speech_tokens"] > 0
+    assert done["usage"]["input_audio_tokens"] > 0, "expected the voice in the prompt"
+    assert any(chunk.get("audio_data") for chunk in chunks)
+    worker.wait_free(N_SLOTS)
+
+
+def test_refused_speech_says_why(worker: WorkerProcess) -> None:
+    for fields, code in (
+        ({"text": ""}, "bad_message"),
+        ({"text": "Hi", "tts": {"ref_audio_path": "no such voice"}}, "bad_config"),
+        ({"text": "x " * 8000}, "context_full"),
+    ):
+        with opened(worker, "/ws/speech") as client:
+            client.send(**fields)
+            assert client.receive()["code"] == code
+            assert client.close_code() == 1000
+
+
+def test_closed_socket_ends_the_speech(worker: WorkerProcess) -> None:
+    with opened(worker, "/ws/speech") as client:
+        client.send(text="word " * 500)
+        client.until("chunk")
+    assert seconds_until_free(worker) < FREE_S
