@@ -35,7 +35,7 @@ token2wav.__main__ __main__
 WORKER = """
 version log status describe
 config protocol media transcript
-voice_registry
+voice_registry vad_network
 loop
 assembly chat
 compile
@@ -72,11 +72,12 @@ CONTRACT = {
     "worker.voice_registry",
     "worker.describe",
 }
+VOICE_DETECTION = {"worker.vad_network"}
 WORDS = {"models.errors", "models.inputs.audio_sizes"}
 ABOVE = {
     "models": set(),
     "worker": {"models"},
-    "server": CONTRACT | WORDS | {"models.atomic_file", "worker.media", "models.token2wav.load.onnx_container"},
+    "server": CONTRACT | WORDS | VOICE_DETECTION | {"models.atomic_file", "worker.media", "models.token2wav.load.onnx_container"},
     "clients": CONTRACT | WORDS | {"worker.media", "worker.transcript"},
     "launcher": CONTRACT | WORDS | {"worker.doctor"},
 }

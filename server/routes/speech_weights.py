@@ -13,7 +13,7 @@ from models.token2wav.load.onnx_container import read_onnx
 from server.routes.bodies import Problem
 
 PATH = "/api/vad/weights"
-# The package's file of which all weights are plain initializers; `worker.chat.vad_network` runs the same network.
+# The package's file of which all weights are plain initializers; `worker.vad_network` runs the same network.
 _MODEL_FILE = "silero_vad/data/silero_vad_16k_op15.onnx"
 _CACHED = {"Cache-Control": "max-age=86400"}
 # The arrays in the order of the response, and their shapes.

@@ -14,7 +14,7 @@ import soundfile
 from playwright.sync_api import Browser, Page
 
 from server.routes.speech_weights import packed_weights
-from worker.chat.vad_network import CONTEXT, WINDOW, SpeechNetwork
+from worker.vad_network import CONTEXT, WINDOW, SpeechNetwork
 from worker.config.layers import setting_fields
 from worker.config.service import Config
 from worker.protocol.wire import Sound, pack_frame, unpack_frame

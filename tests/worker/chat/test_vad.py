@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from models.errors import AudioError, SettingsError
 from worker.chat.vad import SpeechDiscarded, SpeechEnded, SpeechStarted, VoiceDetector, VoiceEvent, VoiceSettings
-from worker.chat.vad_network import CONTEXT, WINDOW, SpeechNetwork, shared_network
+from worker.vad_network import CONTEXT, WINDOW, SpeechNetwork, shared_network
 
 MAX_SEGMENT = 30 * 16_000
 MS = 16

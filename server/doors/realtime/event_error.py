@@ -1,0 +1,44 @@
+"""The errors of a Realtime session that its client learns of."""
+
+from pydantic import ValidationError
+
+MAX_SHOWN = 60  # characters of a value in an error
+
+
+class EventError(Exception):
+    """A client's event is refused; the session goes on.
+
+    Attributes:
+        code: word for programs.
+        message: text for people.
+        param: name of the invalid field.
+        type: class of the error.
+    """
+
+    def __init__(self, code: str, message: str, param: str | None = None, type: str = "invalid_request_error"):
+        super().__init__(message)
+        self.code, self.message, self.param, self.type = code, message, param, type
+
+    def fields(self, event_id: str | None) -> dict[str, object]:
+        """The content of `error` in the event. event_id: of the client's event."""
+        return {
+            "type": self.type,
+            "code": self.code,
+            "message": self.message,
+            "param": self.param,
+            "event_id": event_id,
+        }
+
+
+def invalid_value(param: str, *, expected: object, got: object) -> EventError:
+    """The error of a field with an impossible value."""
+    return EventError("invalid_value", f"{param}: expected {expected}, got {str(got)[:MAX_SHOWN]}", param)
+
+
+def of_validation(error: ValidationError, prefix: str = "") -> EventError:
+    """The error of the first invalid field, without the invalid input. prefix: of the field's name."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    parts = [str(part) for part in first["loc"]]
+    param = ".".join(([prefix] if prefix else []) + parts) or "event"
+    code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
+    return EventError(code, f"{param}: {first['msg']}", param)

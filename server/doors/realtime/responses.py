@@ -1,0 +1,176 @@
+"""One response and its events, in the order that stock clients rely on. Contains no decision when it begins or ends."""
+
+import base64
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from server.doors.realtime.client_events import ContentPart
+from server.doors.realtime.items import Conversation, ConversationItem, HeardMark, new_id
+from server.doors.realtime.server_events import EventSender
+from server.doors.realtime.session_patch import FormatName
+from server.doors.realtime.usage import TokenUsage
+
+Json = dict[str, Any]
+DELTA_BYTES = 12_000  # of sound in one event: 250 ms of PCM16
+CancelReason = Literal["turn_detected", "client_cancelled"]
+BYTES_PER_MS: dict[FormatName, int] = {"audio/pcm": 48, "audio/pcmu": 8, "audio/pcma": 8}
+
+
+@dataclass(frozen=True)
+class ResponseEnd:
+    """How a response ended."""
+
+    status: Literal["completed", "cancelled", "incomplete", "failed"]
+    details: Json = field(default_factory=dict)
+
+    def status_details(self) -> Json:
+        return {"type": self.status, **self.details}
+
+
+COMPLETED = ResponseEnd("completed")
+TOO_LONG = ResponseEnd("incomplete", {"reason": "max_output_tokens"})
+
+
+def cancelled(reason: CancelReason) -> ResponseEnd:
+    return ResponseEnd("cancelled", {"reason": reason})
+
+
+def failed(code: str, message: str) -> ResponseEnd:
+    return ResponseEnd("failed", {"error": {"type": "server_error", "code": code, "message": message}})
+
+
+@dataclass(frozen=True)
+class ResponseShape:
+    """What a response is made of, fixed when it begins.
+
+    in_conversation: its item joins the conversation.
+    """
+
+    modality: Literal["audio", "text"]
+    form: FormatName
+    voice: str
+    max_output_tokens: int | None = None
+    metadata: dict[str, str] | None = None
+    in_conversation: bool = True
+
+
+class RealtimeResponse:
+    """A response with one message of the assistant.
+
+    Args:
+        send: sends events.
+        conversation: gets the response's item.
+        shape: what the response is made of.
+        is_asked: the client asked for it.
+    """
+
+    def __init__(self, send: EventSender, conversation: Conversation, shape: ResponseShape, *, is_asked: bool):
+        self.id = new_id("resp")
+        self.shape, self.is_asked = shape, is_asked
+        self.item = ConversationItem(new_id("item"), role="assistant", status="in_progress")
+        self.usage = TokenUsage()
+        self.is_over = False
+        self.first_sound_at: float | None = None
+        self._send, self._conversation = send, conversation
+        self._text = ""
+        self._ids = {"response_id": self.id, "item_id": self.item.id, "output_index": 0, "content_index": 0}
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return self._text
+
+    @property
+    def sent_ms(self) -> float:
+        """Sound sent so far."""
+        return self.item.sent_ms
+
+    @property
+    def _is_spoken(self) -> bool:
+        return self.shape.modality == "audio"
+
+    def begin(self) -> None:
+        """Send the events up to the first content."""
+        self._send("response.created", response=self._described("in_progress"))
+        shown = self.item.described()
+        self._send("response.output_item.added", response_id=self.id, output_index=0, item=shown)
+        if self.shape.in_conversation:
+            before = self._conversation.insert(self.item)
+            self._send("conversation.item.added", previous_item_id=before, item=shown)
+        part = {"type": "audio", "transcript": ""} if self._is_spoken else {"type": "text", "text": ""}
+        self._send("response.content_part.added", **self._ids, part=part)
+
+    def add_text(self, delta: str) -> None:
+        """Send more text."""
+        if delta:
+            self._text += delta
+            kind = "response.output_audio_transcript.delta" if self._is_spoken else "response.output_text.delta"
+            self._send(kind, **self._ids, delta=delta)
+
+    def add_sound(self, data: bytes) -> None:
+        """Send more sound. data: in the output format."""
+        if not data or not self._is_spoken:
+            return
+        for start in range(0, len(data), DELTA_BYTES):
+            delta = base64.b64encode(data[start : start + DELTA_BYTES]).decode("ascii")
+            self._send("response.output_audio.delta", **self._ids, delta=delta)
+        self.item.sent_ms += len(data) / BYTES_PER_MS[self.shape.form]
+
+    def mark(self, n_chars: int | None = None, audio_ms: float | None = None) -> None:
+        """Record that the sound so far speaks the text so far.
+
+        Args:
+            n_chars: characters; None: all.
+            audio_ms: sound; None: all that was sent.
+        """
+        at = self.sent_ms if audio_ms is None else audio_ms
+        length = len(self._text) if n_chars is None else n_chars
+        marks = self.item.marks
+        if not marks or (at > marks[-1].audio_ms and length >= marks[-1].n_chars):
+            marks.append(HeardMark(at, length))
+
+    def finish(self, end: ResponseEnd) -> None:
+        """Send the events of the end. Nothing of the response may be sent after it."""
+        self.is_over = True
+        if self._is_spoken:
+            self._send("response.output_audio.done", **self._ids)
+            self._send("response.output_audio_transcript.done", **self._ids, transcript=self._text)
+            part: Json = {"type": "audio", "transcript": self._text}
+            content = ContentPart(type="output_audio", transcript=self._text)
+        else:
+            self._send("response.output_text.done", **self._ids, text=self._text)
+            part = {"type": "text", "text": self._text}
+            content = ContentPart(type="output_text", text=self._text)
+        self._send("response.content_part.done", **self._ids, part=part)
+        item = self.item
+        item.parts, item.status = [content], "completed" if end.status == "completed" else "incomplete"
+        if self.shape.in_conversation:
+            self._send("conversation.item.done", previous_item_id=self._previous_id(), item=item.described())
+        self._send("response.output_item.done", response_id=self.id, output_index=0, item=item.described())
+        self._send("response.done", response=self._described(end.status, end))
+        self._send("rate_limits.updated", rate_limits=[])
+
+    def _previous_id(self) -> str | None:
+        before = None
+        for item in self._conversation:
+            if item is self.item:
+                return before
+            before = item.id
+        return None  # the client has deleted it
+
+    def _described(self, status: str, end: ResponseEnd | None = None) -> Json:
+        shape = self.shape
+        form = {"type": shape.form, "rate": 24_000} if shape.form == "audio/pcm" else {"type": shape.form}
+        return {
+            "id": self.id,
+            "object": "realtime.response",
+            "status": status,
+            "status_details": end and end.status_details(),
+            "output": [] if end is None else [self.item.described()],
+            "output_modalities": [shape.modality],
+            "audio": {"output": {"format": form, "voice": shape.voice}},
+            "conversation_id": self._conversation.id if shape.in_conversation else None,
+            "max_output_tokens": shape.max_output_tokens or "inf",
+            "metadata": shape.metadata,
+            "usage": None if end is None else self.usage.described(),
+        }
