@@ -21,8 +21,12 @@ from server.dispatch.dispatcher import Dispatcher
 from server.doors.errors import ApiError, error_response, invalid_request, is_api_path
 from server.doors.model_names import ModelNames
 from server.doors.model_routes import model_routes
+from server.doors.realtime.routes import REALTIME_PATHS, add_realtime_sockets
+from server.doors.realtime.socket import DoorContext, RealtimeDoor
+from server.doors.voices import VoiceNames
 from server.live.http_chat import HttpChats
 from server.live.live_sessions import LiveSessions
+from server.live.slot_wait import SlotWait
 from server.live.sockets import GatewaySockets
 from server.metrics import GatewayMetrics
 from server.origins import Origins
@@ -44,7 +48,7 @@ from server.routes.presets import preset_routes
 from server.routes.queue import queue_routes
 from server.routes.recordings import recording_routes
 from server.routes.sessions import session_routes
-from server.routes.sockets import add_sockets
+from server.routes.sockets import add_sockets, refuse_other_sockets
 from server.routes.speech_weights import speech_weights_routes
 from server.routes.status import status_routes
 from server.routes.voices import voice_routes
@@ -79,6 +83,8 @@ class Gateway:
     state: GatewayState
     presets: PresetFolders
     model_names: ModelNames
+    voice_names: VoiceNames
+    slots: SlotWait
     default_voice: Path | None = None
     apps: Apps = field(default_factory=Apps)
 
@@ -115,6 +121,9 @@ def build_app(gateway: Gateway) -> FastAPI:
                 route.responses.update(REFUSED)
         app.include_router(router)
     add_sockets(app, gateway.sockets, admission)
+    door = DoorContext(gateway.slots, gateway.recordings, admission, gateway.model_names, gateway.voice_names)
+    add_realtime_sockets(app, RealtimeDoor(door))
+    refuse_other_sockets(app, *REALTIME_PATHS)
     add_pages(app, apps, gateway.recordings.store)
     return app
 

@@ -77,7 +77,10 @@ WORDS = {"models.errors", "models.inputs.audio_sizes"}
 ABOVE = {
     "models": set(),
     "worker": {"models"},
-    "server": CONTRACT | WORDS | VOICE_DETECTION | {"models.atomic_file", "worker.media", "models.token2wav.load.onnx_container"},
+    "server": CONTRACT
+    | WORDS
+    | VOICE_DETECTION
+    | {"models.atomic_file", "worker.media", "models.token2wav.load.onnx_container"},
     "clients": CONTRACT | WORDS | {"worker.media", "worker.transcript"},
     "launcher": CONTRACT | WORDS | {"worker.doctor"},
 }

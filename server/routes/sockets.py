@@ -10,7 +10,7 @@ from worker.protocol.session_id import session_id_of
 
 
 def add_sockets(app: FastAPI, sockets: GatewaySockets, admission: Admission) -> None:
-    """Serve the sockets of all kinds, and refuse other paths with HTTP 404."""
+    """Serve the sockets of all kinds."""
 
     async def serve(websocket: WebSocket, kind: Kind, session_id: str) -> None:
         refusal = admission.refusal(websocket, request_type_of(kind, session_id))
@@ -38,7 +38,11 @@ def add_sockets(app: FastAPI, sockets: GatewaySockets, admission: Admission) -> 
     add(Kind.STREAMING, with_id=True)
     add(Kind.STREAMING, with_id=False)
 
+
+def refuse_other_sockets(app: FastAPI, *paths: str) -> None:
+    """Refuse sockets at all paths that have no route with HTTP 404. paths: further ones that have a route."""
+
     @app.websocket("/{path:path}")
     async def unknown(websocket: WebSocket, path: str) -> None:
-        detail = f"No socket at /{path[:100]}: expected one of {', '.join(kind.path for kind in Kind)}"
+        detail = f"No socket at /{path[:100]}: expected one of {', '.join((*(kind.path for kind in Kind), *paths))}"
         await websocket.send_denial_response(error_response(websocket.url.path, ApiError(404, detail)))

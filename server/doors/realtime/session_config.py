@@ -45,7 +45,7 @@ class TurnDetection:
 
     def merged(self, patch: TurnDetectionPatch) -> "TurnDetection":
         """These settings with the given ones; another type begins with its defaults."""
-        base = self if patch.type in (None, self.type) else TurnDetection(type=patch.type or self.type)
+        base = self if patch.type is None or patch.type == self.type else TurnDetection(type=patch.type)
         given = {name: getattr(patch, name) for name in patch.model_fields_set}
         if given.get("idle_timeout_ms", 0) is None:
             base = replace(base, idle_timeout_ms=None)
@@ -105,7 +105,7 @@ class RealtimeConfig:
             changes["max_output_tokens"] = limit_of(patch.max_output_tokens)
         if patch.truncation is not None:
             changes["truncation"] = patch.truncation
-        echoed = {name: getattr(patch, name) for name in ("tracing", "prompt", "include") if name in named}
+        echoed: Json = {name: getattr(patch, name) for name in ("tracing", "prompt", "include") if name in named}
         after = replace(self, **changes)
         if patch.audio is not None:
             after, shown = after._with_audio(patch.audio, has_spoken=has_spoken)

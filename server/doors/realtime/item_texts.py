@@ -1,0 +1,16 @@
+"""The text that an item adds to the context of the duplex lane."""
+
+from server.doors.realtime.items import ConversationItem
+from worker.protocol.text_messages import InsertText
+
+
+def text_of(item: ConversationItem) -> InsertText | None:
+    """The message that gives the item's text to the model; None for an item without text."""
+    if item.kind == "function_call":
+        return None
+    text = item.output or "" if item.kind == "function_call_output" else item.text
+    if not text:
+        return None
+    if item.role == "assistant":  # the context has no text of the assistant outside its turns
+        return InsertText(text=f"You have said: {text}", role="system")
+    return InsertText(text=text, role="system" if item.role == "system" else "user")

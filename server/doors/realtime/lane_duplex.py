@@ -1,0 +1,396 @@
+"""The duplex lane: the client's sound becomes units, and the model's turns become responses.
+
+Everything here runs on the event loop, one call after another: the client's events, the worker's answers, what the
+detector hears, and the unit timer. Contains no reading of events.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from server.doors.core.unit_session import UnitSession
+from server.doors.realtime.barge_in import BargeIn
+from server.doors.realtime.clock import ClockState, UnitTimer, send_at
+from server.doors.realtime.detector import DetectorSettings, Heard, SpeechHeard, SpeechOver
+from server.doors.realtime.engine_settings import EngineSettings
+from server.doors.realtime.responses import (
+    COMPLETED,
+    TOO_LONG,
+    CancelReason,
+    RealtimeResponse,
+    ResponseEnd,
+    cancelled,
+    failed,
+)
+from server.doors.realtime.session_config import TurnDetection
+from server.doors.realtime.turn_policy import TurnPolicy
+from server.doors.realtime.unit_buffer import UnitBuffer
+from server.doors.realtime.usage import TokenUsage
+from server.doors.realtime.user_turns import UserTurns
+from server.doors.realtime.voice_feed import VoiceFeed
+from server.doors.realtime.wire_sound import without_padding
+from worker.protocol.adjust_messages import Adjust
+from worker.protocol.codec import FromClient
+from worker.protocol.messages import (
+    MAX_PAUSE_S,
+    AudioChunk,
+    Error,
+    Interrupt,
+    Partial,
+    Pause,
+    Prepare,
+    Result,
+    ServerMessage,
+)
+from worker.protocol.text_messages import InsertText
+from worker.protocol.wire import Sound
+
+LOG = logging.getLogger(__name__)
+AUDIO_ROWS = 10  # of a unit; of workers that send no counters
+PAUSE_AFTER_S = 5.0  # without sound, until the worker is told
+
+
+class LaneHost(Protocol):
+    """The session that a lane belongs to."""
+
+    @property
+    def response(self) -> RealtimeResponse | None:
+        """The open response."""
+
+    def engine_settings(self) -> EngineSettings:
+        """What the engine must be set to for the next unit."""
+
+    def begin_response(self) -> RealtimeResponse:
+        """Open a response that the model has begun by itself."""
+
+    def add_sound(self, response: RealtimeResponse, pcm16: bytes) -> None:
+        """Send sound of the engine."""
+
+    def finish_response(self, end: ResponseEnd) -> None:
+        """Close the open response."""
+
+    def report_overflow(self, n_samples: int) -> None:
+        """Sound was dropped, because too much waits."""
+
+
+@dataclass
+class UnitInFlight:
+    """A unit that the worker runs. is_discarded: its output belongs to a cancelled response. text: sent so far."""
+
+    chunk: AudioChunk
+    is_forced: bool
+    is_discarded: bool = False
+    text: str = ""
+
+
+class DuplexLane:
+    """One session's units.
+
+    Args:
+        host: the session.
+        turns: the user's turns.
+        detection: settings in force.
+        clock: monotonic s.
+    """
+
+    def __init__(self, host: LaneHost, turns: UserTurns, detection: TurnDetection, clock: Callable[[], float]):
+        self._host, self._turns, self._clock = host, turns, clock
+        self.policy = TurnPolicy(detection)
+        self.voice = VoiceFeed(_detector_settings(detection), self.on_heard)
+        self._barge_in = BargeIn()
+        self._timer = UnitTimer()
+        self._buffer = UnitBuffer()
+        self._texts: deque[InsertText] = deque()
+        self._usage = TokenUsage()  # since the last response
+        self._units: UnitSession | None = None
+        self._applied: EngineSettings | None = None  # None: the context is not prepared
+        self._in_flight: UnitInFlight | None = None
+        self._wake: asyncio.TimerHandle | None = None
+        self._sound_at = clock()
+        self._spoke_at: float | None = None
+
+    # --- the worker's session ------------------------------------------------------------------
+
+    def attach(self, units: UnitSession, history: list[InsertText]) -> None:
+        """Use this session of a worker from now on. history: texts that its context begins with."""
+        self._units, self._applied, self._in_flight = units, None, None
+        self._texts = deque([*history, *self._texts])
+        self.policy.is_turn_open = False
+        self._pump()
+
+    def detach(self) -> None:
+        """The worker's session is over. An open response fails."""
+        self.stop()
+        if self._host.response is not None:
+            self._finish(failed("worker_lost", "The worker was lost"))
+
+    def stop(self) -> None:
+        """Send no more units."""
+        self._units = None
+        self._stop_timer()
+
+    def configure(self, detection: TurnDetection) -> None:
+        """Change the settings of turns."""
+        self.policy.detection = detection
+        self.voice.configure(_detector_settings(detection))
+        self._pump()
+
+    # --- the client's input --------------------------------------------------------------------
+
+    def append(self, samples: np.ndarray) -> None:
+        """Add sound, [n] float32 at 16 kHz."""
+        now = self._clock()
+        self._sound_at = now
+        self._timer.record_sound(now)
+        self.voice.push(samples)
+        if dropped := self._buffer.append(samples):
+            self._host.report_overflow(dropped)
+        self._prepare()
+        self._pump()
+
+    def clear(self) -> None:
+        """Drop sound that no unit has taken."""
+        self._buffer.clear_sound()
+
+    def add_text(self, text: InsertText) -> None:
+        """Insert a text before the next unit."""
+        self._texts.append(text)
+        self._pump()
+
+    def add_picture(self, data: bytes, max_slices: int) -> None:
+        """Add an encoded picture to the unit that is being filled."""
+        self._buffer.add_picture(data, max_slices)
+
+    def ask(self) -> None:
+        """The client has asked for the response that is open now."""
+        self.policy.ask()
+        self._barge_in.begin_response()
+        self._timer.start(self._clock())
+        self._prepare()
+        self._pump()
+
+    def cancel(self, reason: CancelReason) -> None:
+        """End the open response now; what the worker still makes of it is dropped."""
+        unit = self._in_flight
+        if unit is not None and not unit.is_discarded:
+            unit.is_discarded = True
+            if self._units is not None:
+                self._units.send(Interrupt())
+        self.policy.cut(is_running=unit is not None or self.policy.is_turn_open)
+        self._finish(cancelled(reason))
+        self._pump()
+
+    # --- what the detector hears ---------------------------------------------------------------
+
+    def on_heard(self, heard: Heard) -> None:
+        """Follow the user's speech."""
+        self._spoke_at = self._clock()
+        response = self._host.response
+        if isinstance(heard, SpeechOver):
+            self._barge_in.end_turn()
+            if self._turns.end(heard.end_ms) is not None:
+                self.policy.end_user_turn()
+            self._pump()
+            return
+        if isinstance(heard, SpeechHeard):
+            self._barge_in.begin_turn(heard.start_ms)
+        start_ms = self._barge_in.due(heard.speech_ms, is_responding=response is not None)
+        if start_ms is not None:
+            self.policy.begin_user_turn()
+            self._turns.begin(start_ms)
+        if response is None or not self.policy.detection.interrupt_response:
+            return
+        if self._barge_in.is_confirmed(heard.speech_ms):
+            self.cancel("turn_detected")
+
+    # --- the worker's answers ------------------------------------------------------------------
+
+    def on_partial(self, partial: Partial) -> None:
+        """Send a part of the unit in flight."""
+        unit = self._in_flight
+        if unit is None or unit.is_discarded:
+            return
+        unit.text += partial.text
+        self._send(partial.text, b"" if partial.audio_data is None else partial.audio_data.packed("pcm16"))
+
+    def on_answer(self, request: FromClient, answer: ServerMessage) -> None:
+        """Handle the answer to a message."""
+        if isinstance(request, AudioChunk):
+            self._on_unit(answer)
+        elif isinstance(answer, Error):
+            LOG.warning("%s was refused: %s", request.type, answer.error)
+            if isinstance(request, Prepare):
+                self._applied = None
+                if self._host.response is not None:
+                    self._finish(failed("internal_error", answer.error))
+
+    def _on_unit(self, answer: ServerMessage) -> None:
+        unit, self._in_flight = self._in_flight, None
+        if unit is None:
+            return
+        if isinstance(answer, Result):
+            self._on_result(unit, answer)
+        elif isinstance(answer, Error):
+            LOG.warning("a unit failed: %s", answer.error)
+            if unit.is_forced or self._host.response is not None:
+                self._finish(failed(str(answer.code), answer.error))
+        self._pump()
+
+    def _on_result(self, unit: UnitInFlight, result: Result) -> None:
+        self._usage.add(_usage_of(result))
+        self.policy.record_result(is_listen=result.is_listen, end_of_turn=result.end_of_turn)
+        if unit.is_discarded:
+            return
+        sound = b""
+        if result.audio_data is not None and not result.is_listen:
+            sound = without_padding(result.audio_data.packed("pcm16"))
+        self._send(result.text[len(unit.text) :], sound)
+        response = self._host.response
+        if response is None:
+            return
+        if result.marks:
+            for mark in result.marks:
+                response.mark(mark.text_chars, mark.audio_ms)
+        elif not result.is_listen:
+            response.mark()
+        has_content = bool(response.text or response.sent_ms)
+        if result.turn_limit:
+            self._finish(TOO_LONG)
+        elif result.end_of_turn or (result.is_listen and (has_content or unit.is_forced)):
+            self._finish(COMPLETED)
+
+    def _send(self, text: str, sound: bytes) -> None:
+        """Send text and sound of the model; the first of a turn opens a response."""
+        if not text and not sound:
+            return
+        response = self._host.response
+        if response is None:
+            response = self._host.begin_response()
+            self._barge_in.begin_response()
+        self.policy.is_asked = False  # the model speaks already
+        response.add_text(text)
+        if sound:
+            if response.first_sound_at is None:
+                response.first_sound_at = self._clock()
+            self._host.add_sound(response, sound)
+
+    def _finish(self, end: ResponseEnd) -> None:
+        response = self._host.response
+        if response is not None:
+            response.usage.add(self._usage)
+            self._usage = TokenUsage()
+            self._host.finish_response(end)
+
+    # --- units ---------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Begin the context, once the client has had the chance to configure the session."""
+        if self._applied is None and self._units is not None:
+            self._applied = self._host.engine_settings()
+            self._units.send(self._applied.prepare())
+
+    def _pump(self) -> None:
+        """Send the next unit if it is time, or wake up when it will be."""
+        self._stop_timer()
+        if self._units is None or self._applied is None:
+            return
+        while self._texts and self._in_flight is None:
+            self._units.send(self._texts.popleft())
+        if self._in_flight is not None:
+            return
+        now, is_filled = self._clock(), False
+        if not self._buffer.has_unit:
+            at = self._fill_at(now)
+            if at is None:
+                self._rest(now)
+                return
+            if at > now:
+                self._wake_at(at)
+                return
+            is_filled = True
+        response = self._host.response
+        if response is not None and response.first_sound_at is not None:
+            at = send_at(response.first_sound_at, response.sent_ms, now)
+            if at > now:
+                self._wake_at(at)
+                return
+        self._send_unit(now, is_filled=is_filled)
+
+    def _fill_at(self, now: float) -> float | None:
+        """When silence must complete the unit; None: not while nothing changes."""
+        if self.policy.is_answer_due:
+            return now
+        state = ClockState(self._host.response is not None, self._spoke_at, is_idle=True)
+        return self._timer.fill_at(state, now)
+
+    def _send_unit(self, now: float, *, is_filled: bool) -> None:
+        assert self._units is not None and self._applied is not None, "expected a prepared session"
+        wanted = self._host.engine_settings()
+        if (change := wanted.adjust_from(self._applied)) is not None:
+            self._adjust(change, wanted)
+        n_missing = 16_000 - self._buffer.n_samples
+        if is_filled and not self.policy.is_answer_due and n_missing > 0:
+            self.voice.push(np.zeros(n_missing, np.float32))  # so that it hears the silence after speech
+        sound, pictures = self._buffer.take()
+        decision = self.policy.next_unit(is_responding=self._host.response is not None)
+        chunk = AudioChunk(
+            audio_base64=Sound(sound),
+            frame_base64_list=[data for data, _ in pictures],
+            max_slice_nums=[slices for _, slices in pictures] or None,
+            force_listen=decision.force_listen,
+            force_speak=decision.force_speak,
+        )
+        self._timer.record_unit(now, is_filled=is_filled)
+        self._in_flight = UnitInFlight(chunk, decision.force_speak)
+        self._units.send(chunk)
+
+    def _adjust(self, change: Adjust, wanted: EngineSettings) -> None:
+        assert self._units is not None
+        self._units.send(change)
+        self._applied = wanted
+
+    def _rest(self, now: float) -> None:
+        """Tell the worker after a while that no unit comes, so that it does not count the session as idle."""
+        assert self._units is not None
+        if self._units.is_paused:
+            return
+        if now - self._sound_at < PAUSE_AFTER_S:
+            self._wake_at(self._sound_at + PAUSE_AFTER_S)
+        else:
+            self._units.send(Pause(timeout=MAX_PAUSE_S))
+
+    def _wake_at(self, at: float) -> None:
+        delay = max(0.0, at - self._clock())
+        self._wake = asyncio.get_running_loop().call_later(delay, self._pump)
+
+    def _stop_timer(self) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+
+
+def _detector_settings(detection: TurnDetection) -> DetectorSettings:
+    return DetectorSettings(detection.threshold, detection.prefix_padding_ms, detection.silence_duration_ms)
+
+
+def _usage_of(result: Result) -> TokenUsage:
+    given = result.usage
+    if given is None:
+        return TokenUsage(
+            audio_in=AUDIO_ROWS,
+            image_in=result.vision_tokens,
+            text_out=result.n_tokens,
+            audio_out=result.n_tts_tokens,
+        )
+    return TokenUsage(
+        text_in=given.text_rows,
+        audio_in=given.audio_rows,
+        image_in=given.image_rows,
+        text_out=given.text_tokens,
+        audio_out=given.speech_tokens,
+    )

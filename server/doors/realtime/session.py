@@ -1,0 +1,266 @@
+"""One Realtime session: what each event of the client does. Contains no socket and no worker connection."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from server.doors.errors import ApiError
+from server.doors.realtime import client_events as events
+from server.doors.realtime.engine_settings import EngineSettings
+from server.doors.realtime.event_error import EventError
+from server.doors.realtime.item_texts import text_of
+from server.doors.realtime.items import Conversation, item_of, new_id
+from server.doors.realtime.lane_duplex import DuplexLane
+from server.doors.realtime.pictures import POOL, picture_of
+from server.doors.realtime.responses import RealtimeResponse, ResponseEnd, ResponseShape
+from server.doors.realtime.server_events import EventSender
+from server.doors.realtime.session_config import RealtimeConfig, TurnDetection, choice_of, limit_of
+from server.doors.realtime.session_patch import check_tool, read_patch
+from server.doors.realtime.user_turns import UserTurns
+from server.doors.realtime.wire_sound import SoundInput, SoundOutput
+from server.doors.voices import VoiceNames
+from worker.protocol.text_messages import InsertText
+
+LOG = logging.getLogger(__name__)
+LARGE_SOUND = 2**18  # bytes, from which on sound is converted on a thread
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SessionLimits:
+    """What a session has. expires_at: Unix s. max_slices: of a picture with the detail `high`."""
+
+    expires_at: int
+    max_slices: int = 4
+
+
+class RealtimeSession:
+    """One session's state.
+
+    Args:
+        send: sends events.
+        config: settings at the start.
+        voices: names of voices.
+        limits: expiry and slices.
+        clock: monotonic s.
+    """
+
+    def __init__(
+        self,
+        send: EventSender,
+        config: RealtimeConfig,
+        voices: VoiceNames,
+        limits: SessionLimits,
+        clock: Callable[[], float],
+    ):
+        self.id = new_id("sess")
+        self.config = config
+        self.conversation = Conversation()
+        self.response: RealtimeResponse | None = None
+        self._send, self._voices, self._limits = send, voices, limits
+        self._voice: str | None = None  # registered voice for `config.voice`
+        self._override: tuple[RealtimeConfig, str | None] | None = None  # of the open response, with its voice
+        self._turns = UserTurns(send, self.conversation)
+        self._input = SoundInput(config.input_format)
+        self._output = SoundOutput(config.output_format)
+        self._has_spoken = False
+        self.lane = DuplexLane(self, self._turns, config.turn_detection or TurnDetection(), clock)
+        self._handlers: dict[type[events.ClientEvent], Callable[[Any], Awaitable[None]]] = {
+            events.SessionUpdate: self._on_session_update,
+            events.AppendAudio: self._on_append,
+            events.CommitAudio: self._on_commit,
+            events.ClearAudio: self._on_clear,
+            events.ClearOutput: self._on_clear_output,
+            events.CreateItem: self._on_create_item,
+            events.RetrieveItem: self._on_retrieve_item,
+            events.DeleteItem: self._on_delete_item,
+            events.TruncateItem: self._on_truncate_item,
+            events.CreateResponse: self._on_create_response,
+            events.CancelResponse: self._on_cancel_response,
+        }
+
+    async def begin(self) -> None:
+        """Send `session.created`. Raises: EventError for an unknown voice."""
+        self._voice = await self._voice_of(self.config.voice)
+        self._send("session.created", session=self.described())
+
+    def described(self) -> Json:
+        """The session object."""
+        return {**self.config.described(), "id": self.id, "expires_at": self._limits.expires_at}
+
+    async def handle(self, event: events.ClientEvent) -> None:
+        """React to an event; errors that it causes are sent."""
+        try:
+            await self._handlers[type(event)](event)
+        except EventError as error:
+            self._send.error(error, event.event_id)
+
+    def history(self) -> list[InsertText]:
+        """The conversation as texts, for a new context."""
+        return [text for item in self.conversation if (text := text_of(item)) is not None]
+
+    # --- the session and its input -------------------------------------------------------------
+
+    async def _on_session_update(self, event: events.SessionUpdate) -> None:
+        patch = read_patch(event.session)
+        config = self.config.merged(patch, has_spoken=self._has_spoken)
+        if config.turn_detection is None:
+            message = "session.audio.input.turn_detection: expected server_vad or semantic_vad, got null"
+            raise EventError("invalid_value", message, "session.audio.input.turn_detection")
+        voice = await self._voice_of(config.voice)
+        before, self.config, self._voice = self.config, config, voice
+        if config.input_format != before.input_format:
+            self._input = SoundInput(config.input_format)
+        if config.turn_detection != before.turn_detection:
+            self.lane.configure(config.turn_detection)
+        self._send("session.updated", session=self.described())
+
+    async def _voice_of(self, name: str) -> str | None:
+        try:
+            return await asyncio.to_thread(self._voices.resolve, name)
+        except ApiError as error:
+            raise EventError("invalid_value", error.message, "session.audio.output.voice") from None
+
+    async def _on_append(self, event: events.AppendAudio) -> None:
+        if len(event.sound) > LARGE_SOUND:
+            samples = await asyncio.to_thread(self._input.push, event.sound)
+        else:
+            samples = self._input.push(event.sound)
+        self._turns.append(len(samples) / 16)
+        self.lane.append(samples)
+
+    async def _on_commit(self, _: events.CommitAudio) -> None:
+        self._turns.commit()
+
+    async def _on_clear(self, _: events.ClearAudio) -> None:
+        self._turns.clear()
+        self._input.reset()
+        self.lane.clear()
+        self._send("input_audio_buffer.cleared")
+
+    async def _on_clear_output(self, _: events.ClearOutput) -> None:
+        # Sound is sent as it is made: there is nothing to drop.
+        self._send("output_audio_buffer.cleared", response_id=self.response and self.response.id)
+
+    # --- items ---------------------------------------------------------------------------------
+
+    async def _on_create_item(self, event: events.CreateItem) -> None:
+        item = item_of(event.item)
+        self.conversation.check_new(item, event.previous_item_id)
+        pictures = []
+        for part in item.parts:
+            if part.type == "input_image":
+                loop = asyncio.get_running_loop()
+                data = await loop.run_in_executor(POOL, picture_of, part.image_url or "")
+                pictures.append((data, self._limits.max_slices if part.detail == "high" else 1))
+        sound = [events.decoded_sound(part.audio, "item.content.audio") for part in event.item.content if part.audio]
+        before = self.conversation.insert(item, event.previous_item_id)
+        shown = item.described()
+        self._send("conversation.item.added", previous_item_id=before, item=shown)
+        self._send("conversation.item.done", previous_item_id=before, item=shown)
+        item.parts = [part.model_copy(update={"image_url": None}) for part in item.parts]
+        for data, slices in pictures:
+            self.lane.add_picture(data, slices)
+        for data in sound if item.role == "user" else ():
+            self.lane.append(await asyncio.to_thread(SoundInput(self.config.input_format).push, data))
+        if (text := text_of(item)) is not None:
+            self.lane.add_text(text)
+
+    async def _on_retrieve_item(self, event: events.RetrieveItem) -> None:
+        item = self.conversation.find(event.item_id, "item_retrieve_invalid_item_id")
+        self._send("conversation.item.retrieved", item=item.described())
+
+    async def _on_delete_item(self, event: events.DeleteItem) -> None:
+        self.conversation.delete(event.item_id)
+        self._send("conversation.item.deleted", item_id=event.item_id)
+
+    async def _on_truncate_item(self, event: events.TruncateItem) -> None:
+        item = self.conversation.find(event.item_id, "item_truncate_invalid_item_id")
+        if item.role != "assistant" or event.content_index != 0:
+            raise EventError("invalid_value", "item_id: expected the first part of an item of the assistant", "item_id")
+        if event.audio_end_ms > item.sent_ms + 1:
+            message = f"audio_end_ms: expected at most {item.sent_ms:.0f}, got {event.audio_end_ms}"
+            raise EventError("invalid_value", message, "audio_end_ms")
+        item.cut(event.audio_end_ms)
+        fields = {"item_id": item.id, "content_index": 0, "audio_end_ms": event.audio_end_ms}
+        self._send("conversation.item.truncated", **fields)
+
+    # --- responses -----------------------------------------------------------------------------
+
+    async def _on_create_response(self, event: events.CreateResponse) -> None:
+        options = event.response or events.ResponseOptions()
+        if options.conversation == "none" or options.input is not None:
+            raise EventError("invalid_value", "response.conversation: expected auto, got none", "response.conversation")
+        if self.response is not None:
+            message = f"Conversation already has an active response: {self.response.id}"
+            raise EventError("conversation_already_has_active_response", message)
+        config = self._config_for(options)
+        voice = self._voice if config.voice == self.config.voice else await self._voice_of(config.voice)
+        self._override = (config, voice)
+        self._open_response(config, options.metadata, is_asked=True)
+        self.lane.ask()
+
+    def _config_for(self, options: events.ResponseOptions) -> RealtimeConfig:
+        """The session's configuration with the options of one response. Raises: EventError."""
+        changes: Json = {}
+        if options.output_modalities:
+            changes["modality"] = options.output_modalities[0]
+        if options.instructions is not None:
+            changes["instructions"] = options.instructions
+        if options.tools is not None:
+            for tool in options.tools:
+                check_tool(tool)
+            changes["tools"] = tuple(options.tools)
+        if options.tool_choice is not None:
+            changes["tool_choice"] = choice_of(options.tool_choice)
+        if options.max_output_tokens is not None:
+            changes["max_output_tokens"] = limit_of(options.max_output_tokens)
+        output = None if options.audio is None else options.audio.output
+        if output is not None:
+            changes["voice"] = output.voice or self.config.voice
+            changes["output_format"] = output.format.type if output.format else self.config.output_format
+        return replace(self.config, **changes)
+
+    async def _on_cancel_response(self, event: events.CancelResponse) -> None:
+        response = self.response
+        if response is None or event.response_id not in (None, response.id):
+            raise EventError("response_cancel_not_active", "Cancellation failed: no active response found")
+        self.lane.cancel("client_cancelled")
+
+    # --- what the lane asks for ----------------------------------------------------------------
+
+    def engine_settings(self) -> EngineSettings:
+        """What the engine must be set to for the next unit."""
+        config, voice = self._override or (self.config, self._voice)
+        return EngineSettings.of(config, voice)
+
+    def begin_response(self) -> RealtimeResponse:
+        """Open a response that the model has begun by itself."""
+        return self._open_response(self.config, None, is_asked=False)
+
+    def _open_response(
+        self, config: RealtimeConfig, metadata: dict[str, str] | None, *, is_asked: bool
+    ) -> RealtimeResponse:
+        shape = ResponseShape(config.modality, config.output_format, config.voice, config.max_output_tokens, metadata)
+        self._output = SoundOutput(config.output_format)
+        self.response = RealtimeResponse(self._send, self.conversation, shape, is_asked=is_asked)
+        self.response.begin()
+        return self.response
+
+    def add_sound(self, response: RealtimeResponse, pcm16: bytes) -> None:
+        """Send sound of the engine."""
+        self._has_spoken = True
+        response.add_sound(self._output.push(pcm16))
+
+    def finish_response(self, end: ResponseEnd) -> None:
+        """Close the open response."""
+        response, self.response, self._override = self.response, None, None
+        if response is not None:
+            response.finish(end)
+
+    def report_overflow(self, n_samples: int) -> None:
+        """Sound was dropped, because too much waits."""
+        message = f"input audio buffer: expected at most 60 s ahead of the units, dropped {n_samples / 16:.0f} ms"
+        self._send.error(EventError("input_audio_buffer_overflow", message))

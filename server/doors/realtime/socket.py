@@ -1,0 +1,269 @@
+"""The socket of Realtime sessions, from the handshake to the close. Contains no reaction to events."""
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from server.access.identity import identity_of
+from server.admission import Admission
+from server.dispatch.dispatcher import PendingSession
+from server.doors.core.unit_session import UnitSession
+from server.doors.errors import ApiError
+from server.doors.model_names import ModelNames
+from server.doors.realtime.client_events import EventRefusedError, read_event
+from server.doors.realtime.ends import (
+    DRAINED,
+    EXPIRED,
+    FRAME_TOO_BIG,
+    GONE,
+    IDLE,
+    INTERNAL,
+    MAX_FRAME,
+    OVERLOADED,
+    SESSION_S,
+    WORKER_LOST,
+    DoorEnd,
+    SessionOverError,
+)
+from server.doors.realtime.event_error import EventError
+from server.doors.realtime.server_events import EventSender, Json
+from server.doors.realtime.session import RealtimeSession, SessionLimits
+from server.doors.realtime.session_config import RealtimeConfig
+from server.doors.voices import VoiceNames
+from server.live.closes import DRAINING, SessionEnd
+from server.live.kinds import Kind
+from server.live.live_sessions import LiveSession
+from server.live.recorder import Recorder
+from server.live.slot_wait import SlotWait
+from server.live.worker_link import WorkerLostError
+from server.recording.recordings import Recordings
+from worker.protocol.codes import CloseCode
+from worker.protocol.connection import STUCK_S
+from worker.protocol.wire import json_text
+
+LOG = logging.getLogger(__name__)
+LARGE_EVENT = 2**18  # characters, from which on an event is read on a thread
+MAX_UNSENT = 16 * 2**20  # characters of events that the client does not read
+MAX_WAIT_S = 10.0  # for a slot; the clients know no queue
+IDLE_S = 300.0  # without an event of the client
+DRAIN_POLL_S = 0.5
+SUBPROTOCOL = "realtime"
+
+
+@dataclass(frozen=True)
+class DoorContext:
+    """What sessions of the door use."""
+
+    slots: SlotWait
+    recordings: Recordings
+    admission: Admission
+    model_names: ModelNames
+    voices: VoiceNames
+
+
+class RealtimeDoor:
+    """All Realtime sessions over WebSockets."""
+
+    def __init__(self, context: DoorContext):
+        self._context = context
+
+    async def serve(self, websocket: WebSocket) -> None:
+        """Serve one connection, from the handshake to the close."""
+        context = self._context
+        try:
+            model = self._admitted(websocket)
+            session = LiveSession(f"adx_rt_{time.time_ns():x}", Kind.DUPLEX, identity_of(websocket))
+            pending = self._ticket(session)
+        except ApiError as error:
+            await websocket.send_denial_response(error.response())
+            return
+        offered = websocket.scope.get("subprotocols", [])
+        await websocket.accept(subprotocol=SUBPROTOCOL if SUBPROTOCOL in offered else None)
+        connection = RealtimeConnection(websocket, context, session, RealtimeConfig(model))
+        session.task = running = asyncio.create_task(connection.run(pending), name="realtime")
+        context.slots.live.add(session)
+        try:
+            await asyncio.wait((running,))
+            end = DRAINED if running.cancelled() else running.result()
+            context.slots.metrics.record_connection_end(end.how)
+            await connection.close(end)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            context.slots.live.remove(session)
+            context.slots.dispatcher.finish(pending)
+        LOG.info("session %s ended: %s", session.session_id, end.how)
+
+    def _admitted(self, websocket: WebSocket) -> str:
+        """The served model's name. Raises: ApiError."""
+        query = websocket.query_params
+        if query.get("intent") == "transcription":
+            raise ApiError(400, "intent: expected a conversation, got transcription", param="intent")
+        refusal = self._context.admission.refusal(websocket, "audio_duplex")
+        if refusal is not None:
+            raise ApiError(403, refusal)
+        names = self._context.model_names
+        model = names.resolve(query.get("model") or names.served)
+        if not identity_of(websocket).may_use(model):
+            raise ApiError(403, f"model: expected a model that the key may use, got {model}", param="model")
+        return model
+
+    def _ticket(self, session: LiveSession) -> PendingSession:
+        """A ticket for a slot that is free within the time a client waits. Raises: ApiError."""
+        slots = self._context.slots
+        if slots.live.draining:
+            raise ApiError(503, DRAINING.reason, headers={"retry-after": "10"})
+        try:
+            pending = slots.submit("audio_duplex", session.session_id, session.identity)
+        except SessionEnd as end:
+            raise ApiError(503, end.close.reason, headers={"retry-after": "10"}) from None
+        position = slots.dispatcher.position_of(pending)
+        if position is not None and (position.wait_s > MAX_WAIT_S or not slots.dispatcher.workers.n_ready):
+            slots.dispatcher.finish(pending)
+            wait_s = max(1, round(position.wait_s))
+            message = f"No free slot: expected one within {MAX_WAIT_S:.0f} s, got {wait_s} s"
+            raise ApiError(503, message, headers={"retry-after": str(wait_s)})
+        session.pending = pending
+        return pending
+
+
+class RealtimeConnection:
+    """One client's connection."""
+
+    def __init__(self, websocket: WebSocket, context: DoorContext, live: LiveSession, config: RealtimeConfig):
+        self._websocket, self._context, self._live = websocket, context, live
+        self._unsent: asyncio.Queue[str] = asyncio.Queue()
+        self._n_unsent = 0
+        self._received_at = time.monotonic()
+        self._expires_at = time.time() + SESSION_S
+        self._send = EventSender(self._put)
+        limits = SessionLimits(int(self._expires_at))
+        self._session = RealtimeSession(self._send, config, context.voices, limits, time.monotonic)
+
+    async def run(self, pending: PendingSession) -> DoorEnd:
+        """Run the session until it is over. Returns: how to close the connection."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for name, task in (
+                    ("realtime-write", self._write()),
+                    ("realtime-units", self._run_units(pending)),
+                    ("realtime-voice", self._session.lane.voice.run()),
+                    ("realtime-limits", self._watch()),
+                ):
+                    tasks.create_task(task, name=name)
+        except BaseExceptionGroup as errors:
+            over = errors.subgroup(SessionOverError)
+            if over is not None:
+                return _first(over)
+            LOG.exception("session %s", self._live.session_id)
+        finally:
+            self._session.lane.stop()
+        return INTERNAL
+
+    async def close(self, end: DoorEnd) -> None:
+        """Send what is unsent and the close frame."""
+        with suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
+            async with asyncio.timeout(2.0):
+                if end.error is not None:
+                    self._send.error(end.error)
+                while not self._unsent.empty():
+                    await self._websocket.send_text(self._unsent.get_nowait())
+                await self._websocket.close(end.code, end.reason)
+
+    # --- the client ----------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        """Handle the client's events, strictly in order."""
+        while True:
+            event = await self._websocket.receive()
+            self._received_at = time.monotonic()
+            self._live.touch()
+            if event["type"] == "websocket.disconnect":
+                raise SessionOverError(GONE)
+            text = event.get("text")
+            if text is None:
+                expected = "a text frame with JSON"
+                error = EventError("invalid_json", f"event: expected {expected}, got a binary frame")
+                self._send.error(error)
+                continue
+            if len(text) > MAX_FRAME:
+                raise SessionOverError(FRAME_TOO_BIG)
+            try:
+                given = await asyncio.to_thread(read_event, text) if len(text) > LARGE_EVENT else read_event(text)
+            except EventRefusedError as refused:
+                self._send.error(refused.error, refused.event_id)
+                continue
+            await self._session.handle(given)
+
+    def _put(self, event: Json) -> None:
+        text = json_text(event)
+        self._n_unsent += len(text)
+        self._unsent.put_nowait(text)
+
+    async def _write(self) -> None:
+        """Send events in order."""
+        while True:
+            text = await self._unsent.get()
+            try:
+                async with asyncio.timeout(STUCK_S):
+                    await self._websocket.send_text(text)
+            except (WebSocketDisconnect, RuntimeError, TimeoutError):
+                raise SessionOverError(GONE) from None
+            self._n_unsent -= len(text)
+            if self._n_unsent > MAX_UNSENT:
+                raise SessionOverError(GONE)
+
+    # --- the worker ----------------------------------------------------------------------------
+
+    async def _run_units(self, pending: PendingSession) -> None:
+        """Keep a worker's session, and handle the client's events once there is one."""
+        context, lane = self._context, self._session.lane
+        recorder = Recorder(context.recordings, Kind.DUPLEX, self._live.session_id)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                is_first = True
+                while True:
+                    units = UnitSession(context.slots, self._live, recorder)
+                    try:
+                        async with asyncio.timeout(None if is_first else MAX_WAIT_S):
+                            await units.open(pending)
+                        if is_first:
+                            await self._session.begin()
+                            tasks.create_task(self._read(), name="realtime-read")
+                        lane.attach(units, [] if is_first else self._session.history())
+                        is_first = False
+                        await units.run(lane)
+                        raise SessionOverError(WORKER_LOST)  # it ended the session by itself
+                    except WorkerLostError as error:
+                        LOG.warning("session %s begins again: %s", self._live.session_id, error)
+                        lane.detach()
+                    except SessionEnd as end:
+                        raise SessionOverError(DoorEnd(end.close.code, end.close.reason, end.close.how)) from None
+                    except TimeoutError:
+                        raise SessionOverError(OVERLOADED) from None
+                    finally:
+                        await units.close(graceful=False)
+                    pending = context.slots.submit("audio_duplex", self._live.session_id, self._live.identity)
+        finally:
+            recorder.end()
+
+    async def _watch(self) -> None:
+        """End the session at its limits. Raises: SessionOverError."""
+        while True:
+            await asyncio.sleep(DRAIN_POLL_S)
+            if time.time() >= self._expires_at:
+                raise SessionOverError(EXPIRED)
+            if time.monotonic() - self._received_at > IDLE_S:
+                raise SessionOverError(IDLE)
+            if self._context.slots.live.draining and self._session.response is None:
+                raise SessionOverError(DRAINED)
+
+
+def _first(errors: BaseExceptionGroup[SessionOverError]) -> DoorEnd:
+    """The first end in nested groups."""
+    one = errors.exceptions[0]
+    return _first(one) if isinstance(one, BaseExceptionGroup) else one.end

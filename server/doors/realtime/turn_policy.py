@@ -1,0 +1,80 @@
+"""Which units listen and which speak: a state machine between the client's settings and the model's decisions.
+
+Contains no I/O, no clock and no events.
+"""
+
+from dataclasses import dataclass
+
+from server.doors.realtime.session_config import TurnDetection
+
+# Factor on the odds of listening.
+LISTEN_SCALE = {"low": 2.0, "medium": 1.0, "auto": 1.0, "high": 0.5}
+
+
+@dataclass(frozen=True)
+class UnitDecision:
+    """What the session demands of a unit; neither: the model decides."""
+
+    force_listen: bool = False
+    force_speak: bool = False
+
+
+class TurnPolicy:
+    """The demands on units.
+
+    Attributes:
+        detection: settings in force.
+        is_asked: the client has asked for a response that has not been begun by a unit.
+        is_turn_open: the model's turn goes on after the last finished unit.
+    """
+
+    def __init__(self, detection: TurnDetection):
+        self.detection = detection
+        self.is_asked = self.is_turn_open = False
+        self._is_expected = False  # the user's turn has ended under server_vad
+        self._is_cut = False
+
+    def ask(self) -> None:
+        """The client asks for a response."""
+        self.is_asked = True
+
+    def end_user_turn(self) -> None:
+        """The detector has heard enough silence after speech."""
+        if self.detection.type == "server_vad" and self.detection.create_response:
+            self._is_expected = True
+
+    def begin_user_turn(self) -> None:
+        """The user speaks again: the answer to the turn before is not owed any more."""
+        self._is_expected = False
+
+    def expect(self) -> None:
+        """A response is owed although the client has not asked: the idle timeout ran out."""
+        self._is_expected = True
+
+    def cut(self, *, is_running: bool) -> None:
+        """A response is cancelled. is_running: a unit runs or the model's turn is open, so the next unit ends it."""
+        self._is_cut = is_running
+        self.is_asked = self._is_expected = False
+
+    @property
+    def is_answer_due(self) -> bool:
+        """A unit is wanted now, without waiting for the rest of its sound."""
+        return self.is_asked
+
+    def next_unit(self, *, is_responding: bool) -> UnitDecision:
+        """The demand on the unit that goes to the worker now. is_responding: a response has content already."""
+        if self._is_cut:
+            self._is_cut = False
+            if self.is_turn_open or not self.is_asked:
+                return UnitDecision(force_listen=True)
+        if self.is_asked or (self._is_expected and not self.is_turn_open):
+            self.is_asked = self._is_expected = False
+            return UnitDecision(force_speak=True)
+        self._is_expected = False
+        if not self.detection.create_response and not is_responding:
+            return UnitDecision(force_listen=True)
+        return UnitDecision()
+
+    def record_result(self, *, is_listen: bool, end_of_turn: bool) -> None:
+        """A unit is finished."""
+        self.is_turn_open = not is_listen and not end_of_turn

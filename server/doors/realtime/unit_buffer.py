@@ -1,0 +1,67 @@
+"""Sound and pictures that wait for the next unit. Contains no clock."""
+
+from collections import deque
+
+import numpy as np
+
+UNIT_SAMPLES = 16_000
+MAX_SAMPLES = 60 * UNIT_SAMPLES  # of sound that was sent faster than real time
+MAX_PICTURES = 4  # in one unit
+
+
+class UnitBuffer:
+    """The waiting sound at 16 kHz, in order, and the newest pictures."""
+
+    def __init__(self) -> None:
+        self._parts: deque[np.ndarray] = deque()
+        self._n = 0
+        self._pictures: deque[tuple[bytes, int]] = deque(maxlen=MAX_PICTURES)
+
+    @property
+    def n_samples(self) -> int:
+        return self._n
+
+    @property
+    def has_unit(self) -> bool:
+        """Whether a whole unit of sound waits."""
+        return self._n >= UNIT_SAMPLES
+
+    def append(self, samples: np.ndarray) -> int:
+        """Add sound. Returns: number of the oldest samples that were dropped, because more than a minute waits."""
+        if len(samples):
+            self._parts.append(samples)
+            self._n += len(samples)
+        dropped = max(0, self._n - MAX_SAMPLES)
+        if dropped:
+            self._take(dropped)
+        return dropped
+
+    def add_picture(self, data: bytes, max_slices: int) -> None:
+        """Add an encoded picture for the next unit."""
+        self._pictures.append((data, max_slices))
+
+    def clear_sound(self) -> None:
+        self._parts.clear()
+        self._n = 0
+
+    def take(self) -> tuple[np.ndarray, list[tuple[bytes, int]]]:
+        """Remove a unit: [16000] float32, with silence for missing samples at its end, and all pictures."""
+        sound = self._take(min(self._n, UNIT_SAMPLES))
+        if len(sound) < UNIT_SAMPLES:
+            sound = np.concatenate((sound, np.zeros(UNIT_SAMPLES - len(sound), np.float32)))
+        pictures = list(self._pictures)
+        self._pictures.clear()
+        return sound, pictures
+
+    def _take(self, n: int) -> np.ndarray:
+        """Remove the oldest `n` samples."""
+        taken = []
+        while n:
+            part = self._parts.popleft()
+            if len(part) > n:
+                self._parts.appendleft(part[n:])
+                part = part[:n]
+            taken.append(part)
+            n -= len(part)
+            self._n -= len(part)
+        return np.concatenate(taken) if taken else np.zeros(0, np.float32)

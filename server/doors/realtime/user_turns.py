@@ -1,0 +1,58 @@
+"""The user's turns as events and items: begin, end, commit. Contains no detector and no sound of the duplex lane."""
+
+from server.doors.realtime.client_events import ContentPart
+from server.doors.realtime.event_error import EventError
+from server.doors.realtime.items import Conversation, ConversationItem, new_id
+from server.doors.realtime.server_events import EventSender
+
+MIN_COMMIT_MS = 100
+
+
+class UserTurns:
+    """The turns of one session's user."""
+
+    def __init__(self, send: EventSender, conversation: Conversation):
+        self._send, self._conversation = send, conversation
+        self._open_id: str | None = None
+        self._appended_ms = 0.0  # since the last commit
+
+    @property
+    def is_open(self) -> bool:
+        return self._open_id is not None
+
+    def append(self, ms: float) -> None:
+        """Count sound that may be committed."""
+        self._appended_ms += ms
+
+    def clear(self) -> None:
+        """Drop what is not committed."""
+        self._appended_ms = 0.0
+
+    def begin(self, start_ms: int) -> None:
+        """The detector hears speech."""
+        self._open_id = new_id("item")
+        self._send("input_audio_buffer.speech_started", audio_start_ms=start_ms, item_id=self._open_id)
+
+    def end(self, end_ms: int) -> ConversationItem | None:
+        """The detector hears silence. Returns: the user's item; None if no turn was open."""
+        if self._open_id is None:
+            return None
+        self._send("input_audio_buffer.speech_stopped", audio_end_ms=end_ms, item_id=self._open_id)
+        return self._commit()
+
+    def commit(self) -> ConversationItem:
+        """The client ends the turn. Raises: EventError without sound."""
+        if self._open_id is None and self._appended_ms < MIN_COMMIT_MS:
+            message = f"input audio buffer: expected at least {MIN_COMMIT_MS} ms, got {self._appended_ms:.0f} ms"
+            raise EventError("input_audio_buffer_commit_empty", message)
+        return self._commit()
+
+    def _commit(self) -> ConversationItem:
+        item = ConversationItem(self._open_id or new_id("item"), role="user", parts=[ContentPart(type="input_audio")])
+        self._open_id, self._appended_ms = None, 0.0
+        before = self._conversation.last_id
+        self._send("input_audio_buffer.committed", previous_item_id=before, item_id=item.id)
+        self._conversation.insert(item)
+        self._send("conversation.item.added", previous_item_id=before, item=item.described())
+        self._send("conversation.item.done", previous_item_id=before, item=item.described())
+        return item

@@ -1,0 +1,58 @@
+"""Runs the detector of one session off the event loop, in the order of the sound."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from server.doors.realtime.detector import DetectorSettings, Heard, SpeechDetector
+from worker.vad_network import shared_network
+
+CHUNK = 16_000  # samples at once at most, so that sessions with much sound do not delay the others
+MAX_WAITING = 60 * 16_000  # samples; the oldest beyond are skipped, which a detector that keeps pace never sees
+# The network takes 0.2 ms for 32 ms of sound, without Python's lock.
+_POOL = ThreadPoolExecutor(max_workers=2, thread_name_prefix="voice")
+
+
+class VoiceFeed:
+    """Sound in, speech out. listener: called on the event loop."""
+
+    def __init__(self, settings: DetectorSettings, listener: Callable[[Heard], None]):
+        self._settings, self._listener = settings, listener
+        self._waiting: list[np.ndarray] = []
+        self._n_waiting = 0
+        self._changed = asyncio.Event()
+        self._detector: SpeechDetector | None = None
+
+    def configure(self, settings: DetectorSettings) -> None:
+        """Change the settings from the next sound on."""
+        self._settings = settings
+        if self._detector is not None:
+            self._detector.settings = settings
+
+    def push(self, samples: np.ndarray) -> None:
+        """Add sound. samples: [n] float32 at 16 kHz."""
+        self._waiting.append(samples)
+        self._n_waiting += len(samples)
+        while self._n_waiting > MAX_WAITING and len(self._waiting) > 1:
+            self._n_waiting -= len(self._waiting.pop(0))
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Process sound until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._detector is None:
+                self._detector = await loop.run_in_executor(_POOL, self._make)
+            while self._waiting:
+                sound = np.concatenate(self._waiting)
+                self._waiting, self._n_waiting = [], 0
+                for start in range(0, len(sound), CHUNK):
+                    for heard in await loop.run_in_executor(_POOL, self._detector.push, sound[start : start + CHUNK]):
+                        self._listener(heard)
+
+    def _make(self) -> SpeechDetector:
+        return SpeechDetector(shared_network(), self._settings)

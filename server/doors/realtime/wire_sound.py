@@ -1,0 +1,70 @@
+"""One session's sound in its wire formats: from the client to the engine, and back. Stateful in both directions."""
+
+import numpy as np
+
+from server.doors.realtime.resample import (
+    ENGINE_RATE,
+    SPEECH_RATE,
+    Companding,
+    Resampler,
+    alaw,
+    floats_of,
+    ulaw,
+)
+from server.doors.realtime.session_patch import FormatName
+
+G711_RATE = 8000
+
+
+def _law(form: FormatName) -> Companding | None:
+    if form == "audio/pcm":
+        return None
+    return ulaw() if form == "audio/pcmu" else alaw()
+
+
+class SoundInput:
+    """Decodes the client's sound to float32 at 16 kHz."""
+
+    def __init__(self, form: FormatName):
+        self.form = form
+        self._law = _law(form)
+        self._resampler = Resampler(G711_RATE if self._law else SPEECH_RATE, ENGINE_RATE)
+        self._odd = b""  # half a sample at the end of the last chunk
+
+    def push(self, data: bytes) -> np.ndarray:
+        """[n] float32 at 16 kHz."""
+        if self._law is not None:
+            return self._resampler.push(self._law.decode(data))
+        data = self._odd + data
+        n_whole = len(data) - len(data) % 2
+        self._odd = data[n_whole:]
+        return self._resampler.push(floats_of(data[:n_whole]))
+
+    def reset(self) -> None:
+        """Forget the sound so far."""
+        self._resampler.reset()
+        self._odd = b""
+
+
+class SoundOutput:
+    """Encodes the engine's PCM16 at 24 kHz."""
+
+    def __init__(self, form: FormatName):
+        self.form = form
+        self._law = _law(form)
+        self._resampler = Resampler(SPEECH_RATE, G711_RATE) if self._law else None
+
+    def push(self, pcm16: bytes) -> bytes:
+        """The sound in the wire format."""
+        if self._law is None or self._resampler is None:
+            return pcm16
+        return self._law.encode(self._resampler.push(floats_of(pcm16)))
+
+
+def without_padding(pcm16: bytes) -> bytes:
+    """The sound without the zeros in front, by which a short unit is padded to a second."""
+    steps = np.frombuffer(pcm16, "<i2")
+    if not len(steps) or steps[0] != 0:
+        return pcm16
+    found = np.flatnonzero(steps)
+    return pcm16[2 * int(found[0]) :] if len(found) else b""

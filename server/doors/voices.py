@@ -1,0 +1,39 @@
+"""The voices that clients of the OpenAI API name, and the registered voices that speak for them."""
+
+from collections.abc import Mapping
+
+from server.doors.errors import ApiError
+from server.registry.voices import VoiceRegistry
+
+DEFAULT = "default"
+# Every client of the API may name one of these.
+API_VOICES = frozenset(
+    ("alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse", "marin", "cedar")
+)
+
+
+class VoiceNames:
+    """The voices of this server under the API's names.
+
+    Args:
+        registry: registered voices.
+        mapped: voice of the API -> registered voice that speaks for it; the others speak with the default voice.
+    """
+
+    def __init__(self, registry: VoiceRegistry, mapped: Mapping[str, str]):
+        self._registry, self._mapped = registry, dict(mapped)
+
+    def resolve(self, name: str) -> str | None:
+        """The registered voice for a name; None for the server's default voice. Reads files: call it on a thread.
+
+        Raises: ApiError for an unknown voice.
+        """
+        if name in self._mapped:
+            return self._mapped[name]
+        if name == DEFAULT or name in API_VOICES:
+            return None
+        for voice in self._registry.all():
+            if voice.answers_to(name):
+                return voice.id
+        expected = f"a registered voice or one of {', '.join(sorted(API_VOICES))}"
+        raise ApiError(400, f"voice: expected {expected}, got {name[:60]}", param="voice", code="invalid_value")
