@@ -22,6 +22,7 @@ from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue
 from server.dispatch.workers import WorkerAddress, Workers
 from server.doors.model_names import ModelNames
+from server.doors.voices import VoiceNames
 from server.health_watch import HealthWatch
 from server.live.diagnostics import Diagnostics
 from server.live.http_chat import HttpChats
@@ -144,6 +145,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
     preset_folders = (options.preset_folder, service.data_dir / "presets")
     live = LiveSessions()
     slots = SlotWait(dispatcher, metrics, live, http)
+    voices = VoiceRegistry(voice_folder(service.data_dir))
     gateway = Gateway(
         dispatcher,
         live,
@@ -161,10 +163,12 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         ),
         recordings,
         TraceLog(options.diagnostics_folder),
-        VoiceRegistry(voice_folder(service.data_dir)),
+        voices,
         state,
         PresetFolders(*(folder for folder in preset_folders if folder is not None)),
         ModelNames.of(config),
+        VoiceNames(voices, config.api.voices),
+        slots,
         audio.ref_audio_path,
         apps,
     )

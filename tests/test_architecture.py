@@ -55,7 +55,8 @@ admission pages
 live
 doors.model_names
 doors.core
-doors.model_routes
+doors.model_routes doors.voices doors.core
+doors.realtime
 health_watch loop_watch routes
 app
 serving

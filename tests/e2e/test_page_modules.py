@@ -14,10 +14,10 @@ import soundfile
 from playwright.sync_api import Browser, Page
 
 from server.routes.speech_weights import packed_weights
-from worker.vad_network import CONTEXT, WINDOW, SpeechNetwork
 from worker.config.layers import setting_fields
 from worker.config.service import Config
 from worker.protocol.wire import Sound, pack_frame, unpack_frame
+from worker.vad_network import CONTEXT, WINDOW, SpeechNetwork
 
 STATIC = "/static"
 VOICE = Path(__file__).parents[2] / "assets" / "ref_audio" / "default.wav"

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from server.doors.realtime.session_config import RealtimeConfig
-from server.doors.realtime.turn_policy import LISTEN_SCALE
+from server.doors.realtime.turns.turn_policy import LISTEN_SCALE
 from worker.protocol.adjust_messages import Adjust
 from worker.protocol.messages import Prepare
 

@@ -14,9 +14,6 @@ from typing import Protocol
 import numpy as np
 
 from server.doors.core.unit_session import UnitSession
-from server.doors.realtime.barge_in import BargeIn
-from server.doors.realtime.clock import ClockState, UnitTimer, send_at
-from server.doors.realtime.detector import DetectorSettings, Heard, SpeechHeard, SpeechOver
 from server.doors.realtime.engine_settings import EngineSettings
 from server.doors.realtime.responses import (
     COMPLETED,
@@ -28,12 +25,15 @@ from server.doors.realtime.responses import (
     failed,
 )
 from server.doors.realtime.session_config import TurnDetection
-from server.doors.realtime.turn_policy import TurnPolicy
-from server.doors.realtime.unit_buffer import UnitBuffer
+from server.doors.realtime.sound.detector import DetectorSettings, Heard, SpeechHeard, SpeechOver
+from server.doors.realtime.sound.unit_buffer import UnitBuffer
+from server.doors.realtime.sound.voice_feed import VoiceFeed
+from server.doors.realtime.sound.wire_sound import without_padding
+from server.doors.realtime.turns.barge_in import BargeIn
+from server.doors.realtime.turns.clock import ClockState, UnitTimer, send_at
+from server.doors.realtime.turns.turn_policy import TurnPolicy
+from server.doors.realtime.turns.user_turns import UserTurns
 from server.doors.realtime.usage import TokenUsage
-from server.doors.realtime.user_turns import UserTurns
-from server.doors.realtime.voice_feed import VoiceFeed
-from server.doors.realtime.wire_sound import without_padding
 from worker.protocol.adjust_messages import Adjust
 from worker.protocol.codec import FromClient
 from worker.protocol.messages import (

@@ -4,10 +4,10 @@ import base64
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from server.doors.realtime.client_events import ContentPart
+from server.doors.realtime.events.client_events import ContentPart
+from server.doors.realtime.events.server_events import EventSender
+from server.doors.realtime.events.session_patch import FormatName
 from server.doors.realtime.items import Conversation, ConversationItem, HeardMark, new_id
-from server.doors.realtime.server_events import EventSender
-from server.doors.realtime.session_patch import FormatName
 from server.doors.realtime.usage import TokenUsage
 
 Json = dict[str, Any]

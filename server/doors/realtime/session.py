@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from server.doors.errors import ApiError
-from server.doors.realtime import client_events as events
 from server.doors.realtime.engine_settings import EngineSettings
-from server.doors.realtime.event_error import EventError
+from server.doors.realtime.events import client_events as events
+from server.doors.realtime.events.event_error import EventError
+from server.doors.realtime.events.server_events import EventSender
+from server.doors.realtime.events.session_patch import check_tool, read_patch
 from server.doors.realtime.item_texts import text_of
 from server.doors.realtime.items import Conversation, item_of, new_id
 from server.doors.realtime.lane_duplex import DuplexLane
-from server.doors.realtime.pictures import POOL, picture_of
 from server.doors.realtime.responses import RealtimeResponse, ResponseEnd, ResponseShape
-from server.doors.realtime.server_events import EventSender
 from server.doors.realtime.session_config import RealtimeConfig, TurnDetection, choice_of, limit_of
-from server.doors.realtime.session_patch import check_tool, read_patch
-from server.doors.realtime.user_turns import UserTurns
-from server.doors.realtime.wire_sound import SoundInput, SoundOutput
+from server.doors.realtime.sound.pictures import POOL, picture_of
+from server.doors.realtime.sound.wire_sound import SoundInput, SoundOutput
+from server.doors.realtime.turns.user_turns import UserTurns
 from server.doors.voices import VoiceNames
 from worker.protocol.text_messages import InsertText
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from server.doors.realtime.event_error import EventError
-from server.doors.realtime.session_patch import (
+from server.doors.realtime.events.event_error import EventError
+from server.doors.realtime.events.session_patch import (
     AudioPatch,
     Eagerness,
     FormatName,

@@ -14,7 +14,6 @@ from server.dispatch.dispatcher import PendingSession
 from server.doors.core.unit_session import UnitSession
 from server.doors.errors import ApiError
 from server.doors.model_names import ModelNames
-from server.doors.realtime.client_events import EventRefusedError, read_event
 from server.doors.realtime.ends import (
     DRAINED,
     EXPIRED,
@@ -29,8 +28,9 @@ from server.doors.realtime.ends import (
     DoorEnd,
     SessionOverError,
 )
-from server.doors.realtime.event_error import EventError
-from server.doors.realtime.server_events import EventSender, Json
+from server.doors.realtime.events.client_events import EventRefusedError, read_event
+from server.doors.realtime.events.event_error import EventError
+from server.doors.realtime.events.server_events import EventSender, Json
 from server.doors.realtime.session import RealtimeSession, SessionLimits
 from server.doors.realtime.session_config import RealtimeConfig
 from server.doors.voices import VoiceNames
@@ -41,7 +41,6 @@ from server.live.recorder import Recorder
 from server.live.slot_wait import SlotWait
 from server.live.worker_link import WorkerLostError
 from server.recording.recordings import Recordings
-from worker.protocol.codes import CloseCode
 from worker.protocol.connection import STUCK_S
 from worker.protocol.wire import json_text
 

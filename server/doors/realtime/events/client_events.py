@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from server.doors.realtime.event_error import EventError, of_validation
-from server.doors.realtime.session_patch import MaxTokens, Modalities, OutputPatch
+from server.doors.realtime.events.event_error import EventError, of_validation
+from server.doors.realtime.events.session_patch import MaxTokens, Modalities, OutputPatch
 
 MAX_SOUND = 15 * 2**20  # bytes of one append, decoded
 MAX_TEXT = 65_536  # characters of an item

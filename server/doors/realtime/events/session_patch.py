@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from server.doors.realtime.event_error import EventError, of_validation
+from server.doors.realtime.events.event_error import EventError, of_validation
 
 MAX_INSTRUCTIONS = 32_768  # characters
 MAX_TOOLS = 128

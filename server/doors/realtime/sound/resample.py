@@ -40,7 +40,7 @@ def _phases(up: int, down: int) -> tuple[np.ndarray, int]:
     return rows, (n_taps - 1) // 2
 
 
-class Resampler:
+class StreamResampler:
     """A polyphase resampler for one stream of mono sound.
 
     Args:

@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from server.doors.realtime.resample import (
+from server.doors.realtime.events.session_patch import FormatName
+from server.doors.realtime.sound.resample import (
     ENGINE_RATE,
     SPEECH_RATE,
     Companding,
-    Resampler,
+    StreamResampler,
     alaw,
     floats_of,
     ulaw,
 )
-from server.doors.realtime.session_patch import FormatName
 
 G711_RATE = 8000
 
@@ -28,7 +28,7 @@ class SoundInput:
     def __init__(self, form: FormatName):
         self.form = form
         self._law = _law(form)
-        self._resampler = Resampler(G711_RATE if self._law else SPEECH_RATE, ENGINE_RATE)
+        self._resampler = StreamResampler(G711_RATE if self._law else SPEECH_RATE, ENGINE_RATE)
         self._odd = b""  # half a sample at the end of the last chunk
 
     def push(self, data: bytes) -> np.ndarray:
@@ -52,7 +52,7 @@ class SoundOutput:
     def __init__(self, form: FormatName):
         self.form = form
         self._law = _law(form)
-        self._resampler = Resampler(SPEECH_RATE, G711_RATE) if self._law else None
+        self._resampler = StreamResampler(SPEECH_RATE, G711_RATE) if self._law else None
 
     def push(self, pcm16: bytes) -> bytes:
         """The sound in the wire format."""

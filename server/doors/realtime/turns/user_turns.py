@@ -1,9 +1,9 @@
 """The user's turns as events and items: begin, end, commit. Contains no detector and no sound of the duplex lane."""
 
-from server.doors.realtime.client_events import ContentPart
-from server.doors.realtime.event_error import EventError
+from server.doors.realtime.events.client_events import ContentPart
+from server.doors.realtime.events.event_error import EventError
+from server.doors.realtime.events.server_events import EventSender
 from server.doors.realtime.items import Conversation, ConversationItem, new_id
-from server.doors.realtime.server_events import EventSender
 
 MIN_COMMIT_MS = 100
 

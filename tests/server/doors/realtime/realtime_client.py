@@ -1,0 +1,80 @@
+"""A Realtime client that keeps a log of all events, and sound for it."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import websockets
+
+from tests.server.live_gateway import ANSWER_S
+
+Json = dict[str, Any]
+
+
+class RealtimeClient:
+    """One Realtime session. log: all events received so far."""
+
+    def __init__(self, socket: websockets.ClientConnection):
+        self.socket = socket
+        self.log: list[Json] = []
+
+    async def send(self, kind: str, **fields: Any) -> None:
+        await self.socket.send(json.dumps({"type": kind, **fields}))
+
+    async def append(self, pcm16: bytes) -> None:
+        await self.send("input_audio_buffer.append", audio=base64.b64encode(pcm16).decode())
+
+    async def receive(self, seconds: float = ANSWER_S) -> Json:
+        async with asyncio.timeout(seconds):
+            event = json.loads(await self.socket.recv())
+        self.log.append(event)
+        return event
+
+    async def until(self, kind: str, seconds: float = ANSWER_S) -> Json:
+        """The next event of this type."""
+        async with asyncio.timeout(seconds):
+            while (event := await self.receive(seconds))["type"] != kind:
+                pass
+        return event
+
+    async def answer(self, kind: str, **fields: Any) -> Json:
+        """Send an event. Returns: the next event."""
+        await self.send(kind, **fields)
+        return await self.receive()
+
+    async def update(self, **session: Any) -> Json:
+        """Send `session.update`. Returns: the session after it."""
+        event = await self.answer("session.update", session={"type": "realtime", **session})
+        assert event["type"] == "session.updated", event
+        return event["session"]
+
+    def kinds(self, since: str = "") -> list[str]:
+        """The types in the log. since: from the first event of this type on."""
+        kinds = [event["type"] for event in self.log]
+        return kinds[kinds.index(since) :] if since else kinds
+
+
+@asynccontextmanager
+async def realtime(port: int, query: str = "?model=gpt-realtime", **options: Any) -> AsyncIterator[RealtimeClient]:
+    """A client whose session is created. options: of `websockets.connect`."""
+    url = f"ws://127.0.0.1:{port}/v1/realtime{query}"
+    async with websockets.connect(url, compression=None, max_size=2**20, proxy=None, **options) as socket:
+        client = RealtimeClient(socket)
+        event = await client.receive()
+        assert event["type"] == "session.created", event
+        yield client
+
+
+def silence(seconds: float) -> bytes:
+    """PCM16 at 24 kHz."""
+    return bytes(2 * round(24_000 * seconds))
+
+
+def tone(seconds: float, hz: float = 440.0) -> bytes:
+    """PCM16 at 24 kHz."""
+    at = np.arange(round(24_000 * seconds)) / 24_000
+    return (8000 * np.sin(2 * np.pi * hz * at)).astype("<i2").tobytes()
