@@ -14,8 +14,8 @@ import numpy as np
 
 from models.inputs.audio_sizes import CLIP_SAMPLES, SAMPLE_RATE
 from models.sampling.settings import check_number
-from worker.vad_network import CONTEXT, WINDOW, SpeechNetwork, shared_network
 from worker.loop.audio_buffer import checked
+from worker.vad_network import CONTEXT, WINDOW, SpeechNetwork, shared_network
 
 SAMPLES_PER_MS = SAMPLE_RATE // 1000
 
