@@ -228,9 +228,10 @@ class EtaStatus(BaseModel):
 
 
 class LiveSessionInfo(BaseModel):
-    """A session that is not over. worker_id: null while it has no slot. messages_hash: always empty."""
+    """A session that is not over. ticket_id, worker_id: null without a ticket, a slot. messages_hash: always empty."""
 
     session_id: str
+    ticket_id: str | None
     kind: str
     worker_id: str | None
     messages_hash: str = ""

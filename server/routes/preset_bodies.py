@@ -54,7 +54,7 @@ class AudioPart(VoiceInfo):
 
 
 class PresetInfo(BaseModel):
-    """A preset with either system_prompt or system_content."""
+    """A preset. In the modes turnbased and half_duplex_audio, system_content has the text of system_prompt too."""
 
     id: str
     order: int

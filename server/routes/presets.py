@@ -25,6 +25,7 @@ from server.routes.preset_bodies import (
     VoiceInfo,
 )
 
+CONTENT_MODES = ("half_duplex_audio", "turnbased")  # clients of other servers read only system_content here
 NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "there is no such sound"}}
 
 
@@ -66,7 +67,7 @@ def preset_routes(
     @router.get("/api/presets", response_model_exclude_unset=True)
     async def all_presets() -> dict[str, list[PresetInfo]]:
         presets = await asyncio.to_thread(folders.current)
-        return {mode: [_info(loaded) for loaded in found] for mode, found in presets.modes.items()}
+        return {mode: [_info(mode, loaded) for loaded in found] for mode, found in presets.modes.items()}
 
     @router.get("/api/presets/{mode}/{preset_id}/audio", response_model_exclude_unset=True, responses=NOT_FOUND)
     async def preset_audio(mode: str, preset_id: str) -> PresetSounds:
@@ -93,7 +94,7 @@ def preset_routes(
     return router
 
 
-def _info(loaded: LoadedPreset) -> PresetInfo:
+def _info(mode: str, loaded: LoadedPreset) -> PresetInfo:
     preset = loaded.preset
     info = PresetInfo(
         id=preset.id, order=preset.order, name=preset.name, description=preset.description, lang=preset.lang
@@ -102,6 +103,8 @@ def _info(loaded: LoadedPreset) -> PresetInfo:
         info.system_prompt = preset.system_prompt
     if preset.system_content is not None:
         info.system_content = [_part(item, loaded) for item in preset.system_content]
+    elif preset.system_prompt is not None and mode in CONTENT_MODES:
+        info.system_content = [TextPart(type="text", text=preset.system_prompt)]
     if preset.ref_audio is not None:
         voice = preset.ref_audio
         duration = loaded.sounds[voice.path].duration

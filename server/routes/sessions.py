@@ -75,6 +75,7 @@ def _info(session: LiveSession) -> LiveSessionInfo:
     lease = session.lease
     return LiveSessionInfo(
         session_id=session.session_id,
+        ticket_id=None if session.pending is None else session.pending.ticket.ticket_id,
         kind=str(session.kind),
         worker_id=None if lease is None else lease.worker.name,
         last_active=iso(session.active_at),

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, JSONResponse
 from pydantic import ValidationError
 
 from models.errors import AudioError, ModelError
@@ -94,8 +94,8 @@ def voice_routes(registry: VoiceRegistry) -> APIRouter:
         return RefAudioChanged(id=voice.id, name=voice.name, message="Uploaded")
 
     @router.post(f"{PATH}/external", responses=_refused(_403="files of the server's machine cannot be registered"))
-    async def register_file(_: ExternalVoice) -> RefAudioChanged:
-        raise HTTPException(403, EXTERNAL)
+    async def register_file(_: ExternalVoice) -> JSONResponse:
+        return JSONResponse({"success": False, "message": EXTERNAL, "detail": EXTERNAL}, 403)
 
     @router.delete(f"{PATH}/{{voice_id}}", responses={**UNKNOWN, **BUSY})
     async def delete(voice_id: str) -> RefAudioChanged:

@@ -88,7 +88,7 @@ def test_repository_presets_are_valid_system_content() -> None:
         async with asgi_client(gateway_of(preset_folder=FOLDER)) as http:
             listed = await http.get("/api/presets")
             for mode in ("half_duplex_audio", "turnbased"):
-                for one in (one for one in listed[mode] if "system_content" in one):
+                for one in (one for one in listed[mode] if "system_prompt" not in one):
                     audio = (await http.get(f"/api/presets/{mode}/{one['id']}/audio"))["system_content_audio"]
                     items = [{**item, "data": audio[0]["data"]} for item in one["system_content"]]
                     texts, sound = texts_and_sound(items)
@@ -130,6 +130,7 @@ def test_sounds_between_paragraphs(tmp_path: Path, root: Path) -> None:
         async with asgi_client(gateway_of(preset_folder=folder)) as http:
             first, second = (await http.get("/api/presets"))["turnbased"]
             assert (first["id"], second["id"], second["order"]) == ("one", "content", 999)
+            assert first["system_content"] == [{"type": "text", "text": first["system_prompt"]}]
             assert "system_prompt" not in second and "ref_audio" not in second
             assert [item["type"] for item in second["system_content"]] == ["text", "audio", "text", "audio"]
             beep = {"type": "audio", "data": None, "path": "beep.flac", "name": "Beep", "duration": 0.1}

@@ -199,6 +199,8 @@ def test_live_sessions_are_listed_and_ended() -> None:
             first, second = got["sessions"]
             assert (first["session_id"], first["kind"], first["worker_id"]) == ("d1", "duplex", "worker_0"), first
             assert (second["session_id"], second["worker_id"]) == ("hdx_2", None), second
+            [queued] = (await gateway.get("/api/queue"))["items"]
+            assert second["ticket_id"] == queued["ticket_id"] != first["ticket_id"], got
             assert first["messages_hash"] == "" and first["last_active"] <= second["last_active"], got
             for name, socket in (("hdx_2", waiting), ("d1", client)):
                 assert (await gateway.http.delete(f"/sessions/{name}")).json() == {"success": True, "ended": 1}

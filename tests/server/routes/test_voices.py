@@ -177,6 +177,7 @@ def test_files_of_the_server_cannot_be_registered(tmp_path: Path) -> None:
             body = {"name": "x", "path": str(tmp_path / "tone.wav")}
             answer = await http.request("POST", f"{PATH}/external", 403, json=body)
             assert "this server opens no files that clients name" in answer.json()["detail"]
+            assert (answer.json()["success"], answer.json()["message"]) == (False, answer.json()["detail"])
             assert not await uploads(http)
             await http.request("DELETE", f"{PATH}/default", 403)
 
