@@ -4,6 +4,7 @@ The routes are defined in `server.routes` and `server.pages`.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
+from server.access.access import Access
 from server.access.guard import AccessGuard
 from server.admission import Admission
 from server.dispatch.dispatcher import Dispatcher
@@ -39,6 +41,7 @@ from server.registry.presets import PresetFolders
 from server.registry.voices import VoiceRegistry
 from server.request_guard import SAFE_METHODS, RequestGuard
 from server.request_ids import HEADER, RequestIds, request_id_of
+from server.routes.access import access_routes
 from server.routes.apps import app_routes
 from server.routes.bodies import Problem
 from server.routes.chat import chat_routes
@@ -70,6 +73,7 @@ class Gateway:
     """
 
     dispatcher: Dispatcher
+    access: Access
     live: LiveSessions
     sockets: GatewaySockets
     chats: HttpChats
@@ -94,7 +98,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     # The interactive documentation of FastAPI loads its scripts from another server, so there is only the schema.
     app = FastAPI(title="Duologue gateway", version=VERSION, docs_url=None, redoc_url=None)
     app.add_middleware(RequestGuard, origins=gateway.origins)
-    app.add_middleware(AccessGuard)
+    app.add_middleware(AccessGuard, access=gateway.access, error_response=_refusal)
     app.add_middleware(RequestIds)  # added last, so it runs first: refusals of the others have an id too
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
     app.add_exception_handler(HTTPException, on_http_error)
@@ -103,6 +107,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     apps = gateway.apps
     admission = Admission(gateway.origins, apps)
     for router in (
+        access_routes(gateway.access),
         status_routes(gateway.dispatcher, gateway.live, gateway.metrics),
         compile_report_routes(gateway.dispatcher, gateway.http),
         queue_routes(gateway.dispatcher, gateway.state),
@@ -126,6 +131,11 @@ def build_app(gateway: Gateway) -> FastAPI:
     refuse_other_sockets(app, *REALTIME_PATHS)
     add_pages(app, apps, gateway.recordings.store)
     return app
+
+
+def _refusal(path: str, status: int, text: str, headers: Mapping[str, str]) -> Response:
+    """The response to a request that the access guard refuses."""
+    return error_response(path, ApiError(status, text, headers=headers))
 
 
 async def _on_invalid_request(request: Request, error: Exception) -> Response:

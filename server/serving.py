@@ -16,6 +16,8 @@ import httpx
 from fastapi import FastAPI
 from starlette.types import Message
 
+from server.access.access import Access
+from server.access.usage import UsageTask
 from server.app import Gateway, build_app
 from server.dispatch.dispatcher import Dispatcher
 from server.dispatch.eta import Eta, EtaConfig
@@ -69,7 +71,7 @@ class ServeOptions:
     workers: addresses of the workers. diagnostics_folder: for reports from clients. tls: None serves plain HTTP.
     preset_folder: presets that come with the server; None: only the user's own.
     default_lang: language of the pages for visitors who have not chosen one. loopback_only: the gateway listens on a
-    loopback address.
+    loopback address. start_key: a key for this run, with an administrator's rights.
     """
 
     workers: Sequence[WorkerAddress]
@@ -78,6 +80,7 @@ class ServeOptions:
     preset_folder: Path | None = None
     default_lang: str | None = None
     loopback_only: bool = False
+    start_key: str | None = None
 
 
 def serve(config: Config, bound_socket: socket.socket, options: ServeOptions) -> int:
@@ -106,6 +109,8 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
         retention.start()
         loop_watch = LoopWatch(gateway.metrics)
         loop_watch.start()
+        usage = UsageTask(gateway.access.usage)
+        usage.start()
         try:
             await stop.wait()
             await _drain(gateway.live, config.service.drain_timeout_s)
@@ -115,6 +120,7 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
             await watch.stop()
             await retention.stop()
             await loop_watch.stop()
+            await usage.stop()
             await asyncio.to_thread(gateway.recordings.close)
         return 0
 
@@ -144,10 +150,12 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
     state.apply(apps, dispatcher.eta)
     preset_folders = (options.preset_folder, service.data_dir / "presets")
     live = LiveSessions()
-    slots = SlotWait(dispatcher, metrics, live, http)
+    access = Access.of(config, options.start_key)
+    slots = SlotWait(dispatcher, metrics, live, http, access.clients)
     voices = VoiceRegistry(voice_folder(service.data_dir))
     gateway = Gateway(
         dispatcher,
+        access,
         live,
         GatewaySockets(slots, Diagnostics(options.diagnostics_folder), recordings),
         HttpChats(slots, recordings),

@@ -33,6 +33,7 @@ token2wav.stream token2wav.s3gen
 token2wav.__main__ __main__
 """
 WORKER = """
+scrub
 version log status describe
 config protocol media transcript
 voice_registry vad_network
@@ -49,7 +50,8 @@ main offline
 """
 SERVER = """
 origins doors.errors request_ids
-dispatch request_guard unknown_page access
+access
+dispatch request_guard unknown_page
 registry metrics recording
 admission pages
 live
@@ -68,6 +70,7 @@ CONTRACT = {
     "worker.protocol",
     "worker.config",
     "worker.log",
+    "worker.scrub",
     "worker.version",
     "worker.status",
     "worker.voice_registry",
@@ -95,8 +98,8 @@ TORCH_FREE = """
 models.errors models.checkpoint.config models.inputs.tokens models.inputs.chat_template models.inputs.pretrained
 models.inputs.messages models.inputs.prompts models.inputs.image models.inputs.positions models.inputs.audio_sizes
 models.sampling.settings
-worker.assembly.hub worker.config.* worker.protocol.* worker.transcript.* worker.describe worker.log worker.version
-worker.status worker.main worker.media worker.voice_registry
+worker.assembly.hub worker.config.* worker.protocol.* worker.transcript.* worker.describe worker.scrub worker.log
+worker.version worker.status worker.main worker.media worker.voice_registry
 worker.loop.audio_buffer worker.loop.results worker.loop.session
 worker.loop.unit_decoder worker.loop.window
 worker.chat.reply worker.chat.config worker.chat.vad worker.compile.state worker.compile.targets worker.http.metrics

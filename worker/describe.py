@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
+from worker.scrub import scrubbed
+
 MAX_SHOWN = 60  # characters of a name or value in an error
 TYPE_WORDS: dict[object, str] = {
     bool: "true or false",
@@ -63,7 +65,10 @@ def describe_type(
 
 
 def shown(value: object) -> str:
-    """A bad value for an error message, cut to a few hundred characters; null, true and false as JSON writes them."""
+    """A bad value for an error message, cut to a few hundred characters; null, true and false as JSON writes them.
+
+    Keys of the server are left out of texts.
+    """
     return _SHOWN.repr(value)
 
 
@@ -79,6 +84,9 @@ class _Shown(reprlib.Repr):
         if value is None or isinstance(value, bool):
             return json.dumps(value)
         return super().repr1(value, level)
+
+    def repr_str(self, value: str, level: int) -> str:
+        return super().repr_str(scrubbed(value), level)
 
     def repr_int(self, value: int, level: int) -> str:
         return super().repr_int(value, level) if value.bit_length() < 1000 else "a number too large to show"

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TextIO
 
 from models.errors import SettingsError
+from worker.scrub import scrubbed
 
 LEVEL_VARIABLE = "DUOLOGUE_LOG_LEVEL"
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -21,10 +22,16 @@ LOG = logging.getLogger(__name__)
 
 
 class OneLine(logging.Formatter):
-    """Writes each message on one line, with control characters escaped; only a traceback has several lines."""
+    """Writes each message on one line, with control characters escaped and keys left out.
+
+    Only a traceback has several lines.
+    """
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s | %(message)s", datefmt="%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return scrubbed(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = "".join(one if one.isprintable() else _escaped(one) for one in record.message)

@@ -3,7 +3,7 @@
 Routes, sockets and doors read it with `identity_of`. They never see keys.
 """
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
@@ -15,9 +15,14 @@ SCOPE_KEY = "duologue.identity"
 
 
 class IdentityKind(StrEnum):
-    """How a request proved its identity: not at all, with a key, with an administrator's key, with a secret."""
+    """How a request proved its identity.
+
+    OPEN: not at all, and no key is required. ANONYMOUS: not at all, on a route that needs no key. KEY: with a key.
+    ADMIN: with an administrator's key. SECRET: with an ephemeral secret.
+    """
 
     OPEN = "open"
+    ANONYMOUS = "anonymous"
     KEY = "key"
     ADMIN = "admin"
     SECRET = "secret"
@@ -46,6 +51,7 @@ class Identity:
         address: IP address of the connection; "" if it is unknown.
         limits: of the key. A secret has those of the key that made it and counts against them.
         models: names of the models that the key may use; None: all.
+        session: settings of the session that a secret was made with; None without a secret.
     """
 
     name: str = ""
@@ -53,11 +59,17 @@ class Identity:
     address: str = ""
     limits: KeyLimits = KeyLimits()
     models: frozenset[str] | None = None
+    session: Mapping[str, Any] | None = None
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the request came with a key, or with a secret that a key made."""
+        return self.kind not in (IdentityKind.OPEN, IdentityKind.ANONYMOUS) and bool(self.name)
 
     @property
     def owner(self) -> str:
         """What its sessions, tickets and recordings are filed under: the key, or the address without one."""
-        return f"address:{self.address}" if self.kind is IdentityKind.OPEN else f"key:{self.name}"
+        return f"key:{self.name}" if self.has_key else f"address:{self.address}"
 
     @property
     def is_admin(self) -> bool:

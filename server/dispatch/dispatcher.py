@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from server.access.clients import SessionPermit
 from server.dispatch.eta import Eta
 from server.dispatch.queue import Queue, RequestType, Ticket
 from server.dispatch.workers import WorkerLease, Workers
@@ -19,12 +20,14 @@ MAX_POSITIONS_AGE_S = 0.2  # age up to which computed positions and estimates ar
 class PendingSession:
     """One client, from its ticket to its end.
 
-    lease: None while it waits. changed: set when its lease, position or cancellation may have changed.
+    lease: None while it waits. permit: counts the session for its client. changed: set when its lease, position or
+    cancellation may have changed.
     """
 
     ticket: Ticket
     lease: WorkerLease | None = None
     is_cancelled: bool = False
+    permit: SessionPermit | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -46,18 +49,19 @@ class Dispatcher:
         self._pending: dict[Ticket, PendingSession] = {}
         self._positions: tuple[float, dict[Ticket, QueuePosition]] | None = None  # when computed, and all of them
 
-    def submit(self, request_type: RequestType, session_id: str, owner: str = "") -> PendingSession:
+    def submit(self, request_type: RequestType, session_id: str, permit: SessionPermit | None = None) -> PendingSession:
         """Request a slot, which is assigned at once if one is free and the queue is empty.
 
         Args:
             request_type: kind of session.
             session_id: its id.
-            owner: whose session it is.
+            permit: the right to the session, which `finish` releases; None: it counts for no client.
         Raises:
             QueueFullError.
         """
         self.dispatch()
-        pending = PendingSession(self.queue.new_ticket(request_type, session_id, owner))
+        owner = "" if permit is None else permit.identity.owner
+        pending = PendingSession(self.queue.new_ticket(request_type, session_id, owner), permit=permit)
         if self.queue.head is None:
             pending.lease = self.workers.acquire(request_type, session_id)
         if pending.lease is None:
@@ -80,6 +84,8 @@ class Dispatcher:
             del self._pending[pending.ticket]
             self._notify_all()
         lease = self._take_lease(pending)
+        if pending.permit is not None:
+            pending.permit.release(0.0 if lease is None else self.elapsed(lease))
         # A session without a unit is no sample of how long conversations take.
         if lease is not None and lease.n_units:
             self.eta.record(lease.request_type, self.elapsed(lease))

@@ -2,17 +2,22 @@
 
 from typing import NamedTuple
 
+from server.access.refusal import AccessRefusedError
 from worker.protocol.codes import CloseCode, ErrorCode
 from worker.protocol.messages import Error
 
 
 class SocketClose(NamedTuple):
-    """How a connection ends. how: value of the metric's label. error: message sent before the close frame."""
+    """How a connection ends. how: value of the metric's label. error: message sent before the close frame.
+
+    retry_after_s: when the client may try again, if that is known.
+    """
 
     code: int
     reason: str
     how: str
     error: Error | None = None
+    retry_after_s: float | None = None
 
 
 class SessionEnd(Exception):
@@ -56,6 +61,12 @@ def queue_full(max_size: int) -> SocketClose:
     """The end of a session that found the queue full. max_size: number of tickets that may wait."""
     error = Error(error=f"Queue full ({max_size} requests)", code=ErrorCode.QUEUE_FULL)
     return SocketClose(CloseCode.TRY_AGAIN_LATER, "Queue full", "queue full", error)
+
+
+def limit_close(error: AccessRefusedError) -> SocketClose:
+    """The end of a session that a limit of its client does not allow."""
+    message = Error(error=str(error), code=ErrorCode.LIMIT_REACHED)
+    return SocketClose(CloseCode.TRY_AGAIN_LATER, "Limit reached", "limit", message, error.retry_after_s)
 
 
 def worker_lost(error: Exception) -> SocketClose:

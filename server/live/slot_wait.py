@@ -12,11 +12,13 @@ from typing import TypeVar
 
 import httpx
 
+from server.access.clients import Clients
 from server.access.identity import Identity
+from server.access.refusal import AccessRefusedError
 from server.dispatch.dispatcher import Dispatcher, PendingSession, QueuePosition
 from server.dispatch.queue import QueueFullError, RequestType
 from server.dispatch.workers import WorkerLease
-from server.live.closes import CANCELLED, DRAINING, SessionEnd, queue_full
+from server.live.closes import CANCELLED, DRAINING, SessionEnd, limit_close, queue_full
 from server.live.live_sessions import LiveSessions
 from server.live.worker_link import WorkerLostError, WorkerRefusedError
 from server.metrics import GatewayMetrics
@@ -34,10 +36,21 @@ Notify = Callable[[Message], Awaitable[None]]
 
 
 class SlotWait:
-    """Gives tickets to sessions and waits until a worker accepts them. http: client for the workers."""
+    """Gives tickets to sessions and waits until a worker accepts them.
 
-    def __init__(self, dispatcher: Dispatcher, metrics: GatewayMetrics, live: LiveSessions, http: httpx.AsyncClient):
+    http: client for the workers. clients: the limits of sessions.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        metrics: GatewayMetrics,
+        live: LiveSessions,
+        http: httpx.AsyncClient,
+        clients: Clients,
+    ):
         self.dispatcher, self.metrics, self.live, self.http = dispatcher, metrics, live, http
+        self._clients = clients
 
     def submit(self, request_type: RequestType, session_id: str, identity: Identity) -> PendingSession:
         """A ticket, with a slot if one is free. `Dispatcher.finish` must follow.
@@ -47,11 +60,16 @@ class SlotWait:
             session_id: its id.
             identity: whose session it is.
         Raises:
-            SessionEnd if the queue is full.
+            SessionEnd if the queue is full, or a limit of the client is reached.
         """
         try:
-            return self.dispatcher.submit(request_type, session_id, identity.owner)
+            permit = self._clients.admit_session(identity, self.dispatcher.workers.n_slots)
+        except AccessRefusedError as error:
+            raise SessionEnd(limit_close(error)) from None
+        try:
+            return self.dispatcher.submit(request_type, session_id, permit)
         except QueueFullError:
+            permit.release(0.0)
             raise SessionEnd(queue_full(self.dispatcher.queue.max_size)) from None
 
     async def open(

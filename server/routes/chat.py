@@ -1,6 +1,7 @@
 """The route of chats over HTTP: checks, and the gateway's fields of the response."""
 
 import asyncio
+import math
 from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
@@ -22,6 +23,7 @@ JSON = "application/json"
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"model": ChatAnswerBody, "description": "the answer, or `success: false` if it failed"},
     422: {"model": Problem, "description": "the request is invalid"},
+    429: {"model": Problem, "description": "a limit of the client is reached"},
     502: {"model": Problem, "description": "the worker was lost"},
     503: {"model": Problem, "description": "the queue is full, or the request was cancelled"},
 }
@@ -56,7 +58,11 @@ def chat_routes(chats: HttpChats, admission: Admission) -> APIRouter:
             raise HTTPException(422, str(error)) from None
         except SessionEnd as end:
             message = end.close.error
-            raise HTTPException(503, end.close.reason if message is None else message.error) from None
+            status, headers = 503, None
+            if end.close.retry_after_s is not None:
+                status, headers = 429, {"Retry-After": str(max(1, math.ceil(end.close.retry_after_s)))}
+            detail = end.close.reason if message is None else message.error
+            raise HTTPException(status, detail, headers) from None
         except WorkerLostError as error:
             raise HTTPException(502, f"The worker was lost: {error}") from None
         except ClientDisconnected:

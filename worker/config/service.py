@@ -10,12 +10,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from worker.config.access import ApiKeyEntry, ClientLimits
 from worker.config.compile import CompileConfig
 from worker.config.hub_id import ModelPath
 from worker.config.json_file import read_json
 from worker.config.layers import LayeredSettings, SettingsLayer, setting_fields, with_sources
 from worker.config.session import EngineConfig, SessionConfig
-from worker.config.settings import SettingError, SettingProblem, Settings
+from worker.config.settings import HIDDEN, SettingError, SettingProblem, Settings
 from worker.describe import TypeWords, shown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,6 +93,17 @@ class ServiceSection(Settings):
         examples=["https://talk.example.org", "*"],
         description="origins of other servers' pages that may connect; `*`: all; this server's pages always may",
     )
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        examples=["talk.example.org", "*"],
+        description="host names under which browsers may reach this server without keys, in addition to localhost, IP "
+        "addresses, this machine's name and the hosts of `service.allowed_origins`; `*`: all",
+    )
+    api_keys: Annotated[tuple[ApiKeyEntry, ...], HIDDEN] = Field(
+        (), strict=False, description="API keys; see [keys.md](keys.md)"
+    )
+    limits: ClientLimits = Field(ClientLimits(), description="limits of each client; see [keys.md](keys.md#limits)")
     worker_timeout_s: float = Field(
         5.0, ge=0.5, le=MAX_S, description="seconds without an answer from a worker until it counts as lost"
     )

@@ -5,7 +5,7 @@ Does not define any setting.
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -13,6 +13,13 @@ from models.errors import SettingsError
 from worker.describe import MAX_SHOWN, cut, describe_type, shown
 
 MAX_NOTES = 20  # unknown keys with a sentence of their own
+
+
+class HiddenValue(NamedTuple):
+    """Annotation metadata of a setting whose invalid values are left out of errors: they may be secret."""
+
+
+HIDDEN = HiddenValue()
 
 
 class SettingProblem(NamedTuple):
@@ -44,6 +51,8 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    hides_values: ClassVar[bool] = False  # whether errors leave out the invalid values, which may be secret
 
     def __init__(self, /, **given: Any):
         try:
@@ -93,11 +102,14 @@ def _problems(settings: type[Settings], error: ValidationError) -> list[SettingP
         if isinstance(cause, SettingError):
             found += [one._replace(setting=f"{name}.{one.setting}") for one in cause.problems]
         elif name in settings.model_fields:
-            found.append(SettingProblem(name, settings.allowed(name), shown(entry["input"])))
+            is_hidden = settings.hides_values or HIDDEN in settings.model_fields[name].metadata
+            got = "a value that is not shown" if is_hidden else shown(entry["input"])
+            found.append(SettingProblem(name, settings.allowed(name), got))
         else:
             near = _nearest(name, settings)
             expected = f"a setting that exists, such as {near}" if near else "a setting that exists"
-            found.append(SettingProblem(cut(name), expected, shown(entry["input"])))
+            got = "a value that is not shown" if settings.hides_values else shown(entry["input"])
+            found.append(SettingProblem(cut(name), expected, got))
     return list(dict.fromkeys(found))  # a union reports one error per member
 
 

@@ -27,6 +27,7 @@ class ErrorCode(StrEnum):
     INTERNAL = "internal"
     WORKER_LOST = "worker_lost"
     QUEUE_FULL = "queue_full"
+    LIMIT_REACHED = "limit_reached"
     CANCELLED = "cancelled"
 
 

@@ -116,7 +116,7 @@ def test_waiting_client_gets_position_and_countdown(monkeypatch: pytest.MonkeyPa
             assert first.keys() == QUEUED, f"expected {QUEUED}, got {first.keys()}"
             assert (first["position"], first["queue_length"]) == (1, 1), first
             assert first["ticket_id"][:2] == "q_" and int(first["ticket_id"][2:], 16) >= 0, first
-            assert len(first["ticket_id"]) == 14, first
+            assert len(first["ticket_id"]) == 34, first
             waits = [first["estimated_wait_s"]]
             for _ in range(4):
                 update = await client.receive("queue_update")

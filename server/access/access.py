@@ -1,0 +1,116 @@
+"""Who may do what: the identity of each request, and the routes that need none, or an administrator's."""
+
+import re
+from dataclasses import dataclass
+
+from starlette.types import Scope
+
+from server.access.client_secrets import ClientSecrets
+from server.access.clients import Clients
+from server.access.credentials import Credential, CredentialSource
+from server.access.identity import Identity, IdentityKind, address_of
+from server.access.keys import ApiKeys, api_keys_of
+from server.access.page_cookie import FILE_NAME as COOKIE_FILE
+from server.access.page_cookie import PageCookies, SignInLinks
+from server.access.refusal import AccessRefusedError
+from server.access.usage import FILE_NAME as USAGE_FILE
+from server.access.usage import DayUsage
+from worker.config.service import Config
+from worker.scrub import SECRET_PREFIX
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+SIGN_IN = "/api/access"
+# What needs no key. Orchestrators and the launcher ask for the state of the process, which names no session.
+PUBLIC = frozenset(
+    {*((method, path) for path in ("/health", "/livez", "/readyz") for method in ("GET", "HEAD")), ("POST", SIGN_IN)}
+)
+# What concerns everyone: pattern of the path -> whether reading needs an administrator too.
+ADMIN: dict[re.Pattern[str], bool] = {
+    re.compile(r"/api/admin(/.*)?"): True,
+    re.compile(r"/api/config/eta"): True,
+    re.compile(r"/api/access/keys"): True,
+    re.compile(r"/workers/[^/]+/compile_report"): True,
+    re.compile(r"/api/assets/ref_audio(/.*)?"): False,
+    re.compile(r"/api/presets(/.*)?"): False,
+}
+# Where ephemeral secrets are accepted.
+SECRET_PATHS = re.compile(r"(/v1)?/(realtime|live)(/.*)?")
+
+
+@dataclass(frozen=True)
+class Access:
+    """Everything that the guard and the routes of keys use."""
+
+    keys: ApiKeys
+    usage: DayUsage
+    clients: Clients
+    secrets: ClientSecrets
+    cookies: PageCookies
+    links: SignInLinks
+
+    @classmethod
+    def of(cls, config: Config, start_key: str | None = None) -> "Access":
+        """The access of a configuration.
+
+        Args:
+            config: settings.
+            start_key: a key for this run, with an administrator's rights; None: none.
+        Raises:
+            ConfigError; SettingsError.
+        """
+        folder = config.service.data_dir
+        keys, usage = api_keys_of(config, start_key), DayUsage(folder / USAGE_FILE)
+        clients, cookies = Clients(config.service.limits, usage), PageCookies(folder / COOKIE_FILE)
+        return cls(keys, usage, clients, ClientSecrets(), cookies, SignInLinks())
+
+    def identify(self, scope: Scope, credential: Credential | None) -> Identity:
+        """The identity of a request or of a WebSocket. Raises: AccessRefusedError for one without a valid key."""
+        address = address_of(scope)
+        found = None if credential is None else self._found(scope, credential, address)
+        if found is not None:
+            return found
+        if not self.keys.required:
+            return Identity(address=address)
+        if is_public(scope):
+            return Identity(kind=IdentityKind.ANONYMOUS, address=address)
+        got = "none" if credential is None else f"another one in the {credential.source}"
+        raise AccessRefusedError(401, "key", expected="a valid API key", got=got)
+
+    def _found(self, scope: Scope, credential: Credential, address: str) -> Identity | None:
+        text, source = credential
+        if source is CredentialSource.COOKIE:
+            key = self.cookies.find(text, self.keys)
+            return None if key is None else key.identity(address)
+        if text.startswith(SECRET_PREFIX):
+            return self.secrets.find(text, self.keys, address) if SECRET_PATHS.fullmatch(scope["path"]) else None
+        key = self.keys.find(text)
+        return None if key is None else key.identity(address)
+
+    def check(self, identity: Identity, scope: Scope) -> None:
+        """Check rights and count the request. Raises: AccessRefusedError."""
+        self.clients.count_request(identity)
+        if needs_admin(scope) and not identity.is_admin:
+            raise AccessRefusedError(403, scope["path"][:100], expected="an administrator's key", got=_shown(identity))
+        if scope["type"] == "websocket":
+            self.usage.check_minutes(identity)
+        if scope["type"] == "websocket" or scope["method"] not in SAFE_METHODS:
+            self.usage.count_request(identity)
+
+
+def is_public(scope: Scope) -> bool:
+    """Whether the request needs no key."""
+    return scope["type"] == "http" and (scope["method"], scope["path"]) in PUBLIC
+
+
+def needs_admin(scope: Scope) -> bool:
+    """Whether the request needs an administrator."""
+    if scope["type"] != "http":
+        return False
+    is_change = scope["method"] not in SAFE_METHODS
+    return any((is_change or reading) and path.fullmatch(scope["path"]) for path, reading in ADMIN.items())
+
+
+def _shown(identity: Identity) -> str:
+    if identity.has_key:
+        return f"the key {identity.name}"
+    return "no key, from another machine"

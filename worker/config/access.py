@@ -1,0 +1,48 @@
+"""Settings of API keys and of the limits of clients. Torch-free."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from worker.config.settings import Settings
+
+KEY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+KEY_HASH = r"^sha256:[0-9a-f]{64}$"
+
+
+class ApiKeyEntry(Settings):
+    """One API key: its name, the hash of the key, and its limits. `python -m server.access add` makes one."""
+
+    hides_values: ClassVar[bool] = True  # a user may have entered the key itself
+
+    name: str = Field(pattern=KEY_NAME, examples=["alice", "phone-line"], description="name in lists and logs")
+    hash: str = Field(pattern=KEY_HASH, examples=["sha256:<64 hexadecimal digits>"], description="SHA-256 of the key")
+    admin: bool = Field(False, description="whether the key may change what concerns everyone")
+    sessions: int | None = Field(None, ge=1, le=1_000_000, description="sessions at once; null: no limit")
+    requests_per_day: int | None = Field(None, ge=0, le=10**9, description="requests a day; null: no limit")
+    minutes_per_day: float | None = Field(
+        None, ge=0, le=10**9, description="minutes of sessions with a slot a day; null: no limit"
+    )
+    models: tuple[str, ...] | None = Field(
+        None, strict=False, description="names of the models that the key may use; null: all"
+    )
+
+
+class ClientLimits(Settings):
+    """Limits of each client: a key, or without keys an address other than this machine's."""
+
+    sockets: int = Field(64, ge=1, le=1_000_000, description="open WebSockets of one client")
+    sessions: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="sessions at once of one address without a key, waiting ones included; null: half of all slots, "
+        "at least 2",
+    )
+    requests_per_s: float = Field(
+        50.0, ge=0.1, le=1_000_000, description="HTTP requests and handshakes a second of one client, on average"
+    )
+    messages_per_s: float = Field(
+        2000.0, ge=1, le=10_000_000, description="messages a second that are read from one client's sockets"
+    )
+    mb_per_s: float = Field(64.0, ge=0.1, le=1_000_000, description="megabytes a second that are read from one client")
