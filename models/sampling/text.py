@@ -5,7 +5,8 @@ parameter changes nothing. All work stays on the device and every shape is fixed
 this module contains no rules of units and turns.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -162,6 +163,19 @@ class SamplerState:
         if seed is not None:
             self.seed[slot] = signed_seed(seed)
             self.draws[slot] = 0
+
+    @contextmanager
+    def choosing_from(self, sets: Mapping[int, int]) -> Iterator[None]:
+        """Inside, slots choose from other token sets. sets: slot -> its `set_index`."""
+        # Copies on the device, in the order of its work: nothing waits for them.
+        kept = [(slot, self.set_index[slot].clone()) for slot in sets]
+        for slot, index in sets.items():
+            self.set_index[slot] = index
+        try:
+            yield
+        finally:
+            for slot, before in kept:
+                self.set_index[slot] = before
 
     def check(self, settings: TextSampling, seed: int | None) -> None:
         """Raises: SettingsError for a repetition window longer than the history, or a seed out of range."""

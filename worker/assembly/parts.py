@@ -28,7 +28,15 @@ from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.stream.vocoder import Vocoder
 from worker.assembly.backend_flags import apply_backend_flags, uses_kernels
 from worker.assembly.load_times import Loading
-from worker.config.session import FIXED_SET, REFERENCE_SET, REPLY_SET, REPLY_TEXT_SET, EngineConfig
+from worker.config.session import (
+    FIXED_SET,
+    FIXED_SPEAK_SET,
+    REFERENCE_SET,
+    REFERENCE_SPEAK_SET,
+    REPLY_SET,
+    REPLY_TEXT_SET,
+    EngineConfig,
+)
 from worker.loop.language import Language, reply_terminators
 
 LOG = logging.getLogger(__name__)
@@ -71,12 +79,15 @@ def token_sets(tokenizer: Tokenizer, vocab_size: int, device: torch.device) -> T
     duplex = TokenSet(forbidden=never, length_ids={special.turn_eos}, stop_id=special.chunk_eos, pad_id=special.listen)
     control = {special.listen, special.speak, special.turn_eos, special.chunk_tts_eos, special.tts_bos}
     ends = reply_terminators(tokenizer)
+    must_speak = TokenSet(forbidden=set(range(vocab_size)) - {special.speak}, pad_id=special.listen)
     sets = {
         REFERENCE_SET: replace(duplex, listen_id=tokenizer.eos_id),
         # Control tokens are not words, so the repetition penalty skips them.
         FIXED_SET: replace(duplex, listen_id=special.listen, unremembered=control),
         REPLY_SET: TokenSet(forbidden=forbidden_speech_ids(tokenizer), length_ids=ends, pad_id=special.im_end),
         REPLY_TEXT_SET: TokenSet(length_ids=ends, pad_id=special.im_end),
+        REFERENCE_SPEAK_SET: must_speak,
+        FIXED_SPEAK_SET: replace(must_speak, unremembered=control),
     }
     return TokenSets.build([sets[index] for index in sorted(sets)], vocab_size, device)
 

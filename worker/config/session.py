@@ -26,8 +26,8 @@ from worker.config.settings import SettingError, SettingProblem, Settings, notes
 from worker.describe import shown
 
 # Indices into the shared token sets: duplex as in the public implementation, duplex with its defects fixed,
-# turn-based replies with and without speech.
-REFERENCE_SET, FIXED_SET, REPLY_SET, REPLY_TEXT_SET = range(4)
+# turn-based replies with and without speech, and the first token of units that must speak in the two kinds of duplex.
+REFERENCE_SET, FIXED_SET, REPLY_SET, REPLY_TEXT_SET, REFERENCE_SPEAK_SET, FIXED_SPEAK_SET = range(6)
 
 IMAGE_ROWS = 66  # context tokens of one slice, with its two delimiters
 UNIT_ROWS = 14  # <unit>, ten tokens of sound, an inserted turn end, terminator, </unit>
@@ -79,6 +79,9 @@ class SessionConfig(Settings):
         20, ge=1, le=64, description="most text tokens of a unit, including the terminator"
     )
     max_chars_per_chunk: int = Field(28, ge=1, le=1000, description="a unit's text stays below this many characters")
+    max_turn_tokens: int = Field(
+        0, ge=0, le=65_536, description="most spoken text tokens of a turn, which then ends; 0: no limit"
+    )
     decode_mode: Literal["sampling", "greedy"] = Field(
         "sampling", description="greedy: always the most likely text token"
     )
@@ -191,6 +194,11 @@ class SessionConfig(Settings):
     def speech_sampling(self) -> SpeechSampling:
         """The sampling of this session's speech tokens; `decode_mode` applies to text only."""
         return replace(DUPLEX_SPEECH, temperature=self.tts_temperature, repetition_penalty=self.tts_repetition_penalty)
+
+    @property
+    def speak_set(self) -> int:
+        """Index of the token set that a unit which must speak chooses its first token from."""
+        return REFERENCE_SPEAK_SET if self.compat == "reference" else FIXED_SPEAK_SET
 
     @property
     def unit_rows(self) -> int:

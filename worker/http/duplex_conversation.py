@@ -13,14 +13,14 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from worker.engine import EngineError
-from worker.http.error_codes import code_of
-from worker.http.inbox import InboxClosedError, MessageInbox, PendingMessage
+from worker.http.error_codes import code_of, not_now
+from worker.http.inbox import InboxClosedError, MessageInbox, PendingMessage, WaitingFrames
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd
 from worker.http.system_prompts import adjustment, prepared_prompt
-from worker.http.unit_message import UnitClock, partial_message, result_message
+from worker.http.unit_message import TurnCounters, UnitClock, partial_message, result_message
 from worker.loop.prompt.system_prompt import SystemPrompt
-from worker.loop.results import Event, Failure, PartialResult, UnitResult
+from worker.loop.results import Event, Failure, InsertedText, PartialResult, UnitResult
 from worker.loop.session_handle import SessionHandle
 from worker.protocol.adjust_messages import Adjust, Adjusted
 from worker.protocol.codec import Message
@@ -47,12 +47,12 @@ from worker.protocol.messages import (
     read_binary,
     read_text,
 )
+from worker.protocol.text_messages import InsertText, TextInserted
 from worker.protocol.wire import WireError
 from worker.service import Service
 from worker.slots import SlotLease, SlotUse
 
 LOG = logging.getLogger(__name__)
-MAX_FRAMES = 32  # `video_frame` pictures that wait for their chunk
 MAX_UNSENT = 8  # messages; a client that does not read them gets no further answers
 
 
@@ -78,8 +78,9 @@ class DuplexConversation:
         self._prompt = SystemPrompt("", "")  # of the prepared session
         self._pause_ends: float | None = None
         self._pause_timeout = 0.0
-        self._frames: list[VideoFrame] = []
-        self._n_frame_bytes = 0
+        self._frames = WaitingFrames(service.settings.max_backlog)
+        self._inserting: asyncio.Future[InsertedText | Failure] | None = None
+        self._counters = TurnCounters()
         self._in_flight: deque[UnitClock] = deque()
         self._answered = asyncio.Event()
         self._turn_open = False
@@ -166,7 +167,7 @@ class DuplexConversation:
             await self._unit(message, pending.received)
             return None
         if isinstance(message, VideoFrame):
-            self._keep_frame(message, pending.n_bytes)
+            self._frames.add(message, pending.n_bytes)
             return None
         await self._wait_in_flight(0)
         match message:
@@ -176,6 +177,8 @@ class DuplexConversation:
                 await self._prepare(message)
             case Adjust():
                 await self._adjust(message)
+            case InsertText():
+                await self._insert_text(message)
             case Pause():
                 self._pause(message)
             case Resume():
@@ -189,14 +192,6 @@ class DuplexConversation:
             case ClientDiagnostic():
                 LOG.debug("session %s: a diagnostic message is ignored", self.name)
         return None
-
-    def _keep_frame(self, frame: VideoFrame, n_bytes: int) -> None:
-        max_bytes = self._service.settings.max_backlog
-        if len(self._frames) >= MAX_FRAMES or self._n_frame_bytes + n_bytes > max_bytes:
-            expected = f"at most {MAX_FRAMES} of {max_bytes} bytes in total before a chunk"
-            raise WireError(ErrorCode.BACKLOG_FULL, "video_frame", expected=expected, got="one more")
-        self._n_frame_bytes += n_bytes
-        self._frames.append(frame)
 
     # --- preparing -----------------------------------------------------------------------------
 
@@ -217,8 +212,8 @@ class DuplexConversation:
         self._speaks = self._will_speak = config.generate_audio and prompt.voice is not None
         self._turn_open = self._interrupting = self.paused = False
         self._pause_ends = None
-        self._frames.clear()
-        self._n_frame_bytes = 0
+        self._frames.take()
+        self._counters = TurnCounters()
         self.n_units = self._n_parts = 0
         self._send(
             Prepared(
@@ -231,7 +226,7 @@ class DuplexConversation:
 
     async def _adjust(self, message: Adjust) -> None:
         if not self._prepared:
-            raise _not_now(ErrorCode.NOT_PREPARED, "Not prepared yet", "adjust", "a prepared session")
+            raise not_now(ErrorCode.NOT_PREPARED, "Not prepared yet", "adjust", "a prepared session")
         config = self._handle.config.adjusted(message.settings())
         if message.system_prompt is not None:
             self._service.check_prompt(message.system_prompt)
@@ -246,6 +241,20 @@ class DuplexConversation:
             self._speaks = self._will_speak
         self._send(Adjusted.of(message, config.model_dump(mode="json"), outcome.from_unit, outcome.notes))
 
+    async def _insert_text(self, message: InsertText) -> None:
+        if not self._prepared:
+            raise not_now(ErrorCode.NOT_PREPARED, "Not prepared yet", "insert_text", "a prepared session")
+        inserting = self._inserting = self._loop.create_future()
+        try:
+            await asyncio.wrap_future(await asyncio.to_thread(self._handle.insert_text, message.role, message.text))
+            event = await inserting
+        finally:
+            self._inserting = None
+            self._prepared = self._handle.is_live
+        if isinstance(event, Failure):
+            raise event.error
+        self._send(TextInserted(n_rows=event.n_rows))
+
     def _pause(self, message: Pause) -> None:
         default = self._service.settings.pause_timeout
         self._pause_timeout = default if message.timeout is None else message.timeout
@@ -258,12 +267,12 @@ class DuplexConversation:
         keep = self._spec.backlog == "keep"
         await self._wait_in_flight(0 if keep else self._handle.max_waiting_units - 1)
         clock = UnitClock(received, time.monotonic())
-        frames, self._frames, self._n_frame_bytes = self._frames, [], 0
+        frames = self._frames.take()
         try:
             if not self._prepared:
-                raise _not_now(ErrorCode.NOT_PREPARED, "Not prepared yet")
+                raise not_now(ErrorCode.NOT_PREPARED, "Not prepared yet")
             if self.paused:
-                raise _not_now(ErrorCode.PAUSED, "Worker is paused")
+                raise not_now(ErrorCode.PAUSED, "Worker is paused")
             self._in_flight.append(clock)
             try:
                 await asyncio.wrap_future(await asyncio.to_thread(self._submit, chunk, frames))
@@ -281,7 +290,12 @@ class DuplexConversation:
         """Decode a unit and pass it to the engine. Slow: call on a thread."""
         pictures = [*(frame.picture() for frame in frames), *chunk.pictures()]
         return self._handle.send(
-            chunk.samples(), pictures, force_listen=chunk.force_listen, max_slice_nums=chunk.max_slice_nums
+            chunk.samples(),
+            pictures,
+            force_listen=chunk.force_listen,
+            force_speak=chunk.force_speak,
+            close_early=chunk.close_early,
+            max_slice_nums=chunk.max_slice_nums,
         )
 
     async def _wait_in_flight(self, n: int) -> None:
@@ -298,6 +312,10 @@ class DuplexConversation:
             if self._spec.partial_results and self._in_flight:
                 self._n_parts += 1
                 self._send(partial_message(event, self._n_parts))
+            return
+        if self._inserting is not None and isinstance(event, InsertedText | Failure):
+            if not self._inserting.done():
+                self._inserting.set_result(event)
             return
         if not self._in_flight:
             if isinstance(event, Failure):  # a failing engine sends one to every session
@@ -328,6 +346,8 @@ class DuplexConversation:
         message = result_message(
             event, clock, ends_turn=ends_turn, speaks=self._speaks, n_parts=n_parts, backlog=backlog
         )
+        if self._spec.counters:
+            message = self._counters.counted(message, event)
         if not self._turn_open:
             self._speaks = self._will_speak
         self._metrics.unit(event, message)
@@ -370,16 +390,6 @@ class DuplexConversation:
     def _handle(self) -> SessionHandle:
         assert self._session is not None, "expected a session while `run` runs, got None"
         return self._session
-
-
-def _not_now(
-    code: ErrorCode,
-    text: str,
-    what: str = "audio_chunk",
-    expected: str = "a prepared session that is not paused",
-) -> WireError:
-    """The error for a message that is refused; clients match `text`."""
-    return WireError(code, what, expected=expected, got=code, text=text)
 
 
 def _ignore_result(future: "Future[None]") -> None:

@@ -1,4 +1,4 @@
-"""The protocol's error code for an exception."""
+"""The protocol's error code for an exception, and the error for a message that comes at a wrong time."""
 
 from models.errors import (
     AudioError,
@@ -38,3 +38,13 @@ def code_of(error: Exception) -> ErrorCode:
     if isinstance(error, WireError):
         return error.code
     return next((code for kind, code in CODES if isinstance(error, kind)), ErrorCode.INTERNAL)
+
+
+def not_now(
+    code: ErrorCode,
+    text: str,
+    what: str = "audio_chunk",
+    expected: str = "a prepared session that is not paused",
+) -> WireError:
+    """The error for a message that is refused; clients match `text`."""
+    return WireError(code, what, expected=expected, got=code, text=text)

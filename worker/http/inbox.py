@@ -1,10 +1,18 @@
-"""Messages of one client that wait to be answered, bounded by the memory they take. For one event loop."""
+"""What of one client waits, bounded by the memory it takes: messages for their answer, pictures for their unit.
+
+For one event loop.
+"""
 
 import asyncio
 from collections import deque
 from collections.abc import Iterator
 from typing import Generic, NamedTuple, TypeVar
 
+from worker.protocol.codes import ErrorCode
+from worker.protocol.messages import VideoFrame
+from worker.protocol.wire import WireError
+
+MAX_FRAMES = 32  # `video_frame` pictures that wait for their chunk
 MIN_BYTES = 1024  # memory that any message takes, however short
 
 Incoming = TypeVar("Incoming")
@@ -77,3 +85,25 @@ class MessageInbox(Generic[Incoming]):
         """Give no message from now on."""
         self._is_closed = True
         self._changed.set()
+
+
+class WaitingFrames:
+    """The pictures of `video_frame` messages that wait for the next chunk."""
+
+    def __init__(self, max_bytes: int):
+        """max_bytes: they may take together."""
+        self._max_bytes, self._n_bytes = max_bytes, 0
+        self._frames: list[VideoFrame] = []
+
+    def add(self, frame: VideoFrame, n_bytes: int) -> None:
+        """Keep a picture. n_bytes: its size on the wire. Raises: WireError backlog_full."""
+        if len(self._frames) >= MAX_FRAMES or self._n_bytes + n_bytes > self._max_bytes:
+            expected = f"at most {MAX_FRAMES} of {self._max_bytes} bytes in total before a chunk"
+            raise WireError(ErrorCode.BACKLOG_FULL, "video_frame", expected=expected, got="one more")
+        self._n_bytes += n_bytes
+        self._frames.append(frame)
+
+    def take(self) -> list[VideoFrame]:
+        """Remove all pictures. Returns: them, oldest first."""
+        frames, self._frames, self._n_bytes = self._frames, [], 0
+        return frames

@@ -7,6 +7,7 @@ import numpy as np
 
 from worker.loop.results import SOUND_RATE, UNIT_MS, PartialResult, UnitResult
 from worker.protocol.messages import Partial, Result
+from worker.protocol.unit_counters import Mark, UnitUsage
 from worker.protocol.wire import Sound
 
 
@@ -65,7 +66,40 @@ def result_message(
         stages=stages,
         headroom_ms=UNIT_MS - 1000 * (now - clock.received),
         n_parts=n_parts,
+        turn_limit=True if event.turn_limit else None,
     )
+
+
+class TurnCounters:
+    """How much text and sound of the open turn was sent."""
+
+    def __init__(self) -> None:
+        self._n_chars = self._n_samples = 0
+
+    def counted(self, message: Result, event: UnitResult) -> Result:
+        """The message of a result, with `usage` and `marks`; none of a unit of which nothing was sent."""
+        marks = []
+        if not event.is_listen or message.n_parts:
+            self._n_chars += len(event.text)
+            self._n_samples += _n_sent(message, event)
+            marks.append(Mark(text_chars=self._n_chars, audio_ms=1000 * self._n_samples / SOUND_RATE))
+        if event.end_of_turn or (event.is_listen and event.tokens):  # without tokens the unit has decided nothing
+            self._n_chars = self._n_samples = 0
+        usage = UnitUsage(
+            text_rows=event.rows.text,
+            audio_rows=event.rows.audio,
+            image_rows=event.rows.image,
+            text_tokens=event.n_tokens,
+            speech_tokens=event.n_speech_tokens,
+        )
+        return message.model_copy(update={"usage": usage, "marks": marks})
+
+
+def _n_sent(message: Result, event: UnitResult) -> int:
+    """Samples of the unit's sound. Sound that was sent in parts is not padded."""
+    if message.n_parts:
+        return 0 if event.pcm is None else len(event.pcm)
+    return 0 if message.audio_data is None else len(message.audio_data.samples("sound"))
 
 
 def _whole_second(event: UnitResult, speaks: bool) -> np.ndarray | None:

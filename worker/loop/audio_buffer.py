@@ -95,6 +95,14 @@ class AudioBuffer:
         self._buffer[self._n : total] = samples
         self._n = total
 
+    def complete(self) -> None:
+        """Append the silence that is missing from a whole unit: as much as up to the end of the client's second.
+
+        A buffer that has a whole unit stays as it is.
+        """
+        if self.n_whole == 0:
+            self.push(np.zeros(self._n_needed + LEAD_SAMPLES - LOOKAHEAD_SAMPLES - self._n, dtype=np.float32))
+
     def peek(self) -> np.ndarray | None:
         """A copy of the next unit's samples, 16 480 for the first unit and 16 000 later; None if too few wait.
 

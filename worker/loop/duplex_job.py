@@ -13,9 +13,9 @@ from models.inputs.tokens import TextStream
 from worker.loop.audio_buffer import AudioBuffer
 from worker.loop.job import Job, Layout, SpeechCall
 from worker.loop.language import Language
-from worker.loop.results import SOUND_RATE, Event, UnitResult
+from worker.loop.results import SOUND_RATE, Event, FedRows, UnitResult
 from worker.loop.session import Gate, UnitInput
-from worker.loop.unit_decoder import UnitDecoder
+from worker.loop.unit_decoder import TurnCap, UnitDecoder
 from worker.loop.voice_manager import VoiceManager
 from worker.loop.window import Drop, Rebuild
 
@@ -51,6 +51,7 @@ class DuplexJob(Job):
     _late_ids: list[int] = field(default_factory=list, init=False)  # fed in front of the terminator
     _before: tuple[AudioBuffer, TextStream | None] | None = field(default=None, init=False)
     _has_taken_interrupt: bool = field(default=False, init=False)
+    _n_inserted: int = field(default=0, init=False)  # rows of texts inserted before the unit
 
     @property
     def index(self) -> int:
@@ -66,6 +67,8 @@ class DuplexJob(Job):
         self._before = session.audio_buffer.copy(), session.text_stream and session.text_stream.copy()
         if unit.sound is not None:
             session.audio_buffer.push(unit.sound)
+            if unit.close_early:
+                session.audio_buffer.complete()
             self._audio = self._take_audio()
         self._frames = [*session.frames_waiting, *unit.frames]
         too_short = unit.sound is not None and not self._audio
@@ -115,9 +118,14 @@ class DuplexJob(Job):
             compat=session.reference,
             length=self.language.length,
             turn_open=session.turn_open,
-            force=has_backlog or session.n_decided < config.force_listen_count,
+            force=not self.unit.force_speak and (has_backlog or session.n_decided < config.force_listen_count),
             override=self.unit.force_listen,
+            cap=TurnCap(session.n_turn_tokens, config.max_turn_tokens),
         )
+
+    @property
+    def first_token_set(self) -> int | None:
+        return self.session.config.speak_set if self.unit.force_speak else None
 
     def _take_interrupt(self) -> bool:
         """Whether an interrupt is requested; the request is cleared."""
@@ -188,11 +196,14 @@ class DuplexJob(Job):
         session = self.session
         self.is_text_done = True
         session.set_pending([])
+        self._n_inserted = session.take_inserted()
         if self._is_half_fed:
             session.window.add_stray(self._n_rows)
             return
         decoder = self._decided
-        session.count_units(max(len(self._audio), 1), decoder.turn_open)
+        session.count_units(max(len(self._audio), 1), decoder.turn_open, decoder.n_turn_tokens)
+        if decoder.turn_limited or not decoder.is_listen or decoder.forced_end:
+            session.set_turn_limited(decoder.turn_limited)
         self._ends_turn = decoder.end_of_turn
         if decoder.end_of_turn:
             self._flush_text()
@@ -307,8 +318,14 @@ class DuplexJob(Job):
             n_caught_up=max(len(self._audio) - 1, 0),
             lag_s=session.audio_buffer.lag_s + session.waiting_s,
             tokens=() if decoder is None else tuple(decoder.all_ids),
+            turn_limit=self._ends_turn and session.is_turn_limited,
+            rows=self._fed_rows(),
             times=self.times,
         )
+
+    def _fed_rows(self) -> FedRows:
+        audio, image = self.language.audio_rows * len(self._audio), self.language.image_rows * len(self.images())
+        return FedRows(len(self.layout.ids) - audio - image + self._n_inserted, audio, image)
 
     def _pcm(self) -> np.ndarray | None:
         pcm = np.concatenate(self.pcm_parts) if self.pcm_parts else None

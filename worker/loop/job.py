@@ -47,8 +47,7 @@ class JobPhase(Enum):
 class Layout(NamedTuple):
     """Rows that a prefill feeds.
 
-    ids: token ids, 0 where media rows stand. image_starts, audio_starts: first row of each image slice and of each
-    audio unit.
+    ids: token ids, 0 where media rows stand. image_starts, audio_starts: first row of each image slice and audio unit.
     """
 
     ids: list[int]
@@ -345,6 +344,11 @@ class Job:
 
     def on_prefilled(self) -> None:
         """The layout is in the context."""
+
+    @property
+    def first_token_set(self) -> int | None:
+        """Index of the token set that the token after the prefill is from; None: that of the slot's settings."""
+        return None
 
     @property
     def beam_settings(self) -> BeamSettings | None:

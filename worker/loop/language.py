@@ -39,6 +39,15 @@ class Language:
         """Ids that end a reply in the context before the user's turn."""
         return self.tokenizer.encode(close_answer(is_complete=is_complete))
 
+    def message(self, role: str, text: str) -> list[int]:
+        """Ids of a message between two units, as the system prompt of a duplex session is written.
+
+        Raises: TokenError if the text contains half of a surrogate pair.
+        """
+        special, newline = self.special, self.tokenizer.encode("\n")
+        head = [special.im_start, *self.tokenizer.encode(role), *newline]
+        return [*head, *self.tokenizer.encode_plain(text), special.im_end]
+
     def open_user(self) -> list[int]:
         """Ids that begin the user's turn."""
         return self.tokenizer.encode(f"{START}user\n")

@@ -1,7 +1,7 @@
 """Events that a session emits: partial results while a unit runs, one result per unit, failures. Torch-free."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -46,6 +46,20 @@ class PartialResult:
     pcm: np.ndarray | None = None
 
 
+class FedRows(NamedTuple):
+    """Context rows that a unit has fed before its first token, by kind.
+
+    text: control tokens, and text that was inserted since the last unit. image: without the delimiters.
+    """
+
+    text: int = 0
+    audio: int = 0
+    image: int = 0
+
+
+NO_ROWS = FedRows()
+
+
 @dataclass(frozen=True)
 class UnitResult:
     """Result of one unit; text and sound are the sums of its partial results.
@@ -60,6 +74,7 @@ class UnitResult:
         n_caught_up: seconds of backlog that were fed before this unit without a decision.
         lag_s: seconds of sound that still wait.
         tokens: every id the unit adds to the conversation, terminator included.
+        turn_limit: the turn ends because of `max_turn_tokens`.
     """
 
     session: str
@@ -75,7 +90,17 @@ class UnitResult:
     n_caught_up: int = 0
     lag_s: float = 0.0
     tokens: tuple[int, ...] = ()
+    turn_limit: bool = False
+    rows: FedRows = NO_ROWS
     times: StageTimes = field(default_factory=StageTimes)
+
+
+@dataclass(frozen=True)
+class InsertedText:
+    """An inserted text is in the context. n_rows: its context rows."""
+
+    session: str
+    n_rows: int
 
 
 @dataclass(frozen=True)
@@ -157,4 +182,14 @@ class Interruption:
     heard_ms: float
 
 
-Event = PartialResult | UnitResult | Prefilled | ReplyResult | Failure | VoiceState | Generating | Interruption
+Event = (
+    PartialResult
+    | UnitResult
+    | InsertedText
+    | Prefilled
+    | ReplyResult
+    | Failure
+    | VoiceState
+    | Generating
+    | Interruption
+)

@@ -58,6 +58,7 @@ PHASES: dict[str, dict[SessionPhase, SessionPhase]] = {
 LIVE = frozenset({SessionPhase.READY, SessionPhase.PREFILLED, SessionPhase.GENERATED})
 GATES: dict[str, dict[Gate, Gate]] = {
     "unit": {Gate.OPEN: Gate.OPEN},
+    "text": {Gate.OPEN: Gate.OPEN, Gate.PAUSED: Gate.PAUSED},
     "prepare": {Gate.OPEN: Gate.OPEN},
     "pause": {Gate.OPEN: Gate.PAUSED},
     "resume": {Gate.PAUSED: Gate.OPEN},
@@ -75,11 +76,23 @@ class UnitInput:
         frames: slices of each image.
         force_listen: listen whatever the model decides.
         arrived: clock reading when the unit arrived.
+        force_speak: speak whatever the model decides.
+        close_early: complete sound that is too short for a unit with silence.
     """
 
     sound: np.ndarray | None
     frames: list[list[ImagePatches]]
     force_listen: bool
+    arrived: float
+    force_speak: bool = False
+    close_early: bool = False
+
+
+@dataclass(frozen=True)
+class TextInput:
+    """A text to insert between two units. ids: all its context rows. arrived: clock reading when it arrived."""
+
+    ids: tuple[int, ...]
     arrived: float
 
 
@@ -123,10 +136,13 @@ class Session:
         emit: receives the session's events; must return at once.
         speech: state of the speech between units.
         phase, gate: see `PHASES` and `GATES`.
-        waiting: units that have not begun.
+        waiting: units and inserted texts that have not begun.
         pending: ids that close the last unit; they are fed in front of the next one.
         text_stream: decodes the open turn's tokens; None before the first one.
         turn_open: the model's turn goes on.
+        n_turn_tokens: spoken text tokens of the open turn.
+        is_turn_limited: `max_turn_tokens` has ended the text of the last turn.
+        n_inserted: context rows fed for inserted texts since the last unit.
         interrupt_requested: stop speaking at the next token.
         n_decided: units that reached a decision.
         n_units: units or replies counted so far.
@@ -145,10 +161,13 @@ class Session:
     speech: SpeechProgress = field(default_factory=SpeechProgress)
     phase: SessionPhase = SessionPhase.NEW
     gate: Gate = Gate.OPEN
-    waiting: deque[UnitInput] = field(default_factory=deque)
+    waiting: deque[UnitInput | TextInput] = field(default_factory=deque)
     pending: list[int] = field(default_factory=list)
     text_stream: TextStream | None = None
     turn_open: bool = False
+    n_turn_tokens: int = 0
+    is_turn_limited: bool = False
+    n_inserted: int = 0
     interrupt_requested: bool = False
     n_decided: int = 0
     n_units: int = 0
@@ -165,7 +184,8 @@ class Session:
     @property
     def waiting_s(self) -> float:
         """Seconds of sound in the units that wait."""
-        return sum(len(unit.sound) for unit in self.waiting if unit.sound is not None) / SAMPLE_RATE
+        units = (one for one in self.waiting if isinstance(one, UnitInput))
+        return sum(len(unit.sound) for unit in units if unit.sound is not None) / SAMPLE_RATE
 
     @property
     def is_live(self) -> bool:
@@ -192,10 +212,10 @@ class Session:
             LOG.exception("session %s: its receiver failed on a %s", self.id, type(event).__name__)
 
     def drop_waiting(self, why: str) -> None:
-        """Emit a failure for every waiting unit instead of running it."""
+        """Emit a failure for every waiting unit and text instead of running it."""
         while self.waiting:
-            self.waiting.popleft()
-            error = OrderError(f"session {self.id}: a unit that waited", expected="its turn to come", got=why)
+            what = "a unit" if isinstance(self.waiting.popleft(), UnitInput) else "a text"
+            error = OrderError(f"session {self.id}: {what} that waited", expected="its turn to come", got=why)
             self.send(Failure(self.id, self.n_units, error))
 
     # --- phase and gate ------------------------------------------------------------------------
@@ -228,8 +248,8 @@ class Session:
         self.drop_waiting("the session was prepared again")
         self.config, self.audio_buffer, self.window = config, audio_buffer, window
         self.pending, self.frames_waiting, self.text_stream = [], [], None
-        self.turn_open = self.interrupt_requested = False
-        self.n_decided = self.n_units = self.n_unit_ids = 0
+        self.turn_open = self.interrupt_requested = self.is_turn_limited = False
+        self.n_decided = self.n_units = self.n_unit_ids = self.n_turn_tokens = self.n_inserted = 0
 
     def reconfigure(self, config: SessionConfig) -> None:
         """Replace the settings; the next unit uses them."""
@@ -269,18 +289,37 @@ class Session:
         """Set the ids that close the last unit."""
         self.pending = ids
 
-    def count_units(self, n: int, turn_open: bool) -> None:
-        """Count a decision that took `n` units. turn_open: the model's turn goes on after it."""
+    def count_units(self, n: int, turn_open: bool, n_turn_tokens: int = 0) -> None:
+        """Count a decision that took `n` units.
+
+        Args:
+            turn_open: the model's turn goes on after it.
+            n_turn_tokens: spoken text tokens of that turn.
+        """
         self.n_units += n
         self.n_decided += 1
-        self.turn_open = turn_open
+        self.turn_open, self.n_turn_tokens = turn_open, n_turn_tokens
+
+    def set_turn_limited(self, is_limited: bool) -> None:
+        """Record whether `max_turn_tokens` has ended the text of the last turn."""
+        self.is_turn_limited = is_limited
+
+    def count_inserted(self, n_rows: int) -> None:
+        """Count context rows fed for an inserted text."""
+        self.n_inserted += n_rows
+
+    def take_inserted(self) -> int:
+        """Forget the count of rows fed for inserted texts. Returns: it."""
+        n_rows, self.n_inserted = self.n_inserted, 0
+        return n_rows
 
     def count_reply(self) -> None:
         self.n_units += 1
 
     def close_turn(self) -> None:
         """End the model's turn after its unit has been counted."""
-        self.turn_open = False
+        self.turn_open = self.is_turn_limited = False
+        self.n_turn_tokens = 0
 
     def register_unit(
         self, n_rows: int, kind: str, ids: tuple[int, ...], text: str, is_listen: bool

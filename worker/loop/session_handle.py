@@ -18,7 +18,7 @@ from worker.config.session import SessionConfig
 from worker.loop.audio_buffer import checked
 from worker.loop.command_queue import CommandQueue
 from worker.loop.prompt.system_prompt import Adjustment, AdjustOutcome, SystemPrompt
-from worker.loop.session import Session, UnitInput
+from worker.loop.session import Session, TextInput, UnitInput
 from worker.loop.sessions import Sessions
 
 MAX_SLICES = 9
@@ -84,6 +84,8 @@ class SessionHandle:
         frames: Sequence[bytes | Image.Image] = (),
         *,
         force_listen: bool = False,
+        force_speak: bool = False,
+        close_early: bool = False,
         max_slice_nums: int | Sequence[int] | None = None,
     ) -> Future[None]:
         """Send one unit; its outcome is emitted as an event.
@@ -92,6 +94,8 @@ class SessionHandle:
             sound: [n] float32 at 16 kHz.
             frames: encoded or decoded images.
             force_listen: listen whatever the model decides.
+            force_speak: speak whatever the model decides, also in the first units; not with `force_listen`.
+            close_early: complete sound that is too short for a unit with silence.
             max_slice_nums: slices per image, one number or one each; None: as the session's settings.
         Returns: a future that is done when the unit is queued. Future errors: as `Sessions.unit`.
         Raises: AudioError, ImageError, SettingsError; nothing is queued then.
@@ -101,10 +105,22 @@ class SessionHandle:
             sound = checked(sound)
         if sound is None and not frames and not self._session.reference:
             raise SettingsError("unit", expected="sound or images", got="neither")
+        if force_listen and force_speak:
+            raise SettingsError("force_speak", expected="false with force_listen", got="true")
         limits = self._slice_limits(len(frames), max_slice_nums)
         slices = [self._cutter.cut(frame, limit) for frame, limit in zip(frames, limits, strict=True)]
-        unit = UnitInput(sound, slices, force_listen, arrived)
+        unit = UnitInput(sound, slices, force_listen, arrived, force_speak, close_early)
         return self._commands.submit(self._sessions.unit, self._session, unit)
+
+    def insert_text(self, role: str, text: str) -> Future[None]:
+        """Insert a text between the units sent before and after it; its outcome is emitted as an event.
+
+        Slow for long texts: call on a thread.
+        Returns: a future that is done when the text is queued. Future errors: as `Sessions.insert_text`.
+        Raises: ContextOverflowError, TokenError; nothing is queued then.
+        """
+        text_input = TextInput(self._sessions.text_ids(role, text), time.monotonic())
+        return self._commands.submit(self._sessions.insert_text, self._session, text_input)
 
     def _slice_limits(self, n_frames: int, given: int | Sequence[int] | None) -> list[int]:
         if given is None:

@@ -16,10 +16,11 @@ from worker.config.session import EngineConfig, SessionConfig
 from worker.loop.audio_buffer import AudioBuffer
 from worker.loop.duplex_job import DuplexJob
 from worker.loop.language import Language
+from worker.loop.prompt.inserted_text import MAX_TEXT_CHARS, TextJob
 from worker.loop.prompt.prompts import PromptChange, Prompts, Snapshot
 from worker.loop.prompt.system_prompt import Adjustment, AdjustOutcome, SystemPrompt
 from worker.loop.results import Event, Failure
-from worker.loop.session import Gate, OrderError, Session, SessionPhase, UnitInput
+from worker.loop.session import Gate, OrderError, Session, SessionPhase, TextInput, UnitInput
 from worker.loop.unit_loop import UnitLoop
 from worker.loop.voice_manager import VoiceManager
 from worker.loop.window import UnitWindow
@@ -154,21 +155,42 @@ class Sessions:
         """
         if not (session.reference and session.gate is Gate.STOPPED):
             session.move_gate("unit")
+        self._queue(session, unit, "unit")
+
+    def insert_text(self, session: Session, text: TextInput) -> None:
+        """Queue a text that is fed between two units. Emits `InsertedText`, or a failure: ContextOverflowError.
+
+        Raises: OrderError if the session accepts none now, or has too many units waiting.
+        """
+        session.move_gate("text")
+        self._queue(session, text, "text")
+
+    def _queue(self, session: Session, waiting: UnitInput | TextInput, what: str) -> None:
         if not session.is_live:
-            raise OrderError(f"session {session.id}: unit", expected="a prepared session", got=session.phase)
+            raise OrderError(f"session {session.id}: {what}", expected="a prepared session", got=session.phase)
         if len(session.waiting) >= self._config.max_waiting_units:
             expected = f"at most {self._config.max_waiting_units} units waiting"
-            raise OrderError(f"session {session.id}: unit", expected=expected, got=len(session.waiting) + 1)
-        session.waiting.append(unit)
+            raise OrderError(f"session {session.id}: {what}", expected=expected, got=len(session.waiting) + 1)
+        session.waiting.append(waiting)
+
+    def text_ids(self, role: str, text: str) -> tuple[int, ...]:
+        """Context rows of a text to insert. Any thread may call it. Raises: ContextOverflowError, TokenError."""
+        if len(text) > MAX_TEXT_CHARS:
+            raise ContextOverflowError("text", expected=f"at most {MAX_TEXT_CHARS} characters", got=len(text))
+        return tuple(self._language.message(role, text))
 
     def dispatch(self) -> None:
-        """Start the next waiting unit of every session that runs none, and end sessions whose reply is over."""
+        """Start the next waiting unit or text of every session that runs none; end sessions whose reply is over."""
         for session in list(self._open.values()):
             if session.closes_when_idle and not session.is_busy:
                 self._end(session)
             if session.waiting and not session.is_busy:
-                unit = session.waiting.popleft()
-                self._loop.add(DuplexJob(session, unit.arrived, unit, self._language, self._voices))
+                waiting = session.waiting.popleft()
+                if isinstance(waiting, UnitInput):
+                    self._loop.add(DuplexJob(session, waiting.arrived, waiting, self._language, self._voices))
+                else:
+                    max_length = self._config.llm_len - session.config.unit_rows
+                    self._loop.add(TextJob(session, waiting.arrived, waiting, max_length))
 
     def adjust(self, session: Session, change: Adjustment) -> AdjustOutcome:
         """Change a session from the next unit on; its context, turn and random numbers stay. All changes, or none.

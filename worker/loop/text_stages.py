@@ -297,7 +297,13 @@ class _Feed(RewindingStage):
             slots.append(job.slot)
             parts.append(job.rows.cut(0, most))
             samples.append(len(job.rows) <= most and job.step.sample and job.step.feed is None)
-        chosen = unit_steps.feed(slots, parts, samples)
+        sets = {
+            job.slot: job.first_token_set
+            for job, is_sampled in zip(jobs, samples, strict=True)
+            if is_sampled and job.first_token_set is not None
+        }
+        with unit_steps.state.text.choosing_from(sets):
+            chosen = unit_steps.feed(slots, parts, samples)
         return [(len(part), one) for part, one in zip(parts, chosen, strict=True)]
 
 

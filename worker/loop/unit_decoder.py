@@ -49,6 +49,16 @@ class DecoderStep(NamedTuple):
     sample: bool
 
 
+class TurnCap(NamedTuple):
+    """The limit of a turn's text. n_tokens: spoken before this unit. most: tokens at most; 0 is no limit."""
+
+    n_tokens: int = 0
+    most: int = 0
+
+
+NO_CAP = TurnCap()
+
+
 class UnitDecoder:
     """One unit's text, from the prefill's logits to the terminator.
 
@@ -64,6 +74,11 @@ class UnitDecoder:
         end_of_turn  the assistant's turn ends with this unit
         turn_open    the next unit must not listen unless it is forced to
         forced_end   override or interrupt cut off an open turn: its speech must be reset
+        turn_limited the limit of a turn's text has ended the turn
+        n_turn_tokens spoken tokens of the turn that goes on
+
+    After the last token that the limit allows, `<|turn_eos|>` takes the place of the next sampled token and ends the
+    unit, also beyond `max_tokens`.
 
     `compat` reproduces errors of the public implementation:
         case                                            compat                       otherwise
@@ -85,6 +100,7 @@ class UnitDecoder:
         turn_open: bool,
         force: bool = False,
         override: bool = False,
+        cap: TurnCap = NO_CAP,
     ):
         """Create the decoder of a unit with nothing sampled yet.
 
@@ -97,6 +113,7 @@ class UnitDecoder:
             turn_open: the turn of the unit before goes on.
             force: listen without sampling; an open turn stays open.
             override: listen without sampling; an open turn is closed first.
+            cap: limit of the turn's text.
         """
         assert max_tokens >= 1, f"max_tokens: expected at least 1, got {max_tokens}"
         self._ids = ids
@@ -105,6 +122,7 @@ class UnitDecoder:
         self._explicit, self._compat = explicit, compat
         self._forced, self._override = force or override, override
         self._began_open = turn_open
+        self._cap = cap
         self._n_fed = 0
         self._started = self._done = False
 
@@ -116,6 +134,8 @@ class UnitDecoder:
         self.end_of_turn = False
         self.turn_open = turn_open
         self.forced_end = False
+        self.turn_limited = False
+        self.n_turn_tokens = cap.n_tokens
 
     def start(self) -> DecoderStep:
         """The first step: sample, or the whole unit if listening is forced or no token is allowed."""
@@ -136,6 +156,10 @@ class UnitDecoder:
         """Process a sampled token."""
         assert self._started and not self._done, "take: expected a unit that samples, got one before or after"
         ids = self._ids
+        if self._is_capped and token != ids.turn_eos:
+            self.turn_limited = True
+            step = self._feed(ids.turn_eos)
+            return self._cut(step.feed, step.place) if step.sample else step
         if token == ids.listen:
             if self.turn_open:
                 return self._feed(ids.tts_bos)
@@ -162,7 +186,7 @@ class UnitDecoder:
         assert self._done, "end_turn: expected a complete unit, got one that goes on"
         if not self.turn_open:
             return []
-        self.turn_open = False
+        self.turn_open, self.n_turn_tokens = False, 0
         self.all_ids.insert(len(self.all_ids) - (self.terminator is not None), self._ids.turn_eos)
         return [self._ids.turn_eos]
 
@@ -181,13 +205,19 @@ class UnitDecoder:
         self._n_fed += 1
         self.end_of_turn = token == self._ids.turn_eos
         self.turn_open = not self.end_of_turn
-        if self._n_fed == self._limit:
+        self.n_turn_tokens = 0 if self.end_of_turn else self.n_turn_tokens + spoken
+        if self._n_fed >= self._limit and not self._is_capped:
             return self._cut(feed=token, place=place)
         return DecoderStep(token, place, True)
 
+    @property
+    def _is_capped(self) -> bool:
+        """Whether the open turn has as many tokens as its limit allows."""
+        return 0 < self._cap.most <= self.n_turn_tokens and self.turn_open
+
     def _close_turn(self) -> int:
         self.all_ids.append(self._ids.turn_eos)
-        self.turn_open = False
+        self.turn_open, self.n_turn_tokens = False, 0
         self.forced_end = True
         return self._ids.turn_eos
 

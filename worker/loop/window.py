@@ -128,6 +128,14 @@ class UnitWindow:
     def preserve(self) -> int:
         return self.prefix + len(self.previous_ids) + len(self.suffix)
 
+    def room(self) -> int | None:
+        """Rows of the longest unit that is kept when it is closed; None: any is."""
+        if self._config.mode == "off":
+            return None
+        if self._config.mode == "basic":
+            return max(self._config.high_tokens - self.length, self._config.low_tokens - self.preserve)
+        return None if self._max_tokens is None else self._max_tokens - self.preserve
+
     def protect(self, prefix: int, suffix: Sequence[int]) -> None:
         """Register the prompt of an empty context: number of rows before its suffix, ids of the suffix."""
         assert self.length == 0, f"protect: expected an empty context, got {self.length} rows"

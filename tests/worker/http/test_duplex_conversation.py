@@ -14,7 +14,8 @@ import pytest
 from worker.config.service import Config
 from worker.config.session import SessionConfig
 from worker.engine import EngineError
-from worker.http.duplex_conversation import MAX_FRAMES, MAX_UNSENT, DuplexConversation
+from worker.http.duplex_conversation import MAX_UNSENT, DuplexConversation
+from worker.http.inbox import MAX_FRAMES
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd
 from worker.loop.results import Failure, PartialResult, UnitResult

@@ -179,11 +179,11 @@ def make_patches(seed: int) -> list[ImagePatches]:
 
 
 def make_unit(
-    seed: int | None = 0, n: int = 16_000, *, pictures: Sequence[int] = (), force_listen: bool = False
+    seed: int | None = 0, n: int = 16_000, *, pictures: Sequence[int] = (), force_listen: bool = False, **options: bool
 ) -> UnitInput:
-    """A unit of `n` samples, without sound if `seed` is None; images by seed."""
+    """A unit of `n` samples, without sound if `seed` is None; images by seed. options: as in `UnitInput`."""
     sound = None if seed is None else make_sound(seed, n)
-    return UnitInput(sound, [make_patches(number) for number in pictures], force_listen, arrived=0.0)
+    return UnitInput(sound, [make_patches(number) for number in pictures], force_listen, arrived=0.0, **options)
 
 
 @cache
