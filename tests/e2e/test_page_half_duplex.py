@@ -67,12 +67,18 @@ def test_spoken_answer_is_interrupted(speaking: Browser, small_server: ServerPro
     page = open_page(speaking, small_server, config)
     page.page.click("#start")
     page.wait_state("speaking")
+    page.page.wait_for_timeout(700)  # some of it is played
     page.page.click("#interrupt")
     page.wait(lambda: not page.report["turns"][0]["isOpen"], "the end of the turn")
     page.wait_state("listening", "hearing")
     page.page.click("#stop")
     page.wait_state("ended")
     assert page.report["turns"][0]["stopped"] == "interrupted" and page.text("#failure") == "" and page.errors == []
+    with page.page.expect_download() as saved:
+        page.page.click("#save-sound")
+    sound, rate = soundfile.read(saved.value.path())
+    you, answer = np.abs(sound).max(axis=0)
+    assert rate == 16000 and sound.shape[1] == 2 and min(you, answer) > 0.01, f"got peaks {you:.3f} and {answer:.3f}"
 
 
 def test_time_is_over(speaking: Browser, small_server: ServerProcess) -> None:

@@ -3,6 +3,7 @@
 import { Capture } from "../shared/audio/capture.js";
 import { Player } from "../shared/audio/player.js";
 import { Speaker } from "../shared/audio/speaker.js";
+import { StereoRecorder } from "../shared/audio/stereo-recorder.js";
 import { decodeMessage, soundText } from "../shared/audio/wire.js";
 import { newSessionId, socketUrl } from "../shared/socket.js";
 import { WakeLock } from "../shared/wake-lock.js";
@@ -17,12 +18,14 @@ export class Conversation {
   #context = null;
   #capture = null;
   #speaker = null;
+  #recorder = null;
   #socket = null;
   #answering = false; // between `generating` and `turn_done`
   #hearsDuringAnswers = false; // barge-in
   #wakeLock = new WakeLock();
   state = "idle"; // idle, opening, queued, preparing, listening, hearing, thinking, speaking, ended
   turns = []; // {heardMs, text, isOpen, stopped}
+  sound = null; // of the conversation that has ended: WAV, the user left, the answers right
   endsAt = null; // ms of performance.now(), when the session ends
 
   /**
@@ -49,13 +52,14 @@ export class Conversation {
 
   async start() {
     this.turns = [];
-    this.endsAt = null;
+    this.sound = this.endsAt = null;
     this.#answering = false;
     this.#show("opening");
     const context = (this.#context = new AudioContext({ latencyHint: "interactive" }));
     let stream;
     try {
-      [stream] = await Promise.all([Capture.open(), context.resume(), Capture.load(context), Player.load(context)]);
+      [stream] = await Promise.all([Capture.open(), context.resume(), Capture.load(context), Player.load(context),
+        StereoRecorder.load(context)]);
     } catch {
       this.#finish("mic_refused", "");
       return;
@@ -98,6 +102,7 @@ export class Conversation {
       prepared: ({ timeout_s: seconds, recording_session_id: id }) => {
         this.endsAt = performance.now() + 1000 * seconds;
         this.#capture.run(true);
+        this.#recorder = new StereoRecorder(this.#context, this.#capture.mic, this.#speaker.output);
         this.#show("listening");
         if (id) this.#on.recorded(id);
       },
@@ -195,10 +200,11 @@ export class Conversation {
     const socket = this.#socket;
     this.#socket = null;
     socket?.close();
+    this.sound = this.#recorder?.close() ?? null;
     this.#speaker?.close();
     this.#capture?.close();
     this.#context?.close();
-    this.#speaker = this.#capture = this.#context = null;
+    this.#recorder = this.#speaker = this.#capture = this.#context = null;
     this.#wakeLock.release();
     const turn = this.turns.at(-1);
     if (turn?.isOpen) {

@@ -71,6 +71,7 @@ function showState() {
   byId("mute").hidden = !isLive;
   byId("interrupt").hidden = !["thinking", "speaking"].includes(state);
   byId("save").hidden = !conversation.turns.length;
+  byId("save-sound").hidden = !conversation.sound;
   toolbar.refresh();
   if (hadFocus && (document.activeElement === document.body || document.activeElement.hidden)) toolbar.focus(byId(isOpen ? "stop" : "start"));
 }
@@ -118,6 +119,7 @@ byId("save").onclick = () => {
   const lines = conversation.turns.map(({ heardMs, text }) => `${t("heard", { seconds: (heardMs / 1000).toFixed(1) })}\n${text}`);
   download(new Blob([lines.join("\n\n"), "\n"], { type: "text/plain" }), `conversation-${stamp()}.txt`);
 };
+byId("save-sound").onclick = () => download(conversation.sound, `conversation-${stamp()}.wav`);
 addEventListener("beforeunload", (event) => conversation.isLive && !isLeaving && event.preventDefault());
 setInterval(showRemaining, 500);
 

@@ -25,6 +25,7 @@ export const en = {
   limit: "The answer has reached its limit of tokens.",
   failed: "The answer failed.",
   save_text: "Save text",
+  save_sound: "Save sound",
   leave_title: "End the conversation?",
   leave_text: "The conversation is running. It ends when you leave this page.",
   leave: "Leave",

@@ -25,6 +25,7 @@ export const zh = {
   limit: "回答已达到词元上限。",
   failed: "回答失败了。",
   save_text: "保存文本",
+  save_sound: "保存声音",
   leave_title: "结束对话？",
   leave_text: "对话正在进行，离开本页后会结束。",
   leave: "离开",

@@ -30,6 +30,11 @@ export class Speaker {
     });
   }
 
+  /** The speech as a node. */
+  get output() {
+    return this.#player.output;
+  }
+
   #show(isPlaying) {
     if (isPlaying === this.isPlaying) return;
     this.isPlaying = isPlaying;
