@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, ValidationError, model_validator
 
-from models.errors import AudioError, ConfigError
+from models.errors import AudioError, ConfigError, SettingsError
 from server.registry.reference_sound import duration_of
 from worker.config.json_file import MAX_FILE_BYTES, read_json
 from worker.config.service import FOREIGN_VOICE, ROOT, AudioSection
+from worker.voice_registry import voice_file, voice_folder
 
 ASSETS = ROOT / "assets"
 SUFFIXES = (".json", ".yaml", ".yml")
@@ -23,7 +24,8 @@ class _Part(BaseModel):
 
 
 class PresetVoice(_Part):
-    """A sound file. path: relative to the folder that contains the folder of presets, or to `assets`."""
+    """A sound file. path: relative to the folder that contains the folder of presets, or to `assets`; or a voice's
+    name."""
 
     path: str = Field(min_length=1)
     name: str = Field(min_length=1)
@@ -143,6 +145,16 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     return value
 
 
+def _registered(folder: Path, name: str) -> Path | None:
+    """The file of the voice with this name, of the server or registered in the folder; None if it is no known name."""
+    if "/" in name or "\\" in name:
+        return None
+    try:
+        return voice_file(name, ASSETS / "ref_audio", voice_folder(folder))
+    except SettingsError:
+        return None
+
+
 def _sound(file: Path, folders: Sequence[Path], voice: PresetVoice) -> PresetSoundFile:
     """The sound in one of the folders. A path that begins with `assets/` may mean the folder of that name itself."""
     allowed = [folder.resolve() for folder in folders]
@@ -151,7 +163,7 @@ def _sound(file: Path, folders: Sequence[Path], voice: PresetVoice) -> PresetSou
     if not inside:
         expected = f"a sound inside {' or '.join(dict.fromkeys(folder.name for folder in allowed))}"
         raise ConfigError(str(file), expected=expected, got=voice.path)
-    path = next((path for path in inside if path.is_file()), inside[0])
+    path = next((path for path in inside if path.is_file()), None) or _registered(folders[0], voice.path) or inside[0]
     default = AudioSection().ref_audio_path
     if path.name == FOREIGN_VOICE and not path.is_file() and default is not None:
         path = ROOT / default  # presets of the public implementation name its voice

@@ -14,6 +14,7 @@ from typing import Self
 
 from models.errors import ConfigError
 from server.registry.preset_file import ASSETS, SUFFIXES, LoadedPreset, read_preset
+from worker.voice_registry import INDEX, voice_folder
 
 LOG = logging.getLogger(__name__)
 FOLDER = ASSETS / "presets"
@@ -116,9 +117,9 @@ def _in_order(presets: Iterable[LoadedPreset]) -> list[LoadedPreset]:
 
 
 def _stamps(folders: Sequence[Path]) -> Iterator[tuple[Path, int, int]]:
-    """Path, modification time in ns and size of every file in the folders of modes."""
+    """Path, modification time in ns and size of every file in the folders of modes, and of the registries of voices."""
     for folder in folders:
-        for file in folder.glob("*/*"):
+        for file in (*folder.glob("*/*"), voice_folder(folder.parent) / INDEX):
             with suppress(OSError):  # removed meanwhile
                 found = file.stat()
                 yield file, found.st_mtime_ns, found.st_size

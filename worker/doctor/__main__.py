@@ -41,6 +41,7 @@ CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "ports": checks.ports,
     "files": checks.files,
     "cache": checks.cache,
+    "data": checks.data,
     "model": checks.model,
     "tokenizer": checks.tokenizer,
     "vocoder": checks.vocoder,

@@ -115,6 +115,16 @@ def cache(machine: Machine) -> Finding:
     return ok("cache", f"{room}, {folder.n_files} files of {size(folder.n_bytes)}")
 
 
+def data(machine: Machine) -> Finding:
+    """The folder of recordings, voices and presets."""
+    folder = machine.data_folder
+    if folder.error:
+        remedy = "set service.data_dir to a writable folder: voices cannot be uploaded, and nothing can be recorded"
+        level = problem if machine.config.recording.enabled else note
+        return level("data", f"not writable: {folder.error}", remedy)
+    return ok("data", f"{folder.path}: {size(folder.free)} free")
+
+
 def model(machine: Machine) -> Finding:
     facts, settings = machine.model, machine.config.model
     problems = list(facts.problems)

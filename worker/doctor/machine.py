@@ -172,6 +172,10 @@ class Machine:
         return _folder(self.config.service.cache_dir)
 
     @cached_property
+    def data_folder(self) -> FolderFacts:
+        return _folder(self.config.service.data_dir)
+
+    @cached_property
     def _checkpoint(self) -> tuple[Path | None, "HubError | None"]:
         """The checkpoint's folder, and what keeps a worker from loading it; both None before a download."""
         try:

@@ -16,13 +16,15 @@ import yaml
 from models.errors import ConfigError
 from models.inputs.audio_sizes import SAMPLE_RATE
 from server import main
-from server.registry.presets import FOLDER, MODES, Presets
+from server.registry.presets import FOLDER, MODES, PresetFolders, Presets
 from server.registry.reference_sound import SoundFiles
+from server.registry.voices import VoiceRegistry
 from server.serving import ServeOptions
 from tests.server.routes.asgi_gateway import asgi_client, gateway_of, with_data_dir
 from worker.config.service import Config, default_config
 from worker.protocol.messages import Prepare, read_text
 from worker.protocol.system_content import texts_and_sound
+from worker.voice_registry import voice_folder
 
 PRESET = {"id": "one", "name": "One", "system_prompt": "Be brief."}
 
@@ -168,6 +170,19 @@ def test_error_names_file_of_invalid_preset(tmp_path: Path, preset: Any, expecte
     with pytest.raises(ConfigError) as error:
         Presets.load(write_preset(tmp_path, preset))
     assert "one.json" in str(error.value) and expected in str(error.value), f"expected {expected}, got {error.value}"
+
+
+def test_preset_names_a_registered_voice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.registry.presets.CHECK_S", 0.0)
+    registry = VoiceRegistry(voice_folder(tmp_path))
+    folder = write_preset(tmp_path, {**PRESET, "ref_audio_path": "Aunt Mary"})
+    write_preset(tmp_path, {**PRESET, "id": "two", "ref_audio_path": "high"}, name="two.json")
+    presets = PresetFolders(folder)
+    assert [one.preset.id for one in presets.current().modes["omni"]] == ["two"], "no such voice yet"
+    voice = registry.add("Aunt Mary", np.full(2 * SAMPLE_RATE, 0.1, np.float32))
+    one, two = presets.current().modes["omni"]
+    assert one.sounds["Aunt Mary"].file == registry.file_of(voice) and one.preset.ref_audio.name == "Aunt Mary"
+    assert two.sounds["high"].file.name == "high.wav"
 
 
 def test_refuses_duplicate_id_and_unknown_mode(tmp_path: Path) -> None:

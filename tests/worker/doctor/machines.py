@@ -55,6 +55,7 @@ def machine(config: Config | None = None, environ: dict[str, str] | None = None,
         "taken_ports": {},
         "own_ports": frozenset(),
         "cache_folder": FolderFacts(Path("/cache"), True, 100 * GIB, 300, 40 * MIB),
+        "data_folder": FolderFacts(Path("/data"), True, 100 * GIB),
         "model": REAL_MODEL,
         "tokenizer_error": None,
         "vocoder_files": dict.fromkeys(

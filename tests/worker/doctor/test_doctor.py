@@ -125,6 +125,13 @@ def test_requirements_of_compiling_are_notes_without_compiling() -> None:
     check("cache", machine(settings(service=EAGER), cache_folder=empty), OK, "/cache: 9.0 GiB free")
 
 
+def test_a_data_folder_without_permission_is_a_problem_for_recordings() -> None:
+    locked = FolderFacts(Path("/data"), True, GIB, error="/data: Permission denied")
+    check("data", machine(data_folder=locked), NOTE, "/data: Permission denied", "service.data_dir")
+    check("data", machine(settings(recording={"enabled": True}), data_folder=locked), PROBLEM, "service.data_dir")
+    check("data", machine(), OK, "/data: 100.0 GiB free")
+
+
 @pytest.mark.parametrize(
     ("name", "torch", "level", "said"),
     [

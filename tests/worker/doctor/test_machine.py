@@ -183,6 +183,7 @@ def test_reads_the_cache_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists(), "expected no new folder"
     proc = real(DUOLOGUE_SERVICE_CACHE_DIR="/proc/none").cache_folder
     assert proc.error and proc.error.startswith("/proc: "), proc
+    assert real(DUOLOGUE_SERVICE_DATA_DIR="/proc/none").data_folder.error == proc.error
 
 
 def test_finds_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
