@@ -18,6 +18,8 @@ from worker.config.session import SessionConfig
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import (
     PLAIN_SPEC,
+    Adjust,
+    Adjusted,
     AudioChunk,
     ClientMessage,
     Error,
@@ -41,6 +43,7 @@ from worker.protocol.messages import (
     read_text,
     write,
 )
+from worker.protocol.text_messages import InsertText, TextInserted
 from worker.protocol.wire import Sound, WireError
 
 SOUND_RATE = 24_000
@@ -93,6 +96,7 @@ class FakeConversation:
         self._inbox: asyncio.Queue[QueuedMessage] = asyncio.Queue(MAX_WAITING)
         self._n_chunks = 0  # received and not started
         self._spec = PLAIN_SPEC
+        self._config = SessionConfig()
         self._prepared = self._sounds = self._turn_open = False
         self._cycle_position = 0  # position in the cycle of listening and speaking units
         self._pause_ends: float | None = None
@@ -162,6 +166,8 @@ class FakeConversation:
             Pause: self._pause,
             Resume: self._resume,
             Interrupt: self._interrupt,
+            Adjust: self._adjust,
+            InsertText: self._insert_text,
         }.get(type(message))
         if isinstance(message, AudioChunk):
             await self._unit(message, received)
@@ -171,9 +177,9 @@ class FakeConversation:
             await answer(message)
 
     async def _prepare(self, message: Prepare) -> None:
-        config, notes = SessionConfig.of(SessionConfig(), message.config)
+        self._config, notes = SessionConfig.of(SessionConfig(), message.config)
         message.tts_ref_audio()
-        self._sounds = config.generate_audio and self._worker.speaks
+        self._sounds = self._config.generate_audio and self._worker.speaks
         self._prepared, self._spec = True, message.spec
         self._turn_open = self.paused = False
         self._pause_ends = None
@@ -197,6 +203,18 @@ class FakeConversation:
     async def _interrupt(self, _: Interrupt) -> None:
         await self._send(Interrupted())
 
+    async def _adjust(self, message: Adjust) -> None:
+        if not self._prepared:
+            raise _not_now(ErrorCode.NOT_PREPARED, "Not prepared yet")
+        self._config = self._config.adjusted(message.settings())
+        self._sounds = self._config.generate_audio and self._worker.speaks
+        await self._send(Adjusted.of(message, self._config.model_dump(mode="json"), self.units + 1, []))
+
+    async def _insert_text(self, message: InsertText) -> None:
+        if not self._prepared:
+            raise _not_now(ErrorCode.NOT_PREPARED, "Not prepared yet")
+        await self._send(TextInserted(n_rows=len(message.text.split())))
+
     # --- units ---------------------------------------------------------------------------------
 
     async def _unit(self, chunk: AudioChunk, received: float) -> None:
@@ -213,7 +231,7 @@ class FakeConversation:
             for frame in frames:
                 frame.picture()
             await self._think()
-            await self._decide(chunk.force_listen, n_pictures, received, started)
+            await self._decide(chunk, n_pictures, received, started)
         finally:
             self._unit_runs = False
 
@@ -223,13 +241,15 @@ class FakeConversation:
                 async with asyncio.timeout(self._worker.think_s):
                     await self._interrupt_requested.wait()
 
-    async def _decide(self, force_listen: bool, n_pictures: int, received: float, started: float) -> None:
+    async def _decide(self, chunk: AudioChunk, n_pictures: int, received: float, started: float) -> None:
         decided, self.units = time.monotonic(), self.units + 1
         worker, was_open = self._worker, self._turn_open
-        if force_listen or self._interrupt_requested.is_set():
+        if chunk.force_listen or self._interrupt_requested.is_set():
             self._interrupt_requested.clear()
             self._cycle_position, is_listen, ends = 0, True, was_open
         else:
+            if chunk.force_speak and worker.n_speak:
+                self._cycle_position = max(self._cycle_position, worker.n_listen)
             is_listen = self._cycle_position < worker.n_listen
             self._cycle_position = (self._cycle_position + 1) % (worker.n_listen + worker.n_speak)
             ends = not is_listen and self._cycle_position == 0

@@ -107,8 +107,10 @@ class DuplexLane:
         self._buffer = UnitBuffer()
         self._texts: deque[InsertText] = deque()
         self._usage = TokenUsage()  # since the last response
+        self._is_limited = False  # the open response has reached its number of tokens
         self._units: UnitSession | None = None
         self._applied: EngineSettings | None = None  # None: the context is not prepared
+        self._is_begun = False  # the client has sent something that needs a context
         self._in_flight: UnitInFlight | None = None
         self._wake: asyncio.TimerHandle | None = None
         self._sound_at = clock()
@@ -121,6 +123,8 @@ class DuplexLane:
         self._units, self._applied, self._in_flight = units, None, None
         self._texts = deque([*history, *self._texts])
         self.policy.is_turn_open = False
+        if self._is_begun:
+            self._prepare()
         self._pump()
 
     def detach(self) -> None:
@@ -259,10 +263,9 @@ class DuplexLane:
         elif not result.is_listen:
             response.mark()
         has_content = bool(response.text or response.sent_ms)
-        if result.turn_limit:
-            self._finish(TOO_LONG)
-        elif result.end_of_turn or (result.is_listen and (has_content or unit.is_forced)):
-            self._finish(COMPLETED)
+        self._is_limited = self._is_limited or bool(result.turn_limit)
+        if result.end_of_turn or (result.is_listen and (has_content or unit.is_forced)):
+            self._finish(TOO_LONG if self._is_limited else COMPLETED)
 
     def _send(self, text: str, sound: bytes) -> None:
         """Send text and sound of the model; the first of a turn opens a response."""
@@ -284,12 +287,14 @@ class DuplexLane:
         if response is not None:
             response.usage.add(self._usage)
             self._usage = TokenUsage()
+            self._is_limited = False
             self._host.finish_response(end)
 
     # --- units ---------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
         """Begin the context, once the client has had the chance to configure the session."""
+        self._is_begun = True
         if self._applied is None and self._units is not None:
             self._applied = self._host.engine_settings()
             self._units.send(self._applied.prepare())

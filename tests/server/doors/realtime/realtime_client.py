@@ -5,13 +5,16 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+import soundfile
 import websockets
 
+from server.doors.realtime.sound.resample import StreamResampler, pcm16_of
 from tests.server.live_gateway import ANSWER_S
 
+QUESTION = Path(__file__).parents[3] / "data" / "question.wav"
 Json = dict[str, Any]
 
 
@@ -74,7 +77,7 @@ def silence(seconds: float) -> bytes:
     return bytes(2 * round(24_000 * seconds))
 
 
-def tone(seconds: float, hz: float = 440.0) -> bytes:
-    """PCM16 at 24 kHz."""
-    at = np.arange(round(24_000 * seconds)) / 24_000
-    return (8000 * np.sin(2 * np.pi * hz * at)).astype("<i2").tobytes()
+def speech() -> bytes:
+    """A spoken question, PCM16 at 24 kHz."""
+    sound, rate = soundfile.read(QUESTION, dtype="float32")
+    return pcm16_of(StreamResampler(rate, 24_000).push(sound))

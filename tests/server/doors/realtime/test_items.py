@@ -1,0 +1,121 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.doors.realtime.events.client_events import ContentPart, GivenItem
+from server.doors.realtime.events.event_error import EventError
+from server.doors.realtime.items import (
+    MAX_CAMERA_ITEMS,
+    Conversation,
+    ConversationItem,
+    HeardMark,
+    heard_text,
+    item_of,
+)
+
+
+def message(item_id: str, *parts: ContentPart, role: str = "user") -> ConversationItem:
+    return item_of(GivenItem(id=item_id, type="message", role=role, content=list(parts)))
+
+
+TEXT = ContentPart(type="input_text", text="Hello")
+PICTURE = ContentPart(type="input_image", image_url="data:image/png;base64,AAAA")
+
+
+def conversation(*ids: str) -> Conversation:
+    found = Conversation()
+    for item_id in ids:
+        found.insert(message(item_id, TEXT))
+    return found
+
+
+def ids(found: Conversation) -> list[str]:
+    return [item.id for item in found]
+
+
+def test_items_go_to_the_tail_the_head_or_after_another_one() -> None:
+    found = conversation("a", "b")
+    assert found.insert(message("c", TEXT)) == "b"
+    assert found.insert(message("d", TEXT), "a") == "a"
+    assert found.insert(message("e", TEXT), "root") is None
+    assert ids(found) == ["e", "a", "d", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("item_id", "previous", "code"),
+    [("a", None, "item_create_duplicate_item_id"), ("x", "nowhere", "item_create_invalid_previous_item_id")],
+)
+def test_wrong_places_are_refused(item_id: str, previous: str | None, code: str) -> None:
+    found = conversation("a")
+    with pytest.raises(EventError) as caught:
+        found.insert(message(item_id, TEXT), previous)
+    assert caught.value.code == code and ids(found) == ["a"]
+
+
+def test_a_deleted_id_may_be_used_again() -> None:
+    found = conversation("a", "b")
+    found.delete("a")
+    found.insert(message("a", TEXT))
+    assert ids(found) == ["b", "a"]
+    with pytest.raises(EventError, match="nothing"):
+        found.delete("nothing")
+
+
+def test_old_camera_pictures_are_dropped_and_text_stays() -> None:
+    found = conversation("a")
+    for index in range(MAX_CAMERA_ITEMS + 5):
+        found.insert(message(f"p{index}", PICTURE))
+    found.insert(message("told", PICTURE, TEXT))
+    assert len(found) == MAX_CAMERA_ITEMS + 2 and ids(found)[:2] == ["a", "p5"] and ids(found)[-1] == "told"
+
+
+def test_echoes_carry_no_sound_and_no_long_pictures() -> None:
+    long = ContentPart(type="input_image", image_url="data:image/png;base64," + "A" * 70_000)
+    sound = ContentPart(type="input_audio", audio="AAAA" * 1000)
+    shown = message("a", long, sound, PICTURE).described()
+    assert shown["content"] == [
+        {"type": "input_image", "detail": "auto"},
+        {"type": "input_audio", "transcript": None},
+        {"type": "input_image", "image_url": PICTURE.image_url, "detail": "auto"},
+    ]
+
+
+def test_an_output_needs_its_call() -> None:
+    found = Conversation()
+    output = GivenItem(type="function_call_output", call_id="call_1", output="{}")
+    with pytest.raises(EventError) as caught:
+        found.insert(item_of(output))
+    assert caught.value.code == "invalid_tool_call_id"
+    found.insert(item_of(GivenItem(type="function_call", call_id="call_1", name="look", arguments="{}")))
+    found.insert(item_of(output))
+    assert [item.kind for item in found] == ["function_call", "function_call_output"]
+
+
+MARKS = [HeardMark(1000, 12), HeardMark(2000, 24)]
+WORDS = "One two and three four."
+
+
+@pytest.mark.parametrize(
+    ("audio_ms", "kept"),
+    [
+        (0, ""),
+        (1000, "One two and"),
+        (1500, "One two and three"),
+        (1900, "One two and three"),
+        (2000, WORDS),
+        (9000, WORDS),
+    ],
+)
+def test_truncation_keeps_the_words_heard(audio_ms: int, kept: str) -> None:
+    assert heard_text(WORDS, MARKS, audio_ms).rstrip() == kept
+
+
+@given(st.text(alphabet="ab cd", max_size=40), st.lists(st.integers(1, 3000), max_size=5), st.integers(0, 9000))
+def test_kept_words_are_a_beginning(text: str, lengths: list[int], audio_ms: int) -> None:
+    marks, at = [], 0
+    for index, ms in enumerate(lengths, start=1):
+        at += ms
+        marks.append(HeardMark(at, len(text) * index // len(lengths)))
+    kept = heard_text(text, marks, audio_ms)
+    assert text.startswith(kept)
+    assert len(kept) <= len(heard_text(text, marks, audio_ms + 500))
