@@ -9,17 +9,16 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from server.doors.core.unit_session import UnitSession
 from server.doors.realtime.engine_settings import EngineSettings
+from server.doors.realtime.lane_host import LaneHost
 from server.doors.realtime.responses import (
     COMPLETED,
     TOO_LONG,
     CancelReason,
-    RealtimeResponse,
     ResponseEnd,
     cancelled,
     failed,
@@ -33,7 +32,7 @@ from server.doors.realtime.turns.barge_in import BargeIn
 from server.doors.realtime.turns.clock import ClockState, UnitTimer, send_at
 from server.doors.realtime.turns.turn_policy import TurnPolicy
 from server.doors.realtime.turns.user_turns import UserTurns
-from server.doors.realtime.usage import TokenUsage
+from server.doors.realtime.usage import TokenUsage, usage_of
 from worker.protocol.adjust_messages import Adjust
 from worker.protocol.codec import FromClient
 from worker.protocol.messages import (
@@ -51,31 +50,7 @@ from worker.protocol.text_messages import InsertText
 from worker.protocol.wire import Sound
 
 LOG = logging.getLogger(__name__)
-AUDIO_ROWS = 10  # of a unit; of workers that send no counters
 PAUSE_AFTER_S = 5.0  # without sound, until the worker is told
-
-
-class LaneHost(Protocol):
-    """The session that a lane belongs to."""
-
-    @property
-    def response(self) -> RealtimeResponse | None:
-        """The open response."""
-
-    def engine_settings(self) -> EngineSettings:
-        """What the engine must be set to for the next unit."""
-
-    def begin_response(self) -> RealtimeResponse:
-        """Open a response that the model has begun by itself."""
-
-    def add_sound(self, response: RealtimeResponse, pcm16: bytes) -> None:
-        """Send sound of the engine."""
-
-    def finish_response(self, end: ResponseEnd) -> None:
-        """Close the open response."""
-
-    def report_overflow(self, n_samples: int) -> None:
-        """Sound was dropped, because too much waits."""
 
 
 @dataclass
@@ -246,7 +221,7 @@ class DuplexLane:
         self._pump()
 
     def _on_result(self, unit: UnitInFlight, result: Result) -> None:
-        self._usage.add(_usage_of(result))
+        self._usage.add(usage_of(result))
         self.policy.record_result(is_listen=result.is_listen, end_of_turn=result.end_of_turn)
         if unit.is_discarded:
             return
@@ -381,21 +356,3 @@ class DuplexLane:
 
 def _detector_settings(detection: TurnDetection) -> DetectorSettings:
     return DetectorSettings(detection.threshold, detection.prefix_padding_ms, detection.silence_duration_ms)
-
-
-def _usage_of(result: Result) -> TokenUsage:
-    given = result.usage
-    if given is None:
-        return TokenUsage(
-            audio_in=AUDIO_ROWS,
-            image_in=result.vision_tokens,
-            text_out=result.n_tokens,
-            audio_out=result.n_tts_tokens,
-        )
-    return TokenUsage(
-        text_in=given.text_rows,
-        audio_in=given.audio_rows,
-        image_in=given.image_rows,
-        text_out=given.text_tokens,
-        audio_out=given.speech_tokens,
-    )

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from worker.protocol.messages import Result
+
 Json = dict[str, Any]
+AUDIO_ROWS = 10  # of a unit; of workers that send no counters
 
 
 @dataclass
@@ -38,3 +41,22 @@ class TokenUsage:
             },
             "output_token_details": {"text_tokens": self.text_out, "audio_tokens": self.audio_out},
         }
+
+
+def usage_of(result: Result) -> TokenUsage:
+    """What a unit has cost."""
+    given = result.usage
+    if given is None:
+        return TokenUsage(
+            audio_in=AUDIO_ROWS,
+            image_in=result.vision_tokens,
+            text_out=result.n_tokens,
+            audio_out=result.n_tts_tokens,
+        )
+    return TokenUsage(
+        text_in=given.text_rows,
+        audio_in=given.audio_rows,
+        image_in=given.image_rows,
+        text_out=given.text_tokens,
+        audio_out=given.speech_tokens,
+    )
