@@ -38,15 +38,22 @@ class WorkerLostError(ModelError, RuntimeError):
 
 
 async def open_link(http: httpx.AsyncClient, lease: WorkerLease, kind: Kind) -> ClientConnection:
+    """Connect a session of this kind to its worker. Raises: as `open_link_to`."""
+    return await open_link_to(http, lease, kind.path)
+
+
+async def open_link_to(http: httpx.AsyncClient, lease: WorkerLease, path: str) -> ClientConnection:
     """Connect a session to its worker, after a probe of the worker's /health.
 
+    Args:
+        path: of the worker's socket.
     Raises: WorkerRefusedError; WorkerLostError.
     """
     worker = lease.worker
     await probe(http, worker)
     try:
         return await _Connect(
-            f"ws://{worker.address}{kind.path}?session_id={lease.session_id}",
+            f"ws://{worker.address}{path}?session_id={lease.session_id}",
             max_size=MAX_FRAME,
             max_queue=MAX_UNREAD,
             write_limit=WRITE_BUFFER,

@@ -5,10 +5,9 @@ import math
 from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
-from starlette.types import Receive
-
 from server.access.identity import identity_of
 from server.admission import Admission
+from server.doors.core.turn_response import until_disconnected
 from server.live.closes import SessionEnd
 from server.live.http_chat import ForwardedAnswer, HttpChats
 from server.live.inbox import ClientDisconnected
@@ -76,12 +75,6 @@ def check(body: bytes) -> None:
     """Check a request. Raises: WireError bad_json, bad_message."""
     if not read_chat(read_object(body, "body")).messages:
         raise WireError(ErrorCode.BAD_MESSAGE, "messages", expected="at least one message with content", got="none")
-
-
-async def until_disconnected(receive: Receive) -> None:
-    """Return when the client of a request whose body is read has disconnected."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def with_waits(answer: ForwardedAnswer) -> bytes:

@@ -1,0 +1,342 @@
+"""One chat or one given text through a slot of a worker, as typed events. Used by every door that answers by turns.
+
+Waits in the gateway's queue as other chats do. Contains no HTTP, no encoding of sound and no names of the OpenAI API
+but those of errors.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
+
+from server.access.identity import Identity
+from server.dispatch.workers import Worker, WorkerLease
+from server.doors.errors import ApiError
+from server.live.closes import BUSY, CANCELLED, DRAINING, SessionEnd
+from server.live.inbox import ByteBudget
+from server.live.kinds import Kind, new_session_id
+from server.live.live_sessions import LiveSession
+from server.live.recorder import Recorder
+from server.live.slot_wait import SlotWait
+from server.live.worker_link import WorkerLostError, close_link, open_link_to
+from server.recording.recordings import Recordings
+from worker.protocol.chat_messages import PrefillDone, ReplyChunk, ReplyDone, ReplyUsage
+from worker.protocol.codec import Message
+from worker.protocol.codes import ErrorCode
+from worker.protocol.messages import Error, Timeout
+from worker.protocol.queue_messages import Queued, QueueUpdate
+from worker.protocol.wire import json_text, read_object
+
+LOG = logging.getLogger(__name__)
+MAX_REQUESTS = 512 * 2**20  # bytes of all requests that wait or run
+MAX_UNREAD = 64  # events that wait for a slow client; the worker's messages are not read meanwhile
+RETRY_AFTER_S = "2"
+NO_RETRY = {"x-should-retry": "false"}
+STATUS = {
+    ErrorCode.TOO_LARGE: 413,
+    ErrorCode.BUSY: 503,
+    ErrorCode.DRAINING: 503,
+    ErrorCode.QUEUE_FULL: 503,
+    ErrorCode.CANCELLED: 503,
+    ErrorCode.ENGINE: 500,
+    ErrorCode.INTERNAL: 500,
+    ErrorCode.WORKER_LOST: 500,
+}
+BUSY_CODES = frozenset({ErrorCode.BUSY, ErrorCode.DRAINING})
+
+
+class TurnPath(StrEnum):
+    """What a worker is asked for: its socket's path."""
+
+    CHAT = "/ws/chat"
+    SPEECH = "/ws/speech"
+
+
+@dataclass(frozen=True)
+class TurnRequest:
+    """The request to a worker. fields: of `ChatRequest` or `SpeechRequest`; the worker checks them."""
+
+    path: TurnPath
+    fields: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class TurnQueued:
+    """The turn waits for a slot."""
+
+    position: int
+    wait_s: float
+
+
+@dataclass(frozen=True)
+class TurnStarted:
+    """The conversation is in the context."""
+
+    input_tokens: int
+
+
+@dataclass(frozen=True)
+class TurnText:
+    """Further text of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class TurnSound:
+    """Further sound of the answer, [n] float32 at 24 kHz."""
+
+    pcm: np.ndarray
+
+
+@dataclass(frozen=True)
+class TurnDone:
+    """The answer is complete; the last event. stopped: `stop`, `length` or `interrupted`."""
+
+    text: str
+    stopped: str
+    usage: ReplyUsage
+
+
+TurnEvent = TurnQueued | TurnStarted | TurnText | TurnSound | TurnDone
+
+
+class ChatTurns:
+    """All turns of the doors. slots: gives slots to turns, and knows all sessions."""
+
+    def __init__(self, slots: SlotWait, recordings: Recordings):
+        self._slots, self._recordings = slots, recordings
+        self._budget = ByteBudget(MAX_REQUESTS)
+
+    @asynccontextmanager
+    async def open(self, request: TurnRequest, identity: Identity) -> AsyncIterator["ChatTurn"]:
+        """A turn, which ends with the context: its slot is free as soon as the worker's step in flight is over.
+
+        Raises: ApiError 503 if the server does not accept turns now.
+        """
+        live = self._slots.live
+        if live.draining:
+            raise error_of_end(SessionEnd(DRAINING))
+        if self._budget.is_exhausted:
+            raise error_of_end(SessionEnd(BUSY))
+        text = await _written(request)
+        session = LiveSession(new_session_id(Kind.CHAT), Kind.CHAT, identity)
+        turn = ChatTurn(self._slots, session, request.path, text)
+        if request.path is TurnPath.CHAT:
+            turn.record_with(Recorder(self._recordings, Kind.CHAT, session.session_id))
+        self._budget.used += len(text)
+        live.add(session)
+        try:
+            turn.start()
+            yield turn
+        finally:
+            await turn.close()
+            live.remove(session)
+            self._budget.used -= len(text)
+
+
+class ChatTurn:
+    """One turn: `async for event in turn.events()`. Made by `ChatTurns.open`."""
+
+    def __init__(self, slots: SlotWait, session: LiveSession, path: TurnPath, request: str):
+        self._slots, self._session, self._path, self._request = slots, session, path, request
+        self._events: deque[TurnEvent] = deque()
+        self._changed, self._room = asyncio.Event(), asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self._recorder: Recorder | None = None
+        self._has_begun = False
+
+    @property
+    def session_id(self) -> str:
+        """The session's id in logs and in the list of sessions."""
+        return self._session.session_id
+
+    def record_with(self, recorder: Recorder) -> None:
+        """Record the turn."""
+        self._recorder = recorder
+
+    def start(self) -> None:
+        """Begin to wait for a slot."""
+        self._running = self._session.task = asyncio.create_task(self._run(), name=self.session_id)
+        self._running.add_done_callback(lambda _: self._changed.set())
+
+    async def close(self) -> None:
+        """End the turn, wherever it stands."""
+        running = self._running
+        if running is not None:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def events(self) -> AsyncIterator[TurnEvent]:
+        """The events, the last of which is `TurnDone`.
+
+        Raises: ApiError for a refused request, a failed answer, and an end by the server.
+        """
+        running = self._running
+        assert running is not None, "events: expected a turn that was started"
+        while True:
+            while self._events:
+                yield self._events.popleft()
+                self._room.set()
+            if running.done():
+                break
+            self._changed.clear()
+            await self._changed.wait()
+        if running.cancelled():
+            raise error_of_end(SessionEnd(self._session.forced_close or CANCELLED))
+        if (error := running.exception()) is not None:
+            raise self._api_error(error)
+
+    # --- the turn's task -----------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        slots, session = self._slots, self._session
+        session.pending = pending = slots.submit("chat", session.session_id, session.identity)
+        try:
+            while True:
+                lease, link = await slots.open(pending, self._connect, self._notify)
+                begun = time.monotonic()
+                try:
+                    if await self._converse(lease, link):
+                        return
+                finally:
+                    slots.metrics.record_session_end(lease.request_type, time.monotonic() - begun)
+                    await close_link(link, graceful=not lease.worker.lost.is_set())
+                slots.dispatcher.workers.suspend(lease.worker)
+                slots.dispatcher.requeue(pending)
+        finally:
+            if self._recorder is not None:
+                self._recorder.end()
+            slots.dispatcher.finish(pending)
+
+    async def _connect(self, lease: WorkerLease) -> ClientConnection:
+        return await open_link_to(self._slots.http, lease, self._path)
+
+    async def _notify(self, message: Message) -> None:
+        if isinstance(message, Queued | QueueUpdate):
+            self._emit(TurnQueued(message.position, message.estimated_wait_s))
+
+    async def _converse(self, lease: WorkerLease, link: ClientConnection) -> bool:
+        """Send the request and pass on the answer. Returns: False if the worker has no slot after all.
+
+        Raises: WorkerLostError; ApiError.
+        """
+        recorder, workers = self._recorder, self._slots.dispatcher.workers
+        if recorder is not None and recorder.is_enabled:
+            recorder.from_client(self._request, lease)
+        losing = asyncio.create_task(_abort_if_lost(lease.worker, link))
+        try:
+            await link.send(self._request)
+            while True:
+                data = await link.recv()
+                workers.record_activity(lease.worker)
+                self._session.touch()
+                if recorder is not None:
+                    recorder.from_worker(recorder.stamped(data))
+                given = read_object(data)
+                kind = given.get("type")
+                if kind == Error.kind() and not self._has_begun and given.get("code") in BUSY_CODES:
+                    return False
+                await self._take(given)
+                if kind == ReplyDone.kind():
+                    workers.record_result(lease)
+                    self._slots.metrics.record_reply(lease.request_type)
+                    return True
+        except ConnectionClosed as closed:
+            if closed.rcvd is None or lease.worker.lost.is_set():
+                raise WorkerLostError(lease.worker.name, expected="an answer", got="none") from None
+            raise ApiError(500, f"worker: expected an answer, got the end: {closed.rcvd.reason}") from None
+        finally:
+            losing.cancel()
+            await asyncio.gather(losing, return_exceptions=True)
+
+    async def _take(self, given: dict[str, object]) -> None:
+        """Turn a message of the worker into events. Raises: ApiError for its errors."""
+        kind = given.get("type")
+        if kind == PrefillDone.kind():
+            self._has_begun = True
+            self._emit(TurnStarted(_number(given.get("input_tokens"))))
+        elif kind == ReplyChunk.kind():
+            while len(self._events) >= MAX_UNREAD:
+                self._room.clear()
+                await self._room.wait()
+            chunk = _chunk_of(given)
+            if chunk.text_delta:
+                self._emit(TurnText(chunk.text_delta))
+            if chunk.audio_data:
+                self._emit(TurnSound(chunk.audio_data.samples("audio_data")))
+        elif kind == ReplyDone.kind():
+            usage = given.get("usage")
+            counted = ReplyUsage.model_validate(usage if isinstance(usage, dict) else dict(NO_USAGE))
+            self._emit(TurnDone(str(given.get("text", "")), str(given.get("stopped", "stop")), counted))
+        elif kind in (Error.kind(), Timeout.kind()):
+            self._slots.metrics.record_error(str(given.get("code", "")))
+            raise error_of_worker(str(given.get("code", "")), str(given.get("error") or given.get("reason")))
+
+    def _emit(self, event: TurnEvent) -> None:
+        self._events.append(event)
+        self._changed.set()
+
+    def _api_error(self, error: BaseException) -> ApiError:
+        if isinstance(error, SessionEnd):
+            return error_of_end(error)
+        if not isinstance(error, ApiError):
+            LOG.error("session %s: %s", self.session_id, error, exc_info=error)
+            text = f"The worker was lost: {error}" if isinstance(error, WorkerLostError) else "Internal server error"
+            error = ApiError(500, text)
+        if self._has_begun:  # a client that tries again would cause the same work again
+            error.headers = {**(error.headers or {}), **NO_RETRY}
+        return error
+
+
+NO_USAGE = dict.fromkeys(ReplyUsage.model_fields, 0)
+
+
+def error_of_end(end: SessionEnd) -> ApiError:
+    """The error of a turn that the gateway has ended or refused."""
+    message = end.close.error
+    text = end.close.reason if message is None else message.error
+    return ApiError(503, text, headers={"retry-after": RETRY_AFTER_S})
+
+
+def error_of_worker(code: str, text: str) -> ApiError:
+    """The error of an `error` message. Its text begins with the name of the field, which becomes `param`."""
+    status = next((status for known, status in STATUS.items() if known == code), 400)
+    if status == 503:
+        return ApiError(status, text, headers={"retry-after": RETRY_AFTER_S})
+    if status != 400:
+        return ApiError(status, text)
+    name, colon, _ = text.partition(":")
+    param = name if colon and " " not in name else None
+    return ApiError(400, text, param=param, code=CODES.get(code, "invalid_value"))
+
+
+CODES = {ErrorCode.CONTEXT_FULL.value: "context_length_exceeded"}
+
+
+async def _written(request: TurnRequest) -> str:
+    """The request in JSON. On a thread: sounds and pictures take long."""
+    return await asyncio.to_thread(json_text, request.fields)
+
+
+async def _abort_if_lost(worker: Worker, link: ClientConnection) -> None:
+    """Break the connection to a worker that is lost, so that reading from it raises."""
+    await worker.lost.wait()
+    link.transport.abort()
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _chunk_of(given: dict[str, object]) -> ReplyChunk:
+    known = {name: given[name] for name in ReplyChunk.model_fields if given.get(name) is not None}
+    return ReplyChunk.model_validate(known)

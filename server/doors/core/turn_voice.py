@@ -1,0 +1,31 @@
+"""The voice of a turn, from what a client names or sends to the fields of the worker's request. Slow: call on a thread."""
+
+from models.errors import AudioError
+from server.doors.errors import ApiError
+from server.doors.voices import VoiceNames
+from server.registry.sound_upload import decoded_sound
+from worker.protocol.wire import Sound
+
+
+def voice_fields(voices: VoiceNames, name: str, ref_audio: str | None, *, param: str = "voice") -> dict[str, object]:
+    """Fields of `tts` of the worker's request.
+
+    Args:
+        voices: the voices of this server.
+        name: the voice that the client names.
+        ref_audio: a sound file in base64 whose voice speaks instead.
+        param: name of the voice's field, for errors.
+    Raises: ApiError.
+    """
+    try:
+        resolved = voices.resolve(name)
+    except ApiError as error:
+        error.param = param
+        raise
+    if ref_audio is not None:
+        try:
+            return {"ref_audio_data": Sound(decoded_sound(ref_audio)).base64()}
+        except AudioError as error:
+            message = str(error).replace("audio_base64", "ref_audio", 1)
+            raise ApiError(400, message, param="ref_audio", code="invalid_value") from None
+    return {} if resolved is None else {"ref_audio_path": resolved}
