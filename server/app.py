@@ -20,11 +20,13 @@ from server.access.access import Access
 from server.access.guard import AccessGuard
 from server.admission import Admission
 from server.dispatch.dispatcher import Dispatcher
+from server.doors.core.chat_turn import ChatTurns
 from server.doors.errors import ApiError, error_response, invalid_request, is_api_path
 from server.doors.model_names import ModelNames
 from server.doors.model_routes import model_routes
 from server.doors.realtime.routes import REALTIME_PATHS, add_realtime_sockets
 from server.doors.realtime.socket import DoorContext, RealtimeDoor
+from server.doors.speech.routes import SpeechDoor, speech_routes
 from server.doors.voices import VoiceNames
 from server.live.http_chat import HttpChats
 from server.live.live_sessions import LiveSessions
@@ -89,6 +91,7 @@ class Gateway:
     model_names: ModelNames
     voice_names: VoiceNames
     slots: SlotWait
+    turns: ChatTurns
     default_voice: Path | None = None
     apps: Apps = field(default_factory=Apps)
 
@@ -118,13 +121,15 @@ def build_app(gateway: Gateway) -> FastAPI:
         recording_routes(gateway.recordings, gateway.traces),
         voice_routes(gateway.voices),
         speech_weights_routes(),
-        model_routes(gateway.model_names),
     ):
         for route in router.routes:
             assert isinstance(route, APIRoute) and route.methods is not None
             if not route.methods <= SAFE_METHODS:
                 route.responses.update(REFUSED)
         app.include_router(router)
+    turns, names, voice_names = gateway.turns, gateway.model_names, gateway.voice_names
+    app.include_router(model_routes(names))
+    app.include_router(speech_routes(SpeechDoor(turns, names, voice_names, admission)))
     add_sockets(app, gateway.sockets, admission)
     door = DoorContext(gateway.slots, gateway.recordings, admission, gateway.model_names, gateway.voice_names)
     add_realtime_sockets(app, RealtimeDoor(door))

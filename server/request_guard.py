@@ -17,7 +17,9 @@ MAX_UPLOAD_BODY = 200 * 2**20 + 65_536  # a recording of 200 MiB with its multip
 # Routes whose bodies carry media: pattern of the path -> limit in bytes.
 LARGE_BODIES: dict[re.Pattern[str], int] = {
     re.compile(r"/api/chat"): MAX_MESSAGE,
+    re.compile(r"/v1/chat/completions"): MAX_MESSAGE,
     re.compile(r"/api/assets/ref_audio"): MAX_VOICE_BODY,
+    re.compile(r"/v1/audio/speech"): MAX_VOICE_BODY,
     re.compile(r"/api/sessions/[^/]+/upload-recording"): MAX_UPLOAD_BODY,
 }
 IS_HEAD = "is_head"  # key in the scope of a GET request that stands for HEAD

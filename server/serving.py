@@ -23,6 +23,7 @@ from server.dispatch.dispatcher import Dispatcher
 from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue
 from server.dispatch.workers import WorkerAddress, Workers
+from server.doors.core.chat_turn import ChatTurns
 from server.doors.model_names import ModelNames
 from server.doors.voices import VoiceNames
 from server.health_watch import HealthWatch
@@ -177,6 +178,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         ModelNames.of(config),
         VoiceNames(voices, config.api.voices),
         slots,
+        ChatTurns(slots, recordings),
         audio.ref_audio_path,
         apps,
     )

@@ -55,10 +55,9 @@ dispatch request_guard unknown_page
 registry metrics recording
 admission pages
 live
-doors.model_names
+doors.model_names doors.voices
 doors.core
-doors.model_routes doors.voices doors.core
-doors.realtime
+doors.model_routes doors.realtime doors.speech doors.chat
 health_watch loop_watch routes
 app
 serving

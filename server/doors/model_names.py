@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from server.access.identity import Identity
 from server.doors.errors import ApiError
 from worker.config.service import Config
 from worker.describe import cut
@@ -30,3 +31,10 @@ class ModelNames:
             return self.served
         message = f"model: expected {self.served}, got {cut(name)}"
         raise ApiError(404, message, param="model", code="model_not_found")
+
+    def resolve_for(self, name: str, identity: Identity) -> str:
+        """As `resolve`, for a client. Raises: ApiError, also 403 for a model that the client's key may not use."""
+        served = self.resolve(name)
+        if not identity.may_use(served):
+            raise ApiError(403, f"model: expected a model that the key may use, got {served}", param="model")
+        return served

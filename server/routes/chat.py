@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
+
 from server.access.identity import identity_of
 from server.admission import Admission
 from server.doors.core.turn_response import until_disconnected

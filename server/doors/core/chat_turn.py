@@ -6,6 +6,7 @@ but those of errors.
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
@@ -38,7 +39,7 @@ from worker.protocol.wire import json_text, read_object
 LOG = logging.getLogger(__name__)
 MAX_REQUESTS = 512 * 2**20  # bytes of all requests that wait or run
 MAX_UNREAD = 64  # events that wait for a slow client; the worker's messages are not read meanwhile
-RETRY_AFTER_S = "2"
+RETRY_AFTER_S = 2
 NO_RETRY = {"x-should-retry": "false"}
 STATUS = {
     ErrorCode.TOO_LARGE: 413,
@@ -98,7 +99,7 @@ class TurnSound:
 
 
 @dataclass(frozen=True)
-class TurnDone:
+class TurnFinished:
     """The answer is complete; the last event. stopped: `stop`, `length` or `interrupted`."""
 
     text: str
@@ -106,7 +107,7 @@ class TurnDone:
     usage: ReplyUsage
 
 
-TurnEvent = TurnQueued | TurnStarted | TurnText | TurnSound | TurnDone
+TurnEvent = TurnQueued | TurnStarted | TurnText | TurnSound | TurnFinished
 
 
 class ChatTurns:
@@ -117,7 +118,7 @@ class ChatTurns:
         self._budget = ByteBudget(MAX_REQUESTS)
 
     @asynccontextmanager
-    async def open(self, request: TurnRequest, identity: Identity) -> AsyncIterator["ChatTurn"]:
+    async def open(self, request: TurnRequest, identity: Identity) -> AsyncIterator["DoorTurn"]:
         """A turn, which ends with the context: its slot is free as soon as the worker's step in flight is over.
 
         Raises: ApiError 503 if the server does not accept turns now.
@@ -129,7 +130,7 @@ class ChatTurns:
             raise error_of_end(SessionEnd(BUSY))
         text = await _written(request)
         session = LiveSession(new_session_id(Kind.CHAT), Kind.CHAT, identity)
-        turn = ChatTurn(self._slots, session, request.path, text)
+        turn = DoorTurn(self._slots, session, request.path, text)
         if request.path is TurnPath.CHAT:
             turn.record_with(Recorder(self._recordings, Kind.CHAT, session.session_id))
         self._budget.used += len(text)
@@ -143,7 +144,7 @@ class ChatTurns:
             self._budget.used -= len(text)
 
 
-class ChatTurn:
+class DoorTurn:
     """One turn: `async for event in turn.events()`. Made by `ChatTurns.open`."""
 
     def __init__(self, slots: SlotWait, session: LiveSession, path: TurnPath, request: str):
@@ -176,7 +177,7 @@ class ChatTurn:
             await asyncio.gather(running, return_exceptions=True)
 
     async def events(self) -> AsyncIterator[TurnEvent]:
-        """The events, the last of which is `TurnDone`.
+        """The events, the last of which is `TurnFinished`.
 
         Raises: ApiError for a refused request, a failed answer, and an end by the server.
         """
@@ -276,7 +277,7 @@ class ChatTurn:
         elif kind == ReplyDone.kind():
             usage = given.get("usage")
             counted = ReplyUsage.model_validate(usage if isinstance(usage, dict) else dict(NO_USAGE))
-            self._emit(TurnDone(str(given.get("text", "")), str(given.get("stopped", "stop")), counted))
+            self._emit(TurnFinished(str(given.get("text", "")), str(given.get("stopped", "stop")), counted))
         elif kind in (Error.kind(), Timeout.kind()):
             self._slots.metrics.record_error(str(given.get("code", "")))
             raise error_of_worker(str(given.get("code", "")), str(given.get("error") or given.get("reason")))
@@ -302,16 +303,18 @@ NO_USAGE = dict.fromkeys(ReplyUsage.model_fields, 0)
 
 def error_of_end(end: SessionEnd) -> ApiError:
     """The error of a turn that the gateway has ended or refused."""
-    message = end.close.error
-    text = end.close.reason if message is None else message.error
-    return ApiError(503, text, headers={"retry-after": RETRY_AFTER_S})
+    close = end.close
+    text = close.reason if close.error is None else close.error.error
+    is_limit = close.error is not None and close.error.code == ErrorCode.LIMIT_REACHED
+    retry_s = RETRY_AFTER_S if close.retry_after_s is None else max(1, math.ceil(close.retry_after_s))
+    return ApiError(429 if is_limit else 503, text, headers={"retry-after": str(retry_s)})
 
 
 def error_of_worker(code: str, text: str) -> ApiError:
     """The error of an `error` message. Its text begins with the name of the field, which becomes `param`."""
     status = next((status for known, status in STATUS.items() if known == code), 400)
     if status == 503:
-        return ApiError(status, text, headers={"retry-after": RETRY_AFTER_S})
+        return ApiError(status, text, headers={"retry-after": str(RETRY_AFTER_S)})
     if status != 400:
         return ApiError(status, text)
     name, colon, _ = text.partition(":")

@@ -103,7 +103,7 @@ class RequestFields:
         value = self.whole("seed", -(2**63), 2**64 - 1)
         return None if value is None else value % MAX_SEED
 
-    def object(self, key: str) -> "RequestFields | None":
+    def group(self, key: str) -> "RequestFields | None":
         """The fields of an object; None if it is not given."""
         value = self.given.get(key)
         if value is None:

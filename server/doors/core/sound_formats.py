@@ -153,7 +153,7 @@ class _Tempo:
         return self._pull()
 
     def _pull(self) -> bytes:
-        parts = []
+        parts: list[bytes] = []
         while True:
             try:
                 frame = self._sink.pull()

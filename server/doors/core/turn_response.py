@@ -1,4 +1,4 @@
-"""HTTP responses made while an answer arrives: status and headers wait for the first bytes; a client that leaves ends it."""
+"""HTTP responses made while an answer arrives: status and headers wait for its first bytes; its client may leave."""
 
 import asyncio
 import base64
@@ -32,7 +32,7 @@ class TurnResponse(Response):
     """
 
     def __init__(self, chunks: AsyncGenerator[bytes], media_type: str, headers: Mapping[str, str] | None = None):
-        self._chunks, self._type, self._headers = chunks, media_type, dict(headers or {})
+        self._chunks, self._names = chunks, {"content-type": media_type, **(headers or {})}
         super().__init__(media_type=media_type)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,8 +55,7 @@ class TurnResponse(Response):
         except ApiError as error:
             await error_response(scope["path"], error)(scope, receive, send)
             return
-        names = {"content-type": self._type, **self._headers}
-        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in names.items()]
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._names.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await _send_body(send, first)
         try:

@@ -1,4 +1,4 @@
-"""The voice of a turn, from what a client names or sends to the fields of the worker's request. Slow: call on a thread."""
+"""The voice of a turn: from what a client names or sends to the fields of the worker's request."""
 
 from models.errors import AudioError
 from server.doors.errors import ApiError
@@ -8,7 +8,7 @@ from worker.protocol.wire import Sound
 
 
 def voice_fields(voices: VoiceNames, name: str, ref_audio: str | None, *, param: str = "voice") -> dict[str, object]:
-    """Fields of `tts` of the worker's request.
+    """Fields of `tts` of the worker's request. Slow: call on a thread.
 
     Args:
         voices: the voices of this server.

@@ -106,10 +106,7 @@ class RealtimeDoor:
         if refusal is not None:
             raise ApiError(403, refusal)
         names = self._context.model_names
-        model = names.resolve(query.get("model") or names.served)
-        if not identity_of(websocket).may_use(model):
-            raise ApiError(403, f"model: expected a model that the key may use, got {model}", param="model")
-        return model
+        return names.resolve_for(query.get("model") or names.served, identity_of(websocket))
 
     def _ticket(self, session: LiveSession) -> PendingSession:
         """A ticket for a slot that is free within the time a client waits. Raises: ApiError."""

@@ -1,8 +1,9 @@
 """`POST /v1/audio/speech`: a text as sound, in six formats, as a file or as a stream of events."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.access.identity import Identity, identity_of
 from server.admission import Admission
-from server.doors.core.chat_turn import ChatTurns, TurnDone, TurnPath, TurnRequest, TurnSound
+from server.doors.core.chat_turn import ChatTurns, TurnFinished, TurnPath, TurnRequest, TurnSound
 from server.doors.core.sound_formats import MEDIA_TYPES, SoundEncoder
 from server.doors.core.turn_response import EVENT_STREAM, NO_CACHE, TurnResponse, base64_text, reporting_errors, sse
 from server.doors.core.turn_voice import voice_fields
@@ -41,7 +42,7 @@ BINARY = {"schema": {"type": "string", "format": "binary"}}
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "the sound",
-        "content": {kind: BINARY for kind in (*MEDIA_TYPES.values(), EVENT_STREAM)},
+        "content": dict.fromkeys((*MEDIA_TYPES.values(), EVENT_STREAM), BINARY),
     },
     400: {"model": ApiErrorBody, "description": "a field has an impossible value"},
     404: {"model": ApiErrorBody, "description": "the model is unknown"},
@@ -65,18 +66,18 @@ def speech_routes(door: SpeechDoor) -> APIRouter:
 
     @router.post(PATH, responses=RESPONSES, openapi_extra={"requestBody": BODY}, response_class=Response)
     async def speech(request: Request) -> Response:
-        body = await request.body()
+        body, identity = await request.body(), identity_of(request)
         order = await asyncio.to_thread(speech_order, body)
-        door.names.resolve(order.model)
+        door.names.resolve_for(order.model, identity)
         if (refusal := door.admission.refusal(request, "chat")) is not None:
             raise ApiError(403, refusal)
         tts = await asyncio.to_thread(voice_fields, door.voices, order.voice, order.ref_audio)
         fields: dict[str, object] = {"text": order.text, "tts": tts, "seed": order.seed}
         turn = TurnRequest(TurnPath.SPEECH, fields)
         if order.stream == "sse":
-            events = reporting_errors(_events(door.turns, turn, order, identity_of(request)))
+            events = reporting_errors(_events(door.turns, turn, order, identity))
             return TurnResponse(events, EVENT_STREAM, NO_CACHE)
-        return TurnResponse(_file(door.turns, turn, order, identity_of(request)), MEDIA_TYPES[order.format])
+        return TurnResponse(_file(door.turns, turn, order, identity), MEDIA_TYPES[order.format])
 
     return router
 
@@ -85,27 +86,29 @@ async def _file(
     turns: ChatTurns, request: TurnRequest, order: SpeechOrder, identity: Identity
 ) -> AsyncGenerator[bytes]:
     """The encoded sound in parts."""
-    async for part in _encoded(turns, request, order, identity):
-        if isinstance(part, bytes):
-            yield part
+    async with aclosing(_encoded(turns, request, order, identity)) as parts:
+        async for part in parts:
+            if isinstance(part, bytes):
+                yield part
 
 
 async def _events(
     turns: ChatTurns, request: TurnRequest, order: SpeechOrder, identity: Identity
 ) -> AsyncGenerator[bytes]:
     """The encoded sound as a stream of events."""
-    async for part in _encoded(turns, request, order, identity):
-        if isinstance(part, bytes):
-            yield sse({"type": "speech.audio.delta", "audio": base64_text(part)})
-        else:
-            n_in, n_out = part.text_tokens, part.speech_tokens
-            usage = {"input_tokens": n_in, "output_tokens": n_out, "total_tokens": n_in + n_out}
-            yield sse({"type": "speech.audio.done", "usage": usage})
+    async with aclosing(_encoded(turns, request, order, identity)) as parts:
+        async for part in parts:
+            if isinstance(part, bytes):
+                yield sse({"type": "speech.audio.delta", "audio": base64_text(part)})
+            else:
+                n_in, n_out = part.text_tokens, part.speech_tokens
+                usage = {"input_tokens": n_in, "output_tokens": n_out, "total_tokens": n_in + n_out}
+                yield sse({"type": "speech.audio.done", "usage": usage})
 
 
 async def _encoded(
     turns: ChatTurns, request: TurnRequest, order: SpeechOrder, identity: Identity
-) -> AsyncIterator[bytes | ReplyUsage]:
+) -> AsyncGenerator[bytes | ReplyUsage]:
     """The encoded sound in parts, then the usage. Raises: ApiError."""
     loop, encoder = asyncio.get_running_loop(), SoundEncoder(order.format, order.speed)
     usage: ReplyUsage | None = None
@@ -115,7 +118,7 @@ async def _encoded(
                 if isinstance(event, TurnSound):
                     if data := await loop.run_in_executor(ENCODERS, encoder.push, event.pcm):
                         yield data
-                elif isinstance(event, TurnDone):
+                elif isinstance(event, TurnFinished):
                     usage = event.usage
     except ApiError as error:
         error.param = PARAMS.get(error.param or "", error.param)
