@@ -9,7 +9,7 @@ An agent in a room uses the same model: `AgentSession(llm=realtime_model(base_ur
 import argparse
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Sequence
 
 import aiohttp
 from livekit import rtc
@@ -19,7 +19,9 @@ from openai.types.realtime.realtime_audio_input_turn_detection import SemanticVa
 from sound_file import BLOCK_S, RATE, read_blocks, save
 
 
-def realtime_model(base_url: str, api_key: str, http: aiohttp.ClientSession | None = None) -> openai.realtime.RealtimeModel:
+def realtime_model(
+    base_url: str, api_key: str, http: aiohttp.ClientSession | None = None
+) -> openai.realtime.RealtimeModel:
     """The server's model as a LiveKit realtime model, which decides itself when it speaks."""
     return openai.realtime.RealtimeModel(
         model="gpt-realtime",
@@ -37,10 +39,16 @@ async def push(session: RealtimeSession, blocks: list[bytes]) -> None:
         await asyncio.sleep(BLOCK_S)
 
 
+async def show(texts: AsyncIterable[str]) -> None:
+    """Print a reply's text as it comes."""
+    async for text in texts:
+        print(text, end="", flush=True)
+
+
 async def converse(options: argparse.Namespace) -> bytes:
     """One answer. Returns: its sound, s16le at 24 kHz."""
     replies: asyncio.Queue[GenerationCreatedEvent | Exception] = asyncio.Queue()
-    sound = bytearray()
+    sound, limit = bytearray(), int(options.limit * RATE) * 2
     async with aiohttp.ClientSession() as http:
         model = realtime_model(options.base_url, options.api_key, http)
         session = model.session()
@@ -56,10 +64,13 @@ async def converse(options: argparse.Namespace) -> bytes:
         if isinstance(reply, Exception):
             raise SystemExit(str(reply))
         async for message in reply.message_stream:
-            async for text in message.text_stream:
-                print(text, end="", flush=True)
+            printing = asyncio.create_task(show(message.text_stream))
             async for frame in message.audio_stream:
+                is_short = len(sound) < limit
                 sound += bytes(frame.data)
+                if is_short and len(sound) >= limit:
+                    session.interrupt()
+            await printing
         print()
         pushing.cancel()
         await session.aclose()
@@ -75,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("input", help="sound file")
     parser.add_argument("--save", default="reply.wav", help="where the answer goes")
+    parser.add_argument("--limit", type=float, default=20, help="longest answer, in s; then it is cancelled")
     parser.add_argument("--ask", action="store_true", help="ask for an answer instead of waiting for one")
     parser.add_argument("--base-url", default=os.environ.get("OPENAI_BASE_URL", "http://localhost:8006/v1"))
     parser.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY", "none"))

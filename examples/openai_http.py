@@ -1,7 +1,7 @@
 """Speech, chat and models with the openai SDK.
 
-    pip install openai
-    python examples/openai_http.py "Good morning." --save morning.mp3
+pip install openai
+python examples/openai_http.py "Good morning." --save morning.mp3
 """
 
 import argparse

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from openai import AsyncOpenAI
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
-from sound_file import BLOCK_S, read_blocks, save
+from sound_file import BLOCK_S, RATE, read_blocks, save
 
 
 async def speak(connection: AsyncRealtimeConnection, blocks: list[bytes], ask: bool) -> None:
@@ -29,7 +29,7 @@ async def speak(connection: AsyncRealtimeConnection, blocks: list[bytes], ask: b
 async def converse(options: argparse.Namespace) -> bytes:
     """One question, one answer. Returns: the answer's sound, s16le at 24 kHz."""
     client = AsyncOpenAI(base_url=options.base_url, api_key=options.api_key)
-    sound = bytearray()
+    sound, limit = bytearray(), int(options.limit * RATE) * 2
     async with client.realtime.connect(model=options.model) as connection:
         turns = {"type": "semantic_vad", "create_response": not options.ask}
         await connection.session.update(
@@ -43,7 +43,10 @@ async def converse(options: argparse.Namespace) -> bytes:
         async for event in connection:
             match event.type:
                 case "response.output_audio.delta":
+                    is_short = len(sound) < limit
                     sound += base64.b64decode(event.delta)
+                    if is_short and len(sound) >= limit:
+                        await connection.response.cancel()
                 case "response.output_audio_transcript.delta":
                     print(event.delta, end="", flush=True)
                 case "response.done":
@@ -59,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("input", help="sound file")
     parser.add_argument("--save", default="reply.wav", help="where the answer goes")
+    parser.add_argument("--limit", type=float, default=20, help="longest answer, in s; then it is cancelled")
     parser.add_argument("--ask", action="store_true", help="ask for an answer instead of waiting for one")
     parser.add_argument("--base-url", default=os.environ.get("OPENAI_BASE_URL", "http://localhost:8006/v1"))
     parser.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY", "none"))

@@ -11,13 +11,26 @@ import asyncio
 import os
 from collections.abc import Sequence
 
-from pipecat.frames.frames import EndFrame, ErrorFrame, Frame, InputAudioRawFrame, TTSAudioRawFrame, TTSStoppedFrame, TTSTextFrame
+from pipecat.frames.frames import (
+    EndFrame,
+    ErrorFrame,
+    Frame,
+    InputAudioRawFrame,
+    TTSAudioRawFrame,
+    TTSStoppedFrame,
+    TTSTextFrame,
+)
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
-from pipecat.services.openai.realtime.events import AudioConfiguration, AudioInput, SemanticTurnDetection, SessionProperties
+from pipecat.services.openai.realtime.events import (
+    AudioConfiguration,
+    AudioInput,
+    SemanticTurnDetection,
+    SessionProperties,
+)
 from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
 from pipecat.workers.runner import WorkerRunner
 from sound_file import BLOCK_S, RATE, read_blocks, save
@@ -26,20 +39,28 @@ from sound_file import BLOCK_S, RATE, read_blocks, save
 class ReplySound(FrameProcessor):
     """Keeps the sound of the first reply.
 
+    Args:
+        limit: longest reply in s; then it is interrupted.
+
     Attributes:
         sound: s16le at 24 kHz.
         done: set when the reply ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: float) -> None:
         super().__init__()
+        self._limit = int(limit * RATE) * 2
         self.sound, self.done, self.error = bytearray(), asyncio.Event(), ""
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
         match frame:
             case TTSAudioRawFrame() if not self.done.is_set():
+                is_short = len(self.sound) < self._limit
                 self.sound += frame.audio
+                if is_short and len(self.sound) >= self._limit:
+                    await self.broadcast_interruption()
+                    self.done.set()
             case TTSTextFrame():
                 print(frame.text, end="", flush=True)
             case TTSStoppedFrame():
@@ -66,7 +87,7 @@ def realtime_service(base_url: str, api_key: str, instructions: str) -> OpenAIRe
 
 async def converse(options: argparse.Namespace) -> bytes:
     """One answer. Returns: its sound, s16le at 24 kHz."""
-    reply = ReplySound()
+    reply = ReplySound(options.limit)
     pair = LLMContextAggregatorPair(LLMContext())
     service = realtime_service(options.base_url, options.api_key, options.instructions)
     worker = PipelineWorker(
@@ -95,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--base-url", default="ws://localhost:8006/v1/realtime")
     parser.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY", "none"))
     parser.add_argument("--instructions", default="You are a helpful assistant.")
+    parser.add_argument("--limit", type=float, default=20, help="longest answer, in s; then it is interrupted")
     parser.add_argument("--timeout", type=float, default=60, help="longest wait for the end of the reply, in s")
     options = parser.parse_args(arguments)
     save(options.save, asyncio.run(converse(options)))
