@@ -1,5 +1,6 @@
 """The WebSocket under every client: opening it, and the error that tells how it ended."""
 
+import os
 import ssl as tls
 
 from websockets.asyncio.client import ClientConnection
@@ -8,6 +9,7 @@ from websockets.exceptions import InvalidHandshake, InvalidStatus
 
 from clients.address import TargetAddress
 from clients.errors import ConnectionLost, Refused
+from worker.key_text import CLIENT_KEY_VARIABLE
 from worker.protocol.codes import CloseCode
 from worker.protocol.messages import Error
 
@@ -17,7 +19,7 @@ MAX_FRAME = 64 * 2**20
 
 
 async def open_socket(
-    address: TargetAddress, context: tls.SSLContext | None, *, insecure: bool, timeout: float
+    address: TargetAddress, context: tls.SSLContext | None, *, insecure: bool, key: str | None, timeout: float
 ) -> ClientConnection:
     """An open connection.
 
@@ -25,14 +27,17 @@ async def open_socket(
         address: its address.
         context: the TLS context for wss; None: the default one.
         insecure: whether to accept any certificate.
+        key: API key; None: that of the environment variable DUOLOGUE_API_KEY, if it is set.
         timeout: limit for opening it, in s.
     Raises:
         Refused: if the server refuses the handshake.
         ConnectionLost: if there is no connection.
     """
+    key = key or os.environ.get(CLIENT_KEY_VARIABLE)
     try:
         return await connect_socket(
             address.url,
+            additional_headers={"Authorization": f"Bearer {key}"} if key else None,
             ssl=address.tls(context, insecure=insecure),
             proxy=None if address.is_local else True,
             compression=None,  # sound hardly compresses

@@ -62,6 +62,7 @@ async def connect(
     on_queue: OnQueue | None = None,
     ssl: tls.SSLContext | None = None,
     insecure: bool = False,
+    key: str | None = None,
     open_timeout: float = OPEN_S,
 ) -> AsyncIterator["DuplexClient"]:
     """A client with an open connection, after waiting in a gateway's queue.
@@ -72,6 +73,7 @@ async def connect(
         on_queue: called with each queue position while the client waits.
         ssl: the TLS context for wss; None: the default one.
         insecure: whether to accept any certificate.
+        key: API key of the server; None: the environment variable DUOLOGUE_API_KEY, if it is set.
         open_timeout: limit for opening the connection, without the time in the queue, in s.
     Raises:
         SettingsError: for an invalid address.
@@ -80,7 +82,7 @@ async def connect(
         ServerError: if the server sends an error, such as queue_full.
     """
     address = TargetAddress.of(url, session_id)
-    socket = await open_socket(address, ssl, insecure=insecure, timeout=open_timeout)
+    socket = await open_socket(address, ssl, insecure=insecure, key=key, timeout=open_timeout)
     async with DuplexClient(socket, address, on_queue) as client:
         yield client
 

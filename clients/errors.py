@@ -4,7 +4,7 @@ from models.errors import ModelError
 
 HINTS = {
     400: "the server is no WebSocket server, or a proxy removed the upgrade",
-    401: "the server, or a proxy in front of it, requires credentials",
+    401: "the server needs a valid key (--key or DUOLOGUE_API_KEY), or a proxy in front of it needs credentials",
     403: "no slot became free in time, the server is not ready, or it refuses clients from this address",
     404: "unknown path: a gateway has /ws/duplex/NAME or /ws/half_duplex/NAME, a worker ?session_id=NAME instead",
     426: "the server is no WebSocket server",

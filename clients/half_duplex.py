@@ -52,6 +52,7 @@ async def connect_half_duplex(
     on_queue: OnQueue | None = None,
     ssl: tls.SSLContext | None = None,
     insecure: bool = False,
+    key: str | None = None,
     open_timeout: float = OPEN_S,
 ) -> AsyncIterator["HalfDuplexClient"]:
     """A client with an open connection, after waiting in a gateway's queue.
@@ -59,7 +60,7 @@ async def connect_half_duplex(
     Arguments and errors as of `clients.duplex.connect`; a worker's address ends with /ws/half_duplex.
     """
     address = TargetAddress.of(url, session_id, HALF_DUPLEX)
-    socket = await open_socket(address, ssl, insecure=insecure, timeout=open_timeout)
+    socket = await open_socket(address, ssl, insecure=insecure, key=key, timeout=open_timeout)
     async with HalfDuplexClient(socket, address, on_queue) as client:
         yield client
 

@@ -68,7 +68,7 @@ async def _run(args: argparse.Namespace) -> int:
             # The sound card records from the moment it is opened, so it is opened after the wait in the queue.
             async with (
                 talk.interruptible(),
-                connect(args.url, name, on_queue=_note_position, insecure=args.insecure) as client,
+                connect(args.url, name, on_queue=_note_position, insecure=args.insecure, key=args.key) as client,
             ):
                 prepared = await client.prepare(args.prompt, ref_audio=voice, config=config, spec=spec(args))
                 _note_session(client, prepared)
@@ -95,7 +95,9 @@ async def _run_turns(args: argparse.Namespace) -> int:
         try:
             async with (
                 interruptible(talk.stop, lambda: talk.seconds > 0, "the first sound"),
-                connect_half_duplex(args.url, name, on_queue=_note_position, insecure=args.insecure) as client,
+                connect_half_duplex(
+                    args.url, name, on_queue=_note_position, insecure=args.insecure, key=args.key
+                ) as client,
             ):
                 prepared = await client.prepare([args.prompt, *voice], settings)
                 note(f"session {prepared.session_id}, for {prepared.timeout_s:g} s")

@@ -9,6 +9,7 @@ from clients.half_duplex import half_duplex_settings
 from clients.reply_sound import check_target
 from models.errors import SettingsError
 from worker.config.pairs import with_pairs
+from worker.key_text import CLIENT_KEY_VARIABLE
 from worker.protocol.half_duplex_messages import DEFAULTS, HalfDuplexSettings
 from worker.protocol.messages import SYSTEM_PROMPT, Spec
 from worker.protocol.wire import WireError
@@ -89,6 +90,9 @@ def parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="receive sound before its unit is complete",
+    )
+    wire.add_argument(
+        "--key", metavar="KEY", help=f"API key of the server (default: the environment variable {CLIENT_KEY_VARIABLE})"
     )
     wire.add_argument("--insecure", action="store_true", help="wss: accept any certificate, such as a self-signed one")
     return parser

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from launcher.devices import cpu_fallback_note, find_devices, run_program
 from launcher.lock import FolderLockedError, lock_folder, remove_stale_pid_files
 from launcher.options import parser, settings
-from launcher.plan import LaunchPlan, make_plan
+from launcher.plan import LaunchPlan, RunSecrets, make_plan
 from launcher.preflight import folder_problems, run_preflight
 from launcher.progress import StatusDisplay
 from launcher.restart_policy import RestartPolicy
@@ -32,7 +32,8 @@ def main(argv: list[str] | None = None) -> int:
         devices = find_devices(config.model.device, os.environ, run_program)
         if note := cpu_fallback_note(config.model.device, os.environ, devices, run_program):
             notes.append(note)
-        plan = make_plan(config, args, devices, os.environ, os.cpu_count() or 1)
+        run_secrets = RunSecrets.make(config, args)
+        plan = make_plan(config, args, devices, os.environ, os.cpu_count() or 1, run_secrets)
         if errors := folder_problems(plan.folder):
             return _print_errors(errors)
         with lock_folder(plan.folder):

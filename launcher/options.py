@@ -29,6 +29,9 @@ def parser() -> argparse.ArgumentParser:
         "--https", action="store_true", help="use service.ssl_certfile; default if that setting has a value"
     )
     parser.add_argument("--remote", action="store_true", help="listen on all addresses; default: this machine only")
+    parser.add_argument(
+        "--insecure", action="store_true", help="with --remote: no key is needed, although none is configured"
+    )
     parser.add_argument("--host", metavar="ADDR", help="address the gateway listens on")
     parser.add_argument("--port", type=int, metavar="N", help="port of the gateway; default: service.gateway_port")
     parser.add_argument(

@@ -4,9 +4,10 @@ Has no side effects. Does not check that ports are free.
 """
 
 import argparse
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from launcher.devices import Device
 from launcher.managed_process import Program
 from models.errors import SettingsError
 from worker.config.service import ROOT, Config
+from worker.key_text import KEYS_FILE, START_KEY_VARIABLE, WORKER_SECRET_VARIABLE, new_key
 from worker.log import LEVEL_VARIABLE
 
 LOOPBACK, ALL_ADDRESSES = "127.0.0.1", "0.0.0.0"
@@ -22,11 +24,43 @@ MAX_PORT = 65_535
 
 
 @dataclass(frozen=True)
+class RunSecrets:
+    """What the programs of one run share.
+
+    worker_secret: workers accept only programs that know it. start_key: a key with an administrator's rights; None:
+    keys are configured, or none is needed.
+    """
+
+    worker_secret: str | None = field(default=None, repr=False)
+    start_key: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def make(cls, config: Config, args: argparse.Namespace) -> "RunSecrets":
+        """New secrets for one run."""
+        needs_key = args.remote and not args.insecure and not has_keys(config)
+        return cls(secrets.token_urlsafe(32), new_key() if needs_key else None)
+
+    @property
+    def worker_environ(self) -> dict[str, str]:
+        return {} if self.worker_secret is None else {WORKER_SECRET_VARIABLE: self.worker_secret}
+
+    @property
+    def gateway_environ(self) -> dict[str, str]:
+        return self.worker_environ | ({} if self.start_key is None else {START_KEY_VARIABLE: self.start_key})
+
+
+def has_keys(config: Config) -> bool:
+    """Whether API keys are configured."""
+    return bool(config.service.api_keys) or (config.service.data_dir / KEYS_FILE).exists()
+
+
+@dataclass(frozen=True)
 class LaunchPlan:
     """The programs to run and their addresses.
 
     host, port: address that the gateway listens on. folder: for logs and pid files. devices: one for each worker, in
-    the same order. drain_s: seconds that sessions have to end after a stop.
+    the same order. drain_s: seconds that sessions have to end after a stop. start_key: opens the pages in this run;
+    None: none was made. has_keys: clients need a key.
     """
 
     gateway: Program
@@ -37,6 +71,8 @@ class LaunchPlan:
     scheme: str
     folder: Path
     drain_s: float
+    start_key: str | None = field(default=None, repr=False)
+    has_keys: bool = False
     root: Path = ROOT
 
     @property
@@ -52,7 +88,12 @@ class LaunchPlan:
 
 
 def make_plan(
-    config: Config, args: argparse.Namespace, devices: Sequence[Device], environ: Mapping[str, str], n_cores: int
+    config: Config,
+    args: argparse.Namespace,
+    devices: Sequence[Device],
+    environ: Mapping[str, str],
+    n_cores: int,
+    run_secrets: RunSecrets | None = None,
 ) -> LaunchPlan:
     """The plan for one worker on each selected device.
 
@@ -62,12 +103,14 @@ def make_plan(
         devices: usable devices, at least one.
         environ: environment variables.
         n_cores: CPU cores, shared out among workers on the CPU.
+        run_secrets: of this run; None: none.
 
     Raises: SettingsError for ports that are out of range or collide, an invalid address, https without certificate.
     """
     chosen = _select(devices, args.num_workers)
     host, scheme = _host(args.host, remote=args.remote), _scheme(config, args)
     ports = worker_ports(config, len(chosen))
+    run_secrets = run_secrets or RunSecrets()
     # Each program reads the settings file and the environment itself. Flags have to be passed on.
     config_flags = () if args.config is None else ("--config", str(args.config.absolute()))
     shared = {LEVEL_VARIABLE: args.log_level} if args.log_level else {}
@@ -80,6 +123,7 @@ def make_plan(
         *("--workers", ",".join(f"{LOOPBACK}:{port}" for port in ports)),
         *("--log-dir", str(args.log_dir.absolute())),
         *(("--remote",) if args.remote else ()),
+        *(("--insecure",) if args.insecure else ()),
         *(("--lang", args.lang) if args.lang else ()),
     )
     probe_host = {ALL_ADDRESSES: LOOPBACK, "::": "::1"}.get(host, host)
@@ -89,7 +133,7 @@ def make_plan(
             stem=f"worker_{i}",
             command=(*_worker_command(i, device, port), *config_flags, *_worker_flags(config, args)),
             url=f"http://{LOOPBACK}:{port}",
-            environ={**shared, **threads, **device.environ},
+            environ={**shared, **threads, **device.environ, **run_secrets.worker_environ},
         )
         for i, (device, port) in enumerate(zip(chosen, ports, strict=True))
     )
@@ -99,7 +143,7 @@ def make_plan(
             stem="gateway",
             command=gateway_command,
             url=f"{scheme}://{_in_url(probe_host)}:{config.service.gateway_port}",
-            environ=shared,
+            environ={**shared, **run_secrets.gateway_environ},
         ),
         workers=workers,
         devices=tuple(chosen),
@@ -108,6 +152,8 @@ def make_plan(
         scheme=scheme,
         folder=args.log_dir.absolute(),
         drain_s=config.service.drain_timeout_s,
+        start_key=run_secrets.start_key,
+        has_keys=run_secrets.start_key is not None or has_keys(config),
     )
 
 

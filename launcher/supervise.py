@@ -306,8 +306,14 @@ def announcement(plan: LaunchPlan, totals: str, addresses: Sequence[str]) -> lis
     lines = [f"ready: {plan.url()}  ({totals}; Ctrl-C stops)"]
     if not plan.is_remote:
         return lines
-    lines += [f"       {plan.url(address)}" for address in addresses]
-    lines.append("warning: anyone who can reach this port can talk to the model; there is no password")
+    if plan.start_key is None:
+        lines += [f"       {plan.url(address)}" for address in addresses]
+    else:
+        urls = [plan.url(), *(plan.url(address) for address in addresses)]
+        lines += ["open the pages with one of these links; each contains the key of this run:"]
+        lines += [f"       {url}/#{plan.start_key}" for url in urls]
+    if not plan.has_keys:
+        lines.append("warning: anyone who can reach this port can talk to the model; there are no keys (docs/keys.md)")
     if plan.scheme == "http":
         remedy = "start with --https (docs/operations.md)"
         lines.append(f"warning: browsers allow camera and microphone only on https and localhost; {remedy}")

@@ -57,6 +57,7 @@ from server.routes.sockets import add_sockets, refuse_other_sockets
 from server.routes.speech_weights import speech_weights_routes
 from server.routes.status import status_routes
 from server.routes.voices import voice_routes
+from server.security_headers import SecurityHeaders
 from server.unknown_page import on_http_error
 from worker.version import VERSION
 
@@ -102,7 +103,8 @@ def build_app(gateway: Gateway) -> FastAPI:
     app = FastAPI(title="Duologue gateway", version=VERSION, docs_url=None, redoc_url=None)
     app.add_middleware(RequestGuard, origins=gateway.origins)
     app.add_middleware(AccessGuard, access=gateway.access, error_response=_refusal)
-    app.add_middleware(RequestIds)  # added last, so it runs first: refusals of the others have an id too
+    app.add_middleware(RequestIds)  # runs before those above: their refusals have an id too
+    app.add_middleware(SecurityHeaders)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(ApiError, _on_api_error)

@@ -13,11 +13,13 @@ import sys
 from pathlib import Path
 
 from models.errors import ModelError, SettingsError
+from server.access.keys import api_keys_of
 from server.dispatch.workers import WorkerAddress
 from server.registry.presets import FOLDER, Presets
 from server.serving import ServeOptions, Tls, check_tls, serve
 from worker import log
 from worker.config.service import ROOT, Config, load_config
+from worker.key_text import START_KEY_VARIABLE, WORKER_SECRET_VARIABLE, new_key
 from worker.protocol.connection import listen
 
 LOG = logging.getLogger("server.main")
@@ -48,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--remote", action="store_true", help="allow other machines; without --host, listen on all addresses"
     )
+    parser.add_argument("--insecure", action="store_true", help="with --remote: ask for no key although there is none")
     parser.add_argument("--port", type=int, metavar="N", help="default: service.gateway_port")
     workers = parser.add_mutually_exclusive_group()
     workers.add_argument("--workers", metavar="HOST:PORT,...", help="addresses of the workers")
@@ -88,13 +91,30 @@ def main(argv: list[str] | None = None) -> int:
         addresses = worker_addresses(args, config)
         tls = certificate(config, https=args.https, http=args.http)
         Presets.load()
+        start_key = os.environ.pop(START_KEY_VARIABLE, None)
+        is_made = args.remote and not args.insecure and not api_keys_of(config, start_key).required
+        if is_made:
+            start_key = new_key()
         bound_socket = listen(_host(args.host, remote=args.remote), config.service.gateway_port)
     except ModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
     for note in notes:
         LOG.warning("%s", note)
-    options = ServeOptions(addresses, args.log_dir, tls=tls, preset_folder=FOLDER, default_lang=args.lang)
+    if is_made and start_key is not None:
+        name, scheme = _link_host(args.host), "http" if tls is None else "https"
+        print(f"open {scheme}://{name}:{config.service.gateway_port}/#{start_key}", flush=True)
+    elif args.remote and not api_keys_of(config, start_key).required:
+        LOG.warning("--insecure: everyone who can reach this port can use the model; there are no keys")
+    options = ServeOptions(
+        addresses,
+        args.log_dir,
+        tls=tls,
+        preset_folder=FOLDER,
+        default_lang=args.lang,
+        start_key=start_key,
+        worker_secret=os.environ.pop(WORKER_SECRET_VARIABLE, None),
+    )
     with bound_socket:
         return serve(config, bound_socket, options)
 
@@ -147,6 +167,13 @@ def _host(given: str | None, *, remote: bool) -> str:
     if not is_loopback and not remote:
         raise SettingsError("--host", expected="a loopback address, or --remote as well", got=given)
     return given
+
+
+def _link_host(given: str | None) -> str:
+    """The host name in a link to this server."""
+    if given is None or given in ("0.0.0.0", "::"):
+        return "localhost"
+    return f"[{given}]" if ":" in given else given
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Middleware for all HTTP requests: origin check, limit of the body size, and HEAD for every GET route."""
+"""Middleware: host check, and for HTTP requests origin check, limit of the body size, and HEAD for every GET route."""
 
 import re
 
 from fastapi import HTTPException
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.access.identity import identity_of
 from server.doors.errors import ApiError, error_response
 from server.origins import Origins
 from worker.protocol.connection import MAX_MESSAGE, bytes_of
@@ -27,13 +28,27 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class RequestGuard:
-    """ASGI middleware. WebSockets pass unchanged: their route checks the origin itself."""
+    """ASGI middleware. The routes of WebSockets check the origin themselves.
+
+    A request with a key may name any host: a page of another site cannot send the key.
+    """
 
     def __init__(self, app: ASGIApp, origins: Origins):
         self._app, self._origins = app, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        connection = HTTPConnection(scope)
+        if not identity_of(connection).has_key and not self._origins.allows_host(connection):
+            got = connection.headers["host"][:100]
+            expected = "localhost, an address, or a name in service.allowed_hosts"
+            await error_response(scope["path"], ApiError(403, f"host: expected {expected}, got {got}"))(
+                scope, receive, send
+            )
+            return
+        if scope["type"] == "websocket":
             await self._app(scope, receive, send)
             return
         request = Request(scope)

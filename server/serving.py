@@ -8,7 +8,7 @@ import socket
 import ssl
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -45,6 +45,7 @@ from server.registry.sound_upload import MAX_FILE_BYTES, MAX_S, MIN_S
 from server.registry.voices import MAX_VOICES, VoiceRegistry
 from server.routes.preset_bodies import FrontendDefaults, VoiceLimits
 from worker.config.service import Config
+from worker.key_text import WORKER_SECRET_HEADER
 from worker.protocol.connection import begin, live_server, stop_signal
 from worker.voice_registry import voice_folder
 
@@ -72,7 +73,8 @@ class ServeOptions:
     workers: addresses of the workers. diagnostics_folder: for reports from clients. tls: None serves plain HTTP.
     preset_folder: presets that come with the server; None: only the user's own.
     default_lang: language of the pages for visitors who have not chosen one. loopback_only: the gateway listens on a
-    loopback address. start_key: a key for this run, with an administrator's rights.
+    loopback address. start_key: a key for this run, with an administrator's rights. worker_secret: what the
+    workers demand; None: nothing.
     """
 
     workers: Sequence[WorkerAddress]
@@ -81,7 +83,13 @@ class ServeOptions:
     preset_folder: Path | None = None
     default_lang: str | None = None
     loopback_only: bool = False
-    start_key: str | None = None
+    start_key: str | None = field(default=None, repr=False)
+    worker_secret: str | None = field(default=None, repr=False)
+
+    @property
+    def worker_headers(self) -> dict[str, str]:
+        """Headers of every request to a worker."""
+        return {} if self.worker_secret is None else {WORKER_SECRET_HEADER: self.worker_secret}
 
 
 def serve(config: Config, bound_socket: socket.socket, options: ServeOptions) -> int:
@@ -91,7 +99,7 @@ def serve(config: Config, bound_socket: socket.socket, options: ServeOptions) ->
 
 
 async def _serve(config: Config, bound_socket: socket.socket, options: ServeOptions) -> int:
-    async with httpx.AsyncClient(trust_env=False, limits=HTTP_LIMITS) as http:
+    async with httpx.AsyncClient(trust_env=False, limits=HTTP_LIMITS, headers=options.worker_headers) as http:
         loopback_only = ip_address(bound_socket.getsockname()[0]).is_loopback
         gateway, watch = build_gateway(config, http, replace(options, loopback_only=loopback_only))
         tls = options.tls
@@ -143,7 +151,9 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         service.eta_ema_alpha,
         service.eta_ema_min_samples,
     )
-    dispatcher = Dispatcher(Workers(options.workers), Queue(service.max_queue_size), Eta(eta))
+    dispatcher = Dispatcher(
+        Workers(options.workers, headers=options.worker_headers), Queue(service.max_queue_size), Eta(eta)
+    )
     metrics = GatewayMetrics()
     audio = config.audio
     recordings = recordings_of(service.data_dir, metrics, is_enabled=config.recording.enabled)
@@ -162,7 +172,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         HttpChats(slots, recordings),
         http,
         metrics,
-        Origins(service.allowed_origins, loopback_only=options.loopback_only),
+        Origins(service.allowed_origins, service.allowed_hosts, loopback_only=options.loopback_only),
         FrontendDefaults(
             playback_delay_ms=audio.playback_delay_ms,
             chat_vocoder=audio.chat_vocoder,
@@ -188,7 +198,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
 async def _build_routes(app: FastAPI) -> None:
     """Make FastAPI prepare its routes now: it does so at the first requests, which block the loop for 0.3 s."""
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", trust_env=False) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", trust_env=False) as client:
         await client.get("/livez")
         await client.get("/no/such/route")
     messages = iter([{"type": "websocket.connect"}])

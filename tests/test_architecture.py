@@ -33,7 +33,7 @@ token2wav.stream token2wav.s3gen
 token2wav.__main__ __main__
 """
 WORKER = """
-scrub
+key_text
 version log status describe
 config protocol media transcript
 voice_registry vad_network
@@ -50,7 +50,7 @@ main offline
 """
 SERVER = """
 origins doors.errors request_ids
-access
+access security_headers
 dispatch request_guard unknown_page
 registry metrics recording
 admission pages
@@ -69,7 +69,7 @@ CONTRACT = {
     "worker.protocol",
     "worker.config",
     "worker.log",
-    "worker.scrub",
+    "worker.key_text",
     "worker.version",
     "worker.status",
     "worker.voice_registry",
@@ -97,7 +97,7 @@ TORCH_FREE = """
 models.errors models.checkpoint.config models.inputs.tokens models.inputs.chat_template models.inputs.pretrained
 models.inputs.messages models.inputs.prompts models.inputs.image models.inputs.positions models.inputs.audio_sizes
 models.sampling.settings
-worker.assembly.hub worker.config.* worker.protocol.* worker.transcript.* worker.describe worker.scrub worker.log
+worker.assembly.hub worker.config.* worker.protocol.* worker.transcript.* worker.describe worker.key_text worker.log
 worker.version worker.status worker.main worker.media worker.voice_registry
 worker.loop.audio_buffer worker.loop.results worker.loop.session
 worker.loop.unit_decoder worker.loop.window

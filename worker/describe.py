@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from worker.scrub import scrubbed
+from worker.key_text import scrubbed
 
 MAX_SHOWN = 60  # characters of a name or value in an error
 TYPE_WORDS: dict[object, str] = {

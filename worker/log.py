@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TextIO
 
 from models.errors import SettingsError
-from worker.scrub import scrubbed
+from worker.key_text import scrubbed
 
 LEVEL_VARIABLE = "DUOLOGUE_LOG_LEVEL"
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")

@@ -14,6 +14,7 @@ from pathlib import Path
 from models.errors import ModelError, SettingsError
 from worker import log
 from worker.config.service import INDUCTOR_VARIABLE, Config, load_config
+from worker.key_text import WORKER_SECRET_VARIABLE
 from worker.protocol.connection import listen
 
 LOG = logging.getLogger("worker.main")
@@ -84,7 +85,8 @@ def main(argv: list[str] | None = None) -> int:
 
         gc.enable()
         gpu_id = args.worker_index if args.gpu_id is None else args.gpu_id
-        return serve(worker_settings(config, gpu_id=gpu_id), listening)
+        secret = os.environ.pop(WORKER_SECRET_VARIABLE, None)
+        return serve(worker_settings(config, gpu_id=gpu_id, secret=secret), listening)
 
 
 def _config(args: argparse.Namespace) -> tuple[Config, list[str]]:

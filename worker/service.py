@@ -44,6 +44,7 @@ class WorkerSettings:
         voice_folder: registered voices, which clients name by name, id or file name.
         idle_timeout: a session without messages ends after it; None: never.
         max_backlog: bytes of a session's waiting messages.
+        secret: of the launcher, which clients must know; None: none.
     """
 
     engine: EngineConfig
@@ -58,6 +59,7 @@ class WorkerSettings:
     drain_timeout: float
     max_backlog: int
     gpu_id: int
+    secret: str | None = field(default=None, repr=False)
 
 
 @dataclass

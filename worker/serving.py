@@ -15,6 +15,7 @@ from worker.assembly.backend_flags import limit_threads, resolve_compile
 from worker.assembly.parts import device_type
 from worker.config.service import ROOT, Config
 from worker.http.app import build_app
+from worker.http.guard import WorkerGuard
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket import WorkerSockets
 from worker.protocol.codes import ErrorCode
@@ -31,8 +32,11 @@ SWITCH_S = 0.001
 MB = 10**6
 
 
-def worker_settings(config: Config, *, gpu_id: int = 0) -> WorkerSettings:
-    """One worker's settings from the settings file, with `service.compile` resolved for its device."""
+def worker_settings(config: Config, *, gpu_id: int = 0, secret: str | None = None) -> WorkerSettings:
+    """One worker's settings from the settings file, with `service.compile` resolved for its device.
+
+    secret: of the launcher.
+    """
     service, duplex = config.service, config.duplex
     return WorkerSettings(
         engine=resolve_compile(config.engine(), device_type(config.model.device)),
@@ -47,6 +51,7 @@ def worker_settings(config: Config, *, gpu_id: int = 0) -> WorkerSettings:
         drain_timeout=service.drain_timeout_s,
         max_backlog=int(duplex.max_backlog_mb * MB),
         gpu_id=gpu_id,
+        secret=secret,
     )
 
 
@@ -69,7 +74,7 @@ def serve(settings: WorkerSettings, listening: socket.socket) -> int:
 async def _serve(settings: WorkerSettings, listening: socket.socket) -> int:
     service, metrics = Service(settings), WorkerMetrics()
     sockets = WorkerSockets(service, metrics)
-    server = live_server(build_app(service, metrics, sockets))
+    server = live_server(WorkerGuard(build_app(service, metrics, sockets), settings.secret))
     stop = stop_signal()
     serving = await begin(server, listening, "http")
     if serving is None:

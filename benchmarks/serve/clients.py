@@ -6,6 +6,7 @@ clients are prepared, `end` after the last result, and one line of JSON with the
 
 import asyncio
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import websockets
 
 from benchmarks.worker.process import MAX_FRAME, ClientScript
 from clients.address import TargetAddress
+from worker.key_text import CLIENT_KEY_VARIABLE
 from worker.protocol.messages import (
     Partial,
     Prepare,
@@ -59,7 +61,10 @@ class _Client:
 
     async def run(self) -> None:
         load, address = self._load, TargetAddress.of(self._load.url, f"omni_bench_{self._number}")
-        async with websockets.connect(address.url, max_size=MAX_FRAME, compression=None, proxy=None) as socket:
+        headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get(CLIENT_KEY_VARIABLE)) else None
+        async with websockets.connect(
+            address.url, additional_headers=headers, max_size=MAX_FRAME, compression=None, proxy=None
+        ) as socket:
             self._socket = socket
             while address.is_gateway and not isinstance(await self._receive(QueueDone, Queued, QueueUpdate), QueueDone):
                 pass  # a gateway may still hold the slots of earlier clients

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 from models.errors import ModelError, SettingsError
-from server.access.keys import KeyFile, api_keys_of, hash_of, key_file, new_key
+from server.access.keys import KeyFile, api_keys_of, hash_of, key_file
 from worker.config.access import ApiKeyEntry
 from worker.config.service import Config, load_config
+from worker.key_text import new_key
 
 USAGE = 2
 

@@ -16,7 +16,7 @@ from server.access.refusal import AccessRefusedError
 from server.access.usage import FILE_NAME as USAGE_FILE
 from server.access.usage import DayUsage
 from worker.config.service import Config
-from worker.scrub import SECRET_PREFIX
+from worker.key_text import SECRET_PREFIX
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 SIGN_IN = "/api/access"

@@ -11,7 +11,7 @@ from typing import Any
 from server.access.identity import Identity, IdentityKind
 from server.access.keys import ApiKeys
 from server.access.refusal import limit_reached
-from worker.scrub import SECRET_PREFIX
+from worker.key_text import SECRET_PREFIX
 
 SECRET_BYTES = 24
 MAX_SECRETS = 1000  # of one client that have not ended

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from worker.scrub import SECRET_PREFIX
+from worker.key_text import SECRET_PREFIX
 
 KEY_PROTOCOL = "openai-insecure-api-key."  # WebSocket subprotocol of browsers, which cannot set headers
 REALTIME_PROTOCOL = "realtime"

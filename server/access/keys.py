@@ -7,7 +7,6 @@ a slow hash, which passwords need, would only cost time at every request.
 import hmac
 import json
 import logging
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,15 +19,12 @@ from server.access.identity import Identity, IdentityKind, KeyLimits
 from worker.config.access import ApiKeyEntry
 from worker.config.json_file import read_json
 from worker.config.service import Config
-from worker.scrub import KEY_PREFIX
+from worker.key_text import KEYS_FILE
 
 LOG = logging.getLogger(__name__)
-FILE_NAME = "api_keys.json"
-KEY_BYTES = 32
 FILE_MODE = 0o600
 RELOAD_S = 1.0  # interval at which the file is checked for changes
 START_KEY = "start"  # name of the key that the launcher makes for one run
-START_KEY_VARIABLE = "DUOLOGUE_START_KEY"
 
 
 @dataclass(frozen=True)
@@ -52,11 +48,6 @@ class ApiKey:
         """The identity of a request with this key. address: of the connection."""
         kind = IdentityKind.ADMIN if self.is_admin else IdentityKind.KEY
         return Identity(self.name, kind, address, self.limits, self.models)
-
-
-def new_key() -> str:
-    """A new key of 256 random bits."""
-    return f"{KEY_PREFIX}{secrets.token_urlsafe(KEY_BYTES)}"
 
 
 def hash_of(key: str) -> str:
@@ -169,7 +160,7 @@ class ApiKeys:
 
 def key_file(config: Config) -> KeyFile:
     """The file of keys below `service.data_dir`."""
-    return KeyFile(config.service.data_dir / FILE_NAME)
+    return KeyFile(config.service.data_dir / KEYS_FILE)
 
 
 def api_keys_of(config: Config, start_key: str | None = None) -> ApiKeys:

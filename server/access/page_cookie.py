@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from server.access.keys import ApiKey, ApiKeys
-from worker.scrub import LINK_PREFIX
+from worker.key_text import LINK_PREFIX
 
 LOG = logging.getLogger(__name__)
 FILE_NAME = "page_secret"

@@ -5,7 +5,7 @@ Contains no I/O; clocks are passed in. `health_watch` polls the workers and reco
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -66,6 +66,7 @@ class Worker:
         is_suspended: no slot is leased until the next answer to /health, because its free slots are uncertain.
         n_requests: results received from it.
         lost: set while the worker is unreachable.
+        headers: of every request to it.
         probe: last check before a session was opened, which may run; None before the first one.
     """
 
@@ -80,6 +81,7 @@ class Worker:
     n_requests: int = 0
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     probe: "asyncio.Task[None] | None" = None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -160,8 +162,10 @@ class Workers:
         addresses: Sequence[WorkerAddress],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        headers: Mapping[str, str] | None = None,
     ):
-        self.all = [Worker(index, address) for index, address in enumerate(addresses)]
+        """headers: of every request to a worker."""
+        self.all = [Worker(index, address, headers=headers or {}) for index, address in enumerate(addresses)]
         self._clock, self._wall_clock = clock, wall_clock
 
     # --- health --------------------------------------------------------------------------------

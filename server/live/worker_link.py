@@ -54,6 +54,7 @@ async def open_link_to(http: httpx.AsyncClient, lease: WorkerLease, path: str) -
     try:
         return await _Connect(
             f"ws://{worker.address}{path}?session_id={lease.session_id}",
+            additional_headers=dict(worker.headers),
             max_size=MAX_FRAME,
             max_queue=MAX_UNREAD,
             write_limit=WRITE_BUFFER,

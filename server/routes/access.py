@@ -11,7 +11,7 @@ from server.access.keys import ApiKey
 from server.access.page_cookie import COOKIE_S, LINK_S
 from server.routes.access_bodies import AccessInfo, KeyInfo, KeyList, SignedOut, SignIn, SignInLink, UsedToday
 from server.routes.bodies import Problem
-from worker.scrub import LINK_PREFIX
+from worker.key_text import LINK_PREFIX
 
 REFUSED: dict[int | str, dict[str, Any]] = {401: {"model": Problem, "description": "the key is not valid"}}
 NO_KEY: dict[int | str, dict[str, Any]] = {409: {"model": Problem, "description": "the request came without a key"}}

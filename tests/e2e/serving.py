@@ -99,7 +99,9 @@ def gateway(
         port: None selects a free one.
     """
     path = folder / "gateway.json"
-    path.write_text(json.dumps({"service": {"data_dir": str(folder / "data")}, **(config or {})}), encoding="utf-8")
+    given = config or {}
+    service = {"data_dir": str(folder / "data"), **given.get("service", {})}
+    path.write_text(json.dumps({**given, "service": service}), encoding="utf-8")
     addresses = ",".join(f"127.0.0.1:{port}" for port in workers)
     program = ServerProcess(
         *("server.main", "--config", str(path), "--http", "--port", str(port or free_port()), "--workers", addresses),

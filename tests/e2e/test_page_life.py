@@ -25,7 +25,8 @@ TALKATIVE = ("--slots", "4", "--listen", "1", "--speak", "8")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with gateway_with_fake_worker(tmp_path_factory.mktemp("gateway"), *TALKATIVE) as one:
+    config = {"service": {"allowed_hosts": ["duologue.test"]}}
+    with gateway_with_fake_worker(tmp_path_factory.mktemp("gateway"), *TALKATIVE, config=config) as one:
         yield one
 
 

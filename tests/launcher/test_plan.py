@@ -146,4 +146,4 @@ def test_announcement_lists_addresses_and_warnings_if_remote() -> None:
     ]
     _, address, *warnings = announcement(plan_of("--port", "8006", "--remote"), "1 worker, 4 slots", ["10.0.0.7"])
     assert address.strip() == "http://10.0.0.7:8006"
-    assert len(warnings) == 2 and "no password" in warnings[0] and "camera and microphone" in warnings[1]
+    assert len(warnings) == 2 and "no keys" in warnings[0] and "camera and microphone" in warnings[1]

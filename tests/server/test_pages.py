@@ -14,7 +14,7 @@ from server.pages import HEADERS, STATIC, add_pages
 from server.recording.store import RecordingStore
 from server.registry.apps import Apps
 from server.request_guard import RequestGuard
-from tests.server.routes.asgi_gateway import AsgiClient, asgi_client, gateway_of
+from tests.server.routes.asgi_gateway import AsgiClient, OpenIdentity, asgi_client, gateway_of
 
 TYPES = {
     "a.js": "text/javascript",
@@ -53,6 +53,7 @@ def folder(tmp_path: Path) -> Path:
 async def serving(folder: Path) -> AsyncIterator[AsgiClient]:
     app = FastAPI()
     app.add_middleware(RequestGuard, origins=Origins(()))
+    app.add_middleware(OpenIdentity)
     add_pages(app, Apps(), RecordingStore(folder / "none"), folder)
     async with asgi_client(app) as http:
         yield http
@@ -120,7 +121,7 @@ def test_head_ranges_and_revalidation(folder: Path) -> None:
 def test_serves_no_file_outside_folder(folder: Path, path: str) -> None:
     async def scenario() -> None:
         async with serving(folder) as http:
-            url = httpx.URL("http://gateway").copy_with(raw_path=path.encode())
+            url = httpx.URL("http://localhost").copy_with(raw_path=path.encode())
             answer = await http.raw.request("GET", url)
             got = (answer.status_code, answer.text[:100])
             assert answer.status_code == 404 and answer.json().keys() == {"detail"}, f"expected 404, got {got}"
@@ -171,6 +172,7 @@ def test_mobile_live_page_follows_its_app(folder: Path) -> None:
     apps.set_enabled("omni", False)
     app = FastAPI()
     app.add_middleware(RequestGuard, origins=Origins(()))
+    app.add_middleware(OpenIdentity)
     add_pages(app, apps, RecordingStore(folder / "none"), folder)
 
     async def scenario() -> None:

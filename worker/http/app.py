@@ -47,7 +47,8 @@ class LoadRequest(BaseModel):
 
 def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) -> FastAPI:
     """All routes of one worker."""
-    app = FastAPI(title="Duologue worker", version=VERSION)
+    # The interactive documentation of FastAPI loads its scripts from another server, so there is only the schema.
+    app = FastAPI(title="Duologue worker", version=VERSION, docs_url=None, redoc_url=None)
 
     def now() -> dict[str, Any]:
         return health(service, list(sockets.conversations), metrics.totals)

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from server.access.keys import hash_of, new_key
+from server.access.keys import hash_of
 from worker.config.access import ApiKeyEntry, ClientLimits
 from worker.config.service import Config, default_config
+from worker.key_text import new_key
 
 USER, ADMIN = new_key(), new_key()
 

@@ -287,7 +287,7 @@ async def stop_and_close(gateway: RunningGateway, i: int) -> None:
 
 async def disconnect_in_handshake(gateway: RunningGateway, i: int) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-    head = f"GET /ws/duplex/s{i} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    head = f"GET /ws/duplex/s{i} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     head += "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
     writer.write(head.encode()[: (20, 80, 1000)[i % 3]])
     if i % 2:

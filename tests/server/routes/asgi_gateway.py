@@ -10,7 +10,9 @@ from typing import Any
 
 import httpx
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.access.identity import SCOPE_KEY, Identity
 from server.app import Gateway, build_app
 from server.dispatch.workers import WorkerAddress
 from server.serving import ServeOptions, build_gateway
@@ -62,9 +64,19 @@ class AsgiClient:
         return response
 
 
+class OpenIdentity:
+    """ASGI middleware for applications without the access guard: every request comes from this machine."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app({**scope, SCOPE_KEY: Identity(address="127.0.0.1")}, receive, send)
+
+
 @asynccontextmanager
 async def asgi_client(target: Gateway | FastAPI) -> AsyncIterator[AsgiClient]:
     app = build_app(target) if isinstance(target, Gateway) else target
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as raw:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as raw:
         yield AsgiClient(app, raw)

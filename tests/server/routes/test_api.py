@@ -328,7 +328,7 @@ def test_foreign_origins_cannot_change_state() -> None:
             ):
                 answer = await http.request(method, path, 403, headers=foreign)
                 assert "foreign.example" in answer.json()["detail"]
-            await http.request("PUT", "/api/config/eta", headers={"Origin": "http://gateway"}, json={})
+            await http.request("PUT", "/api/config/eta", headers={"Origin": "http://localhost"}, json={})
             answer = await http.request("GET", "/api/apps", headers=foreign)
             assert not [name for name in answer.headers if name.startswith("access-control")]
 

@@ -28,7 +28,9 @@ def from_loopback(app: FastAPI) -> ASGIApp:
 
 def application() -> FastAPI:
     config = default_config()
-    service = config.service.model_copy(update={"max_queue_size": 2})  # chats are refused instead of left waiting
+    service = config.service.model_copy(
+        update={"max_queue_size": 2, "allowed_hosts": ("testserver",)}
+    )  # chats are refused instead of left waiting
     config = config.model_copy(update={"service": service})
     gateway = gateway_of(2, config=config, preset_folder=FOLDER, default_lang="en")
     dispatcher = gateway.dispatcher
