@@ -24,8 +24,7 @@ class _Part(BaseModel):
 
 
 class PresetVoice(_Part):
-    """A sound file. path: relative to the folder that contains the folder of presets, or to `assets`; or a voice's
-    name."""
+    """A sound file. path: relative to the folder above the presets or to `assets`, or the name of a voice."""
 
     path: str = Field(min_length=1)
     name: str = Field(min_length=1)

@@ -163,6 +163,7 @@ def test_changes_during_a_conversation(context: BrowserContext, server: ServerPr
     inserted = {"type": "text_inserted", "n_rows": 4}
     answers: Answers = {"adjust": [{"type": "adjusted"}], "insert_text": [inserted]}
     got = plain_server(context, instead=answers)
+    context.add_init_script(FAKE_RECOGNITION)
     page = OpenPage(context, server.port).start()
     page.wait_units(1)
     page.page.click("#open-more")
@@ -173,6 +174,10 @@ def test_changes_during_a_conversation(context: BrowserContext, server: ServerPr
     page.page.click("#open-settings")
     page.page.fill("#set-prompt", "Whisper.")
     page.page.press("#set-prompt", "Tab")
+    page.page.check("#set-own-words")
+    page.wait_text("#turns", "words of my own")
+    names = page.page.locator("#set-voice option").all_inner_texts()
+    assert "high" in names, f"expected the registered voices, got {names}"
     page.page.click("#advanced summary")
     page.page.fill("#field-temperature", "0.3")
     page.page.press("#field-temperature", "Tab")
@@ -218,6 +223,18 @@ def test_changes_during_a_conversation(context: BrowserContext, server: ServerPr
     prepare = [json.loads(one) for one in got if isinstance(one, str) and '"prepare"' in one][-1]
     wanted = {"length_penalty": 0.9, "temperature": 0.3, "window": {"mode": "context"}}
     assert prepare["config"] == wanted and prepare["system_prompt"] == "Whisper.", prepare
+
+
+# Chromium recognizes speech on the device only after a download: this stands for it.
+FAKE_RECOGNITION = """
+    window.SpeechRecognition = class {
+      static available = async () => "available";
+      abort() {}
+      start(track) {
+        const words = [{ transcript: ` words of my own on the ${track.kind} track` }];
+        setTimeout(() => this.onresult({ resultIndex: 0, results: [Object.assign(words, { isFinal: true })] }), 200);
+      }
+    };"""
 
 
 def test_screen_replaces_the_camera(context: BrowserContext, server: ServerProcess) -> None:

@@ -35,6 +35,9 @@ def test_conversation_has_no_gap_and_interrupt_is_immediate(browser: Browser, tm
         page.page.keyboard.press("Space")
         page.wait(lambda: page.report["flushes"], "a flush")
         report = page.wait_units(SECONDS, timeout=60)
+        page.page.fill("#type-text", "What do you see?")
+        page.page.press("#type-text", "Enter")
+        page.wait(lambda: any(header.get("force_speak") for header, _, _ in page.sent_units()), "a unit that answers")
         page.page.click("#stop")
         page.wait_state("ended")
 

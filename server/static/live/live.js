@@ -18,6 +18,7 @@ import { TypedInput, pictureOf } from "./controls/typed-input.js";
 import { Conversation } from "./conversation/conversation.js";
 import { qualityOf } from "./conversation/quality.js";
 import { Mixer } from "./input/mixer.js";
+import { OwnWords } from "./input/own-words.js";
 import { Sources } from "./input/sources.js";
 import { pageSettings } from "./page-settings.js";
 import { Keepsakes } from "./recording/keepsakes.js";
@@ -72,14 +73,20 @@ const conversation = new Conversation(camera, conversationSettings, {
   modelLevel: (rms) => stage.level("model", rms),
   error: showError,
   notice,
-  opened: (sound) => sources.open(sound),
+  opened: (sound) => {
+    ownWords.start(sound.capture.track);
+    return sources.open(sound);
+  },
   adjusted: ({ notes = [] }) => stage.notice(notes.length ? notes.join(" ") : t("notice_adjusted")),
 });
 const mixer = new Mixer(settings);
 const sources = new Sources({ camera, mixer, conversation, settings }, { notice, changed: showSources });
 const keepsakes = new Keepsakes({ conversation, captions, camera, mode, notice, voiceOnly });
 const panel = new Panel(settings, mode, {
-  mic: (id) => conversation.useMicrophone(id).catch(() => stage.notice(t("error_mic_missing"))),
+  mic: async (id) => {
+    await conversation.useMicrophone(id).catch(() => stage.notice(t("error_mic_missing")));
+    if (conversation.sound) ownWords.start(conversation.sound.capture.track);
+  },
   camera: (id) => camera.kind === "camera" && sources.openCamera(() => camera.open(id)),
   speaker: (id) => conversation.useSpeaker(id),
   adjust: (fields) => conversation.adjust(fields),
@@ -115,6 +122,10 @@ const more = new More({
   zoom: (zoom) => camera.set({ zoom }).catch(() => notice("camera_refused")),
 }, settings.values);
 
+const ownWords = new OwnWords(settings, {
+  words: (text) => conversation.isLive && captions.own(text, []),
+  failed: () => notice("own_words_failed"),
+});
 const typed = new TypedInput({
   notice,
   send: async (text, blobs) => {
@@ -189,6 +200,7 @@ function showState(state, details) {
   }
   if (["ended", "failed"].includes(state)) {
     sources.close();
+    ownWords.stop();
     keepsakes.end().then(showKeepsakes);
     more.toggle(false);
     more.showRecording(false);
@@ -381,7 +393,7 @@ async function start() {
     if (defaults.value.default_lang) chooseLanguage(defaults.value.default_lang);
   }
   panel.showDelay(serverDelayMs);
-  await panel.characters.load(mode);
+  await Promise.all([panel.characters.load(mode), panel.voice.load()]);
   panel.characters.isVisible = stage.state === "idle";
 }
 

@@ -5,7 +5,7 @@ import { Settings } from "../shared/settings.js";
 const DEFAULTS = {
   preset: null, // id; null: not chosen yet; "": none
   prompt: "",
-  voice: "default", // or "preset", "own"
+  voice: "default", // or "preset", "own", "id:" and the id of a registered voice
   mic: "",
   camera: "",
   speaker: "",
@@ -21,6 +21,7 @@ const DEFAULTS = {
   monitor: 0.5,
   micWithFile: true,
   singleKeys: true,
+  ownWords: false, // recognized by the browser, and shown
   bargeIn: true, // speech stops the reply
   bargeInMs: 200,
 };

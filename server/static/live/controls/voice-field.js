@@ -1,10 +1,14 @@
 /** The choice of the voice: the server's, the character's or the user's own. */
 
-import { byId } from "../../shared/dom.js";
+import { fetchJson } from "../../shared/api.js";
+import { byId, fillSelect } from "../../shared/dom.js";
 import { onLanguage, setPlain, setText, t } from "../../shared/i18n.js";
 import * as voices from "../../shared/audio/voices.js";
 
+const VOICES = "/api/assets/ref_audio";
+
 export class VoiceField {
+  #registered = []; // {id, name}
   #settings;
   #mode;
   #characters;
@@ -27,6 +31,12 @@ export class VoiceField {
     byId("voice-record").onclick = ({ target }) => this.#record(target);
     byId("voice-play").onclick = () => this.#play();
     onLanguage(() => this.refresh());
+  }
+
+  /** Fetch the registered voices. */
+  async load() {
+    this.#registered = await fetchJson(VOICES).then((body) => body.ref_audios, () => []);
+    this.refresh();
   }
 
   async #keep(name, file) {
@@ -66,13 +76,18 @@ export class VoiceField {
     const { voice, preset } = this.#settings.values;
     const own = voice === "own" && voices.ownVoice();
     if (own) return voices.voiceText(own);
+    if (voice.startsWith("id:")) return (await fetchJson(`${VOICES}/${encodeURIComponent(voice.slice(3))}/audio`)).data;
     return voice === "preset" && preset ? voices.presetVoice(this.#mode, preset) : null;
   }
 
   refresh() {
     const { voice } = this.#settings.values;
-    byId("set-voice").value = voice;
-    byId("set-voice").querySelector("[value=preset]").hidden = !this.#characters.current?.ref_audio;
+    fillSelect(byId("set-voice"), [
+      ["default", t("voice_default")],
+      ...(this.#characters.current?.ref_audio ? [["preset", t("voice_preset")]] : []),
+      ...this.#registered.map(({ id, name }) => [`id:${id}`, name]),
+      ["own", t("voice_own")],
+    ], voice);
     byId("own-voice").hidden = voice !== "own";
     const own = voices.ownVoice();
     const facts = own && { name: own.name, seconds: own.duration.toFixed(1) };

@@ -215,6 +215,9 @@ export const en = {
   leave_yes: "End and leave",
   leave_no: "Stay",
 
+  own_words: "Show what I say",
+  own_words_help: "The browser recognizes it on this device. It may download the language once.",
+  notice_own_words_failed: "The browser cannot recognize speech here.",
   type_label: "Write to the model",
   type_text: "Write something",
   type_attach: "Show a picture",

@@ -208,6 +208,9 @@ export const zh = {
   leave_yes: "结束并离开",
   leave_no: "留下",
 
+  own_words: "显示我说的话",
+  own_words_help: "由浏览器在本机识别，可能需要下载一次语言包。",
+  notice_own_words_failed: "浏览器在这里不能识别语音。",
   type_label: "写给模型",
   type_text: "写点什么",
   type_attach: "给它看图片",

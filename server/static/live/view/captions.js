@@ -43,17 +43,18 @@ export class Captions {
   }
 
   /**
-   * What the user has written and shown. @param {string} text @param {Element[]} pictures
+   * What the user has written, shown or said. @param {string} text @param {Element[]} pictures
    * @returns {(key: string) => void} adds a remark, given the key of its text
    */
   own(text, pictures) {
+    const follow = this.#isAtEnd();
     const entry = { time: clock(this.#seconds), own: true, text, pictures: pictures.length };
     const who = make("span", { class: "who" });
     setText(who, "you");
     const words = make("div", {}, who, ...(text ? [make("p", {}, text)] : []), ...pictures);
     this.#list.append(make("li", { class: "turn own" }, make("time", {}, entry.time), words));
     this.entries.push(entry);
-    this.#scroll();
+    if (follow) this.#scroll();
     return (key) => {
       const mark = make("span", { class: "mark" });
       setText(mark, key);

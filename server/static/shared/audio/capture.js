@@ -74,6 +74,11 @@ export class Capture {
     this.mute(this.#muted);
   }
 
+  /** The microphone's track. @returns {MediaStreamTrack} */
+  get track() {
+    return this.#stream.getAudioTracks()[0];
+  }
+
   /** Mute or unmute the microphone. While muted, silence is sent in its place and the conversation continues. */
   mute(muted) {
     this.#muted = muted;
