@@ -133,12 +133,14 @@ class BackgroundPrefill:
     """Prefill of jobs without a deadline, in bounded parts between the steps of jobs that have one.
 
     One iteration of the loop encodes one piece of media or feeds one batch of rows at most, and while other jobs have
-    text or speech to work on, only every eighth iteration does. Jobs that have had fewer parts come first.
+    text or speech to work on, only every eighth iteration does. Kinds of jobs take turns, so that neither answers nor
+    inserted texts hold up the others; of one kind, jobs that have had fewer parts come first.
     """
 
     def __init__(self, batch: BatchRunner, text: TextStages):
         self._batch, self._unit_steps, self._text = batch, batch.unit_steps, text
         self._n_deferred = 0
+        self._last_kind: type[Job] = Job
 
     def run(self, jobs: list[Job], is_contended: Callable[[], bool]) -> None:
         """Begin new jobs, and encode or feed one part.
@@ -162,7 +164,9 @@ class BackgroundPrefill:
         waiting = [job for job in jobs if job.phase is JobPhase.PREFILL and job in self._batch.jobs]
         if not waiting:
             return
-        job = min(waiting, key=lambda one: one.n_parts)
+        other_kinds = [job for job in waiting if type(job) is not self._last_kind]
+        job = min(other_kinds or waiting, key=lambda one: one.n_parts)
+        self._last_kind = type(job)
         if job.rows is None:
             self._batch.guard(job, self._encode_piece)
         if job.rows is None:
