@@ -49,6 +49,7 @@ from worker.protocol.messages import (
     write,
 )
 from worker.protocol.queue_messages import Queued, QueueUpdate
+from worker.protocol.text_messages import InsertText, TextInserted, TextRole
 from worker.protocol.wire import Sound, WireError
 
 LOG = logging.getLogger(__name__)
@@ -151,14 +152,18 @@ class DuplexClient(SocketClient[ServerMessage]):
         jpegs: Sequence[bytes] = (),
         *,
         force_listen: bool = False,
+        force_speak: bool = False,
+        close_early: bool = False,
         max_slice_nums: int | list[int] | None = None,
     ) -> None:
         """Send one unit; iteration yields its result.
 
         Args:
-            sound: [16000] float32 at 16 kHz in [-1, 1].
+            sound: [16000] float32 at 16 kHz in [-1, 1]; any shorter length with `close_early`.
             jpegs: encoded pictures.
             force_listen: whether the unit must listen.
+            force_speak: whether the unit must speak; not with `force_listen`.
+            close_early: whether silence stands for the samples that a unit lacks.
             max_slice_nums: most slices of a large picture, one number or one per picture.
         Raises:
             ConnectionLost: if the connection is lost.
@@ -167,6 +172,8 @@ class DuplexClient(SocketClient[ServerMessage]):
             audio_base64=Sound.of(sound),
             frame_base64_list=list(jpegs),
             force_listen=force_listen,
+            force_speak=force_speak,
+            close_early=close_early,
             max_slice_nums=max_slice_nums,
         )
         await self._send(chunk, Expected(chunk.type, Result, None))
@@ -201,6 +208,18 @@ class DuplexClient(SocketClient[ServerMessage]):
             max_slice_nums=max_slice_nums,
         )
         return await self._request(message, Adjusted)
+
+    async def insert_text(self, text: str, role: TextRole = "user") -> TextInserted:
+        """Insert a text into the context; returns once it is there, in front of the units sent from then on.
+
+        Args:
+            text: plain text, not empty.
+            role: whose message it is.
+        Raises:
+            ServerError: such as context_full.
+            ConnectionLost: if the connection is lost.
+        """
+        return await self._request(InsertText(text=text, role=role), TextInserted)
 
     async def pause(self, timeout: float | None = None) -> Paused:
         """Refuse units until `resume`; returns after all earlier units are answered.

@@ -17,6 +17,8 @@ from clients.duplex import DuplexClient, connect
 from clients.errors import ConnectionLost, Refused, ServerError
 from worker.protocol.adjust_messages import Adjust, Adjusted
 from worker.protocol.messages import (
+    AudioChunk,
+    ClientMessage,
     Error,
     Partial,
     Prepared,
@@ -29,6 +31,7 @@ from worker.protocol.messages import (
     write,
 )
 from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
+from worker.protocol.text_messages import InsertText, TextInserted
 
 WAIT_S = 30.0
 SECOND = np.zeros(16_000, np.float32)
@@ -222,6 +225,35 @@ def test_tls(tmp_path: Path) -> None:
             for trust in ({"insecure": True}, {"ssl": ssl.create_default_context(cafile=tmp_path / "cert")}):
                 async with connect(url, **trust) as client:
                     await client.prepare()
+
+    run(story)
+
+
+def test_sends_forced_units_and_texts() -> None:
+    async def story() -> None:
+        refusal = Error(error="text: expected less, got more", code="context_full")
+        listen = {"is_listen": True, "current_time": 1, "cost_all_ms": 1.0, "server_send_ts": 1.0}
+        result = Result(**listen, wall_clock_ms=1.0, kv_cache_length=1)
+        received: list[ClientMessage] = []
+
+        async def handler(socket: ServerConnection) -> None:
+            for message in (result, TextInserted(n_rows=7), refusal):
+                received.append(read_text(str(await socket.recv())))
+                await socket.send(write(message))
+            await socket.wait_closed()
+
+        async with serve(handler, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with connect(f"ws://127.0.0.1:{port}/ws/duplex") as client:
+                await client.send_unit(SECOND[:5], force_speak=True, close_early=True)
+                assert (await client.insert_text("Hi.", "system")).n_rows == 7
+                with pytest.raises(ServerError) as caught:
+                    await client.insert_text("Hi again.")
+                assert caught.value.code == "context_full"
+        chunk, *texts = received
+        assert isinstance(chunk, AudioChunk) and len(chunk.samples()) == 5
+        assert (chunk.force_speak, chunk.close_early, chunk.force_listen) == (True, True, False)
+        assert texts == [InsertText(text="Hi.", role="system"), InsertText(text="Hi again.", role="user")]
 
     run(story)
 

@@ -110,6 +110,9 @@ class DuplexJob(Job):
         session, config = self.session, self.session.config
         # A session with a backlog listens until it has caught up.
         has_backlog = not session.reference and session.waiting_s >= 1 and not session.is_speaking
+        # The speech of a turn that its limit has ended is spoken to its end before another turn.
+        ends_limited = session.is_turn_limited and session.speech.draining
+        listens = has_backlog or ends_limited or session.n_decided < config.force_listen_count
         return UnitDecoder(
             self.language.control_tokens,
             max_tokens=config.max_new_speak_tokens_per_chunk,
@@ -118,7 +121,7 @@ class DuplexJob(Job):
             compat=session.reference,
             length=self.language.length,
             turn_open=session.turn_open,
-            force=not self.unit.force_speak and (has_backlog or session.n_decided < config.force_listen_count),
+            force=listens and not self.unit.force_speak,
             override=self.unit.force_listen,
             cap=TurnCap(session.n_turn_tokens, config.max_turn_tokens),
         )

@@ -1,6 +1,7 @@
 """`DuplexConversation` without a socket and a model: engine failures, timeouts, limits."""
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from models.errors import ContextOverflowError
 from worker.config.service import Config
 from worker.config.session import SessionConfig
 from worker.engine import EngineError
@@ -18,7 +20,7 @@ from worker.http.duplex_conversation import MAX_UNSENT, DuplexConversation
 from worker.http.inbox import MAX_FRAMES
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd
-from worker.loop.results import Failure, PartialResult, UnitResult
+from worker.loop.results import Failure, FedRows, InsertedText, PartialResult, UnitResult
 from worker.loop.session import OrderError
 from worker.protocol.codes import CloseCode
 from worker.protocol.messages import (
@@ -34,7 +36,10 @@ from worker.protocol.messages import (
     Stop,
     Timeout,
     VideoFrame,
+    write,
 )
+from worker.protocol.text_messages import InsertText, TextInserted
+from worker.protocol.unit_counters import Mark, UnitUsage
 from worker.protocol.wire import Sound
 from worker.serving import worker_settings
 from worker.slots import SlotUse
@@ -64,6 +69,10 @@ class Handle:
 
     def send(self, *given: Any, **options: Any) -> Future[None]:
         self.calls.append("send")
+        return self.sending or done()
+
+    def insert_text(self, role: str, text: str) -> Future[None]:
+        self.calls.append(f"{role}: {text}")
         return self.sending or done()
 
     def break_speech(self) -> Future[None]:
@@ -123,6 +132,12 @@ class Stage:
         """Emit the result of a unit."""
         self.n_units += 1
         self.conversation.emit(UnitResult("c", self.n_units, is_listen, "", end_of_turn))
+
+    async def called(self, call: str) -> None:
+        """Wait until a call has reached the engine."""
+        async with asyncio.timeout(PATIENCE_S):
+            while call not in self.handle.calls:
+                await asyncio.sleep(0.001)
 
     async def end(self) -> ConversationEnd:
         async with asyncio.timeout(PATIENCE_S):
@@ -236,6 +251,108 @@ async def test_sends_partial_results_only_on_request() -> None:
         result = await stage.hear()
         got = [part.text for part in parts]
         assert got == ["a", "b"][:n] and result.n_parts == n, f"expected {n} parts, got {got}, {result!r}"
+
+
+@staged
+async def test_inserted_text_is_answered_once_it_is_in_the_context() -> None:
+    """After the units before it; the units after it wait."""
+    stage = Stage()
+    await stage.say(Prepare(), CHUNK, InsertText(text="Hi.", role="system"), CHUNK)
+    assert isinstance(await stage.hear(), Prepared)
+    await stage.sent(1)
+    stage.answer()
+    assert isinstance(await stage.hear(), Result)
+    await stage.called("system: Hi.")
+    assert stage.conversation.outbox.empty() and stage.handle.calls == ["send", "system: Hi."]
+    stage.conversation.emit(InsertedText("c", 7))
+    assert await stage.hear() == TextInserted(n_rows=7)
+    await stage.sent(2)
+    stage.answer()
+    assert isinstance(await stage.hear(), Result)
+
+
+@staged
+async def test_text_that_fails_gets_an_error() -> None:
+    stage = Stage()
+    await stage.say(InsertText(text="Hi."))
+    early = await stage.hear()
+    assert isinstance(early, Error) and (early.code, early.error) == ("not_prepared", "Not prepared yet"), early
+    await stage.say(Prepare(), InsertText(text="Hi."), CHUNK)
+    assert isinstance(await stage.hear(), Prepared)
+    await stage.called("user: Hi.")
+    stage.conversation.emit(Failure("c", 0, ContextOverflowError("text", expected="at most 3 rows", got=4)))
+    error = await stage.hear()
+    refusal = "context_full", "text: expected at most 3 rows, got 4"
+    assert isinstance(error, Error) and (error.code, error.error) == refusal, error
+    await stage.sent(1)
+    stage.answer()
+    assert isinstance(await stage.hear(), Result)
+
+
+@staged
+async def test_engine_failure_during_a_text_ends_session() -> None:
+    stage = Stage()
+    await stage.say(Prepare(), InsertText(text="Hi."), CHUNK)
+    assert isinstance(await stage.hear(), Prepared)
+    await stage.called("user: Hi.")
+    stage.conversation.emit(Failure("c", 0, EngineError("engine", expected="one that runs", got="none")))
+    error = await stage.hear()
+    assert isinstance(error, Error) and error.code == "engine", f"expected the engine's error, got {error!r}"
+    assert (await stage.end()).code == CloseCode.INTERNAL_ERROR
+
+
+def unit(n: int, text: str = "", ms: int | None = None, **fields: Any) -> UnitResult:
+    """A unit that has spoken. ms: length of its sound; None: without."""
+    pcm = None if ms is None else np.ones(24 * ms, np.float32)
+    return UnitResult("c", n, **{"is_listen": False, "end_of_turn": False, "text": text, "pcm": pcm, **fields})
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_counters_follow_the_turn(in_parts: bool) -> None:
+    """Marks count what was sent: a second without parts is padded. They go on over units without a decision."""
+    units = [
+        unit(1, is_listen=True, tokens=(1,), rows=FedRows(3, 10, 64)),
+        unit(2, "Hello", 840, tokens=(2, 3), n_tokens=4, n_speech_tokens=25, rows=FedRows(3, 10)),
+        unit(2, is_listen=True),  # sound too short for a unit
+        unit(3, " there", 1000, tokens=(2,)),
+        unit(4, "", 500, end_of_turn=True, tokens=(1,), turn_limit=True),
+        unit(5, "Bye", None, end_of_turn=True, tokens=(2,)),
+    ]
+    sent_ms = [840, 1840, 2340, 0] if in_parts else [1000, 2000, 2500, 0]
+    turn = [[Mark(text_chars=n, audio_ms=ms)] for n, ms in zip((5, 11, 11, 3), sent_ms, strict=True)]
+
+    async def story() -> None:
+        stage = Stage()
+        # A session with a voice, whose seconds are padded.
+        stage.conversation._service.reference = lambda **given: SimpleNamespace(voice=object(), audio_16k=None)
+        await stage.say(Prepare(spec=Spec(counters=True, partial_results=in_parts)), *[CHUNK] * len(units))
+        assert isinstance(await stage.hear(), Prepared)
+        results = []
+        for number, event in enumerate(units):
+            await stage.sent(number + 1)
+            if in_parts and event.pcm is not None:
+                stage.conversation.emit(PartialResult("c", event.index, event.text, event.pcm))
+                await stage.hear()
+            stage.conversation.emit(event)
+            results.append(await stage.hear())
+        assert [one.marks for one in results] == [[], turn[0], [], *turn[1:]]
+        assert [one.turn_limit for one in results] == [None] * 4 + [True, None]
+        assert results[0].usage == UnitUsage(text_rows=3, audio_rows=10, image_rows=64)
+        assert results[1].usage == UnitUsage(text_rows=3, audio_rows=10, text_tokens=4, speech_tokens=25)
+
+    staged(story)()
+
+
+@staged
+async def test_counters_are_sent_only_on_request() -> None:
+    stage = Stage()
+    await stage.say(Prepare(), CHUNK)
+    assert isinstance(await stage.hear(), Prepared)
+    await stage.sent(1)
+    stage.conversation.emit(unit(1, "Hello", 840))
+    result = await stage.hear()
+    assert (result.usage, result.marks, result.turn_limit) == (None, None, None)
+    assert not {"usage", "marks", "turn_limit"} & json.loads(write(result)).keys()
 
 
 @staged

@@ -231,13 +231,15 @@ def test_limit_may_change_within_a_turn(engine: ScriptedEngine) -> None:
 
 
 def test_speech_of_a_limited_turn_is_spoken_to_its_end(engine: ScriptedEngine) -> None:
-    """The result that ends the turn is the one that has its last sound; it names the limit."""
+    """Before a model that would go on begins another one. The result with its last sound names the limit."""
     config = given(ALOUD, max_turn_tokens=2, drain_s=2)
-    session = engine.start("a", config, HELLO)
+    session = engine.start("a", config, HELLO, HELLO)
     engine.end_with(session, None)
     outcomes = results(engine.run(session, 4))
     ends = [(one.end_of_turn, one.turn_limit, one.pcm is not None) for one in outcomes]
-    assert ends == [(False, False, True), (False, False, True), (True, True, True), (False, False, False)], ends
+    assert ends == [(False, False, True), (False, False, True), (True, True, True), (False, False, True)], ends
+    text = outcomes[0].text
+    assert [one.text for one in outcomes] == [text, "", "", text] and text, outcomes
 
 
 def test_turn_that_is_cut_off_was_not_limited(engine: ScriptedEngine) -> None:

@@ -267,6 +267,7 @@ export const en = {
   set_force_listen_count: "Units that only listen at the start",
   set_max_new_speak_tokens_per_chunk: "Most tokens a second",
   set_max_chars_per_chunk: "Most characters a second",
+  set_max_turn_tokens: "Most tokens a turn, 0: any",
   set_decode_mode: "Choice of words",
   option_sampling: "drawn",
   option_greedy: "always the most likely",

@@ -260,6 +260,7 @@ export const zh = {
   set_force_listen_count: "开头只听的单元数",
   set_max_new_speak_tokens_per_chunk: "每秒最多词元",
   set_max_chars_per_chunk: "每秒最多字符",
+  set_max_turn_tokens: "每轮最多词元，0：不限",
   set_decode_mode: "选词方式",
   option_sampling: "采样",
   option_greedy: "总选最可能的",
