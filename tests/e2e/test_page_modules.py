@@ -296,10 +296,17 @@ def test_loudness_of_a_sine(page: Page) -> None:
 
 
 def test_both_languages_have_the_same_texts(page: Page) -> None:
-    for folder in ("shared", "live"):
+    """Of all pages; each page's help asks the same number of questions in both."""
+    for folder in ("shared", "live", "chat", "half_duplex", "home", "viewer", "admin"):
         body = "const { zh } = await import(given); return [Object.keys(lib.en), Object.keys(zh)]"
         english, chinese = call(page, f"{folder}/texts/en.js", body, f"/static/{folder}/texts/zh.js")
         assert english == chinese, f"{folder}: {set(english) ^ set(chinese)}"
+    both = call(page, "shared/texts/character.js", "return Object.values(lib.characterTexts).map(Object.keys)")
+    assert both[0] == both[1], set(both[0]) ^ set(both[1])
+    faq = Path(__file__).parents[2] / "server" / "static" / "faq"
+    questions = {file.relative_to(faq): file.read_text().count("\n## ") for file in faq.glob("*/*.md")}
+    names = sorted(file.name for file in faq.glob("en/*.md"))
+    assert names and all(questions[Path("en", name)] == questions.get(Path("zh", name)) for name in names), questions
 
 
 # --- the user's voice -----------------------------------------------------------------------------

@@ -266,6 +266,8 @@ export const en = {
   set_listen_top_k: "Listen if among the most likely",
   set_force_listen_count: "Units that only listen at the start",
   set_max_new_speak_tokens_per_chunk: "Most tokens a second",
+  set_max_turn_tokens: "Most tokens a turn",
+  set_max_turn_tokens_help: "0: no limit.",
   set_max_chars_per_chunk: "Most characters a second",
   set_max_turn_tokens: "Most tokens a turn, 0: any",
   set_decode_mode: "Choice of words",

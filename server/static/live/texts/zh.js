@@ -259,6 +259,8 @@ export const zh = {
   set_listen_top_k: "倾听在前几个候选内就听",
   set_force_listen_count: "开头只听的单元数",
   set_max_new_speak_tokens_per_chunk: "每秒最多词元",
+  set_max_turn_tokens: "每轮最多词元",
+  set_max_turn_tokens_help: "0：不限制。",
   set_max_chars_per_chunk: "每秒最多字符",
   set_max_turn_tokens: "每轮最多词元，0：不限",
   set_decode_mode: "选词方式",
