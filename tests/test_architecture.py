@@ -34,7 +34,7 @@ token2wav.__main__ __main__
 """
 WORKER = """
 key_text
-version log status describe
+version log status describe decoding
 config protocol media transcript
 voice_registry vad_network
 loop

@@ -31,6 +31,11 @@ MAX_FRAMES_PER_SECOND = 30
 # Samples. Codecs pad their last block; a shorter rest after the last whole second is not a unit.
 MIN_TAIL = SAMPLE_RATE // 10
 
+# Of files of clients.
+MAX_FRAME_PIXELS = 8192 * 4352  # of a frame before it is scaled: 8K
+MAX_THREADS = 2  # of a decoder, which would take all cores
+MAX_PACKETS = 200_000  # that are read to learn the length
+
 _SAMPLE_BYTES = 4
 _NO_STREAM = "does not contain any stream"
 
@@ -57,8 +62,25 @@ class MediaUnit:
 
 
 @dataclass(frozen=True)
+class ClientLimits:
+    """What the file of a client may take, and how it is read.
+
+    Attributes:
+        container: the only format that is accepted, by ffmpeg's name: ffmpeg's playlists and scripts name other files.
+        seconds: of decoding.
+        max_side: larger frames are scaled down to this many pixels.
+    """
+
+    container: str
+    seconds: float
+    max_side: int | None = None
+
+
+@dataclass(frozen=True)
 class MediaUnits:
     """The units of a file. Each iteration decodes it again; closing the iterator ends its processes.
+
+    sound_s and video_s: seconds of both streams, known for files of clients only; less, if they have very many packets.
 
     Raises: MediaError, while iterating, if ffmpeg fails or decodes nothing.
     """
@@ -68,8 +90,9 @@ class MediaUnits:
     has_video: bool
     frames_per_second: int
     max_units: int | None
-    container: str | None = None
-    max_side: int | None = None
+    limits: ClientLimits | None = None
+    sound_s: float = 0.0
+    video_s: float = 0.0
 
     def __iter__(self) -> Generator[MediaUnit, None, None]:
         with ExitStack() as stack:
@@ -92,15 +115,15 @@ class MediaUnits:
         # float samples would otherwise become louder.
         in_time = f"aresample={SAMPLE_RATE}:async=1:first_pts=0:rematrix_maxval=1"
         form = {"ac": 1, "ar": SAMPLE_RATE, "format": "f32le", "acodec": "pcm_f32le"}
-        return _Decoder(self.path, "a:0", container=self.container, af=in_time, **form)
+        return _Decoder(self.path, "a:0", limits=self.limits, af=in_time, **form)
 
     def _open_video(self) -> "_Decoder":
         # PPM images carry their size, so that it is not read in advance.
         filters = f"fps={self.frames_per_second}:start_time=0"
-        if (side := self.max_side) is not None:
+        if self.limits is not None and (side := self.limits.max_side) is not None:
             filters += f",scale='min({side},iw)':'min({side},ih)':force_original_aspect_ratio=decrease"
         form = {"format": "image2pipe", "vcodec": "ppm", "pix_fmt": "rgb24"}
-        return _Decoder(self.path, "V:0", container=self.container, vf=filters, **form)
+        return _Decoder(self.path, "V:0", limits=self.limits, vf=filters, **form)
 
 
 @contextmanager
@@ -120,8 +143,7 @@ def read_units(
     *,
     frames_per_second: int = 1,
     max_units: int | None = None,
-    container: str | None = None,
-    max_side: int | None = None,
+    limits: ClientLimits | None = None,
 ) -> MediaUnits:
     """A media file's units, decoded while they are iterated over.
 
@@ -130,9 +152,7 @@ def read_units(
     Args:
         frames_per_second: frames in each unit, 0 to 30; 0 skips the video.
         max_units: maximum number of units; None: the whole file.
-        container: the only format that is accepted, by ffmpeg's name; None: the format that ffmpeg detects. Files of
-            clients need it: ffmpeg's playlists and scripts name other files.
-        max_side: larger frames are scaled down to this many pixels; None: frames keep their size.
+        limits: of the file of a client; None for a file of one's own, whose format ffmpeg detects.
 
     Raises: MediaError for a file that is missing or not media, or without ffmpeg; SettingsError.
     """
@@ -142,9 +162,12 @@ def read_units(
     path = Path(path)
     if not path.is_file():
         raise MediaError(str(path), expected="a media file", got="a folder" if path.is_dir() else "no such file")
-    kinds = _kinds(path, container)
-    has_video = "video" in kinds and frames_per_second > 0
-    units = MediaUnits(path, "audio" in kinds, has_video, frames_per_second, max_units, container, max_side)
+    streams = _streams(path, max_units, limits)
+    has_video = "video" in streams and frames_per_second > 0
+    sound_s, video_s = streams.get("audio", 0.0), streams.get("video", 0.0)
+    units = MediaUnits(
+        path, "audio" in streams, has_video, frames_per_second, max_units, limits, sound_s=sound_s, video_s=video_s
+    )
     if not units.has_sound and not units.has_video:
         raise MediaError(str(path), expected="sound or video", got="neither")
     if not units.has_sound and _is_still(path):
@@ -161,17 +184,38 @@ def _is_still(path: Path) -> bool:
         return False
 
 
-def _kinds(path: Path, container: str | None) -> set[str]:
-    """The streams of a file, of "audio" and "video"; a cover picture is not video."""
-    # The output of this format begins with a description of the streams, even without packets.
-    with _Decoder(path, "a:0?", "V:0?", container=container, codec="copy", t=0, format="framecrc") as decoder:
+def _streams(path: Path, max_units: int | None, limits: ClientLimits | None) -> dict[str, float]:
+    """The streams of a file, of "audio" and "video": seconds of each. A cover picture is not video.
+
+    The seconds are known for files of clients only, up to `max_units`: reading all packets takes a while.
+    """
+    seconds = (max_units or 0) if limits is not None else 0
+    # The output of this format begins with a description of the streams, even without packets. A line of a packet has
+    # the number of its stream, and three times: of decoding, of presentation, and its duration.
+    form = {"codec": "copy", "t": seconds, "format": "framecrc"}
+    kinds: dict[str, str] = {}
+    bases: dict[str, float] = {}
+    ends: dict[str, float] = {}
+    with _Decoder(path, "a:0?", "V:0?", limits=limits, **form) as decoder:
         try:
-            lines = decoder.read_all().decode(errors="replace").splitlines()
+            for _ in range(MAX_PACKETS):
+                if not (line := decoder.read_line().decode(errors="replace")):
+                    break
+                word, _, rest = line.rstrip().partition(" ")
+                number, _, value = rest.partition(": ")
+                if word == "#media_type":
+                    kinds[number] = value
+                elif word == "#tb":
+                    numerator, _, denominator = value.partition("/")
+                    bases[number] = int(numerator) / int(denominator)
+                elif not word.startswith("#"):
+                    stream, _, start, duration, *_ = (text.strip() for text in line.split(","))
+                    ends[stream] = max(ends.get(stream, 0.0), (int(start) + int(duration)) * bases[stream])
         except MediaError:
             if any(_NO_STREAM in line for line in decoder.errors):
-                return set()
+                return {}
             raise
-    return {line.rpartition(" ")[2] for line in lines if line.startswith("#media_type")}
+    return {kind: ends.get(number, 0.0) for number, kind in kinds.items()}
 
 
 def _next_samples(sound: "_Decoder") -> np.ndarray:
@@ -190,13 +234,19 @@ def _next_frames(video: "_Decoder", n: int) -> list[Image.Image]:
 class _Decoder:
     """An ffmpeg process that decodes a file into a pipe, running within its `with` block."""
 
-    def __init__(self, path: Path, *streams: str, container: str | None = None, **output: object):
+    def __init__(self, path: Path, *streams: str, limits: ClientLimits | None = None, **output: object):
+        own: dict[str, object] = {}
+        if limits is not None:
+            own = {"format": limits.container, "threads": MAX_THREADS}
+            if "vf" in output:
+                own["max_pixels"] = MAX_FRAME_PIXELS
         # The prefix makes ffmpeg treat any name as a file, and refuse playlists that refer to the network.
-        source = ffmpeg.input(f"file:{path}", **({"format": container} if container else {}))
+        source = ffmpeg.input(f"file:{path}", **own)
         into_pipe = ffmpeg.output(*(source[stream] for stream in streams), "pipe:", **output)
         quiet = into_pipe.global_args("-nostdin", "-hide_banner", "-loglevel", "error")
         self._command = quiet.compile(cmd=ffmpeg_program())
-        self._path = path
+        self._path, self._limits = path, limits
+        self._is_too_slow = False
         self.errors: deque[str] = deque(maxlen=8)
 
     def __enter__(self) -> Self:
@@ -208,9 +258,19 @@ class _Decoder:
         # ffmpeg blocks on a full pipe, so a thread reads its error messages.
         self._reader = threading.Thread(target=self._read_errors, name="ffmpeg-stderr", daemon=True)
         self._reader.start()
+        self._timer = None if self._limits is None else threading.Timer(self._limits.seconds, self._end_slow)
+        if self._timer is not None:
+            self._timer.daemon = True
+            self._timer.start()
         return self
 
+    def _end_slow(self) -> None:
+        self._is_too_slow = True
+        self._process.kill()
+
     def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._process.kill()
         self._process.wait()
         self._reader.join()
@@ -231,16 +291,13 @@ class _Decoder:
             self._check_end()
         return line
 
-    def read_all(self) -> bytes:
-        """All remaining bytes. Raises: as `read`."""
-        data = self._output.read()
-        self._check_end()
-        return data
-
     def _check_end(self) -> None:
         status = self._process.wait()
         self._reader.join()
         last = self.errors[-1] if self.errors else ""
+        if self._is_too_slow and self._limits is not None:
+            expected = f"at most {self._limits.seconds:g} s of decoding"
+            raise MediaError(str(self._path), expected=expected, got="a file that takes longer")
         if status:
             raise MediaError(str(self._path), expected="media that ffmpeg decodes", got=last or f"exit status {status}")
         if last:

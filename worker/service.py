@@ -17,6 +17,7 @@ from worker.assembly.backend_flags import reset_backend_flags
 from worker.compile.compile_engine import RecompileWatch, uncompile_engine
 from worker.compile.state import TargetState
 from worker.config.session import EngineConfig, SessionConfig
+from worker.decoding import DecodingThreads
 from worker.engine import Engine
 from worker.report.compile_watch import CompileWatch
 from worker.slots import SlotLease, SlotUse
@@ -28,7 +29,8 @@ from worker.voice_registry import voice_file
 
 LOG = logging.getLogger(__name__)
 MAX_PREPARING = 2  # prompts at a time; voices are made one by one
-MAX_DECODING = 2  # chat requests at a time whose media are decoded
+MAX_DECODING = 2  # chat requests at a time whose pictures and sound are decoded
+MAX_DECODING_VIDEOS = 1  # the same with videos, which take up to minutes
 SETTLE_S = 1.0  # time for the start thread to end after the state changed
 WAIT_FOR_SLOT_S, POLL_S = 5.0, 0.05
 MAX_CHARS_PER_ROW = 16  # of a prompt; real text has about four characters for each token
@@ -90,8 +92,10 @@ class Loaded:
 class Service:
     """One worker's engine over time.
 
-    preparing: held while a prompt is prepared, which occupies a thread; it leaves the other threads to units.
-    decoding: the same for the messages of a chat.
+    preparing: held while a prompt is prepared, which occupies one of asyncio's threads.
+    decoding: the same for the media of a chat, unless they contain videos.
+    decoding_videos: the same for a chat with videos.
+    decoders: threads for everything else that is decoded.
     """
 
     def __init__(self, settings: WorkerSettings):
@@ -101,6 +105,8 @@ class Service:
         self.loaded: Loaded | None = None
         self.preparing = asyncio.Semaphore(MAX_PREPARING)
         self.decoding = asyncio.Semaphore(MAX_DECODING)
+        self.decoding_videos = asyncio.Semaphore(MAX_DECODING_VIDEOS)
+        self.decoders = DecodingThreads()
         self._lock = threading.Lock()
         self._changing = threading.Lock()  # held during a start or an unload
         self._n_leased = 0
@@ -238,6 +244,11 @@ class Service:
         """`text` so that names of special tokens in it have no effect in a prompt. Raises: StateError."""
         return self._loaded().engine.parts.language.tokenizer.without_added(text)
 
+    @property
+    def context_rows(self) -> int:
+        """Context length of a slot."""
+        return self._loaded().engine.config.llm_len
+
     def reference(self, named: str | None = None, samples: Any = None) -> Reference | None:
         """A voice of the server by name, from samples ([n] float32 at 16 kHz), or the default one. It may take seconds.
 
@@ -345,5 +356,6 @@ class Service:
 
     def shut_down(self) -> None:
         """Close the engine and its sessions."""
+        self.decoders.close()
         if self.loaded is not None:
             self.loaded.engine.close()

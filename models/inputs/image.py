@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from PIL import Image, WebPImagePlugin  # noqa: F401  (without it, the first WEBP makes PIL import all its formats)
+from PIL import Image, UnidentifiedImageError, WebPImagePlugin  # noqa: F401  (without it, the first WEBP makes PIL import all its formats)
 
 from models.errors import ImageError, ShapeError
 from models.inputs.positions import TABLE_SIDE, position_ids
@@ -92,12 +92,45 @@ class ImageBatch:
     mask: np.ndarray
 
 
-def open_image(data: bytes | Image.Image) -> Image.Image:
+@dataclass(frozen=True, eq=False, repr=False)
+class EncodedImage:
+    """An image whose pixels are decoded by `open_image`, each time anew: it takes the memory of its file only.
+
+    Attributes:
+        data: the file.
+        size: (width, height) from its header.
+    """
+
+    data: bytes
+    size: Size
+
+    @classmethod
+    def of(cls, data: bytes) -> "EncodedImage":
+        """An image whose header is valid. Raises: ImageError as `open_image`, except for damaged pixels."""
+        return cls(data, _unread(data).size)
+
+    @property
+    def n_pixels(self) -> int:
+        return self.size[0] * self.size[1]
+
+
+def open_image(data: bytes | Image.Image | EncodedImage) -> Image.Image:
     """An encoded or decoded image as RGB with 8 bits a channel; an EXIF orientation is not applied.
 
     Raises: ImageError if the bytes are empty, truncated or not in one of FORMATS, or the image has no pixels or more
         than MAX_PIXELS.
     """
+    image = _unread(data.data if isinstance(data, EncodedImage) else data)
+    try:
+        if image.mode.startswith("I;16"):  # PIL clips at 255 instead of scaling
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        return image.convert("RGB")
+    except Exception as error:
+        raise ImageError("image", expected="pixels that can be decoded", got=_reason(error)) from None
+
+
+def _unread(data: bytes | Image.Image) -> Image.Image:
+    """An image with a valid header whose pixels may not be decoded yet."""
     if not isinstance(data, bytes | bytearray | memoryview | Image.Image):
         raise ImageError("image", expected="encoded bytes or a PIL image", got=type(data).__name__)
     if not isinstance(data, Image.Image) and len(data) == 0:
@@ -110,15 +143,10 @@ def open_image(data: bytes | Image.Image) -> Image.Image:
     except Exception as error:
         raise ImageError("image", expected=f"bytes of {', '.join(FORMATS)}", got=_reason(error)) from None
     width, height = image.size
-    # The size is from the header; no pixels are decoded yet.
+    # The size is from the header.
     if not 0 < width * height <= MAX_PIXELS:
         raise ImageError("image", expected=f"1 to {MAX_PIXELS} pixels", got=f"{width} x {height}")
-    try:
-        if image.mode.startswith("I;16"):  # PIL clips at 255 instead of scaling
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        return image.convert("RGB")
-    except Exception as error:
-        raise ImageError("image", expected="pixels that can be decoded", got=_reason(error)) from None
+    return image
 
 
 def plan(width: int, height: int, max_slice_nums: int, *, scale: int = SCALE, patch: int = PATCH) -> SlicePlan:
@@ -157,7 +185,7 @@ def slice_grid(width: int, height: int, max_slice_nums: int, *, scale: int = SCA
     return min(grids, key=lambda grid: abs(shape - math.log(grid[0] / grid[1])), default=(1, 1))
 
 
-def cut(image: Image.Image, plan: SlicePlan) -> list[Image.Image]:
+def cut(image: Image.Image | EncodedImage, plan: SlicePlan) -> list[Image.Image]:
     """The slices of an image: the whole image, then the grid's cells in row-major order.
 
     Raises: ImageError if the aspect ratio is so extreme that a slice exceeds MAX_PATCHES.
@@ -166,15 +194,15 @@ def cut(image: Image.Image, plan: SlicePlan) -> list[Image.Image]:
         n_patches = (wh[0] // PATCH) * (wh[1] // PATCH)
         if n_patches > MAX_PATCHES:
             raise ImageError(
-                f"image of {image.width} x {image.height}",
+                "image of {} x {}".format(*image.size),
                 expected=f"a shape that makes at most {MAX_PATCHES} patches",
                 got=f"{n_patches} patches",
             )
-    image = open_image(image)
-    slices = [image.resize(plan.source_wh, Image.Resampling.BICUBIC)]
+    opened = open_image(image)
+    slices = [opened.resize(plan.source_wh, Image.Resampling.BICUBIC)]
     if plan.grid is None or plan.refined_wh is None or plan.cell_wh is None:
         return slices
-    refined = image.resize(plan.refined_wh, Image.Resampling.BICUBIC)
+    refined = opened.resize(plan.refined_wh, Image.Resampling.BICUBIC)
     (cols, rows), (width, height) = plan.grid, plan.cell_wh
     boxes = ((x * width, y * height, (x + 1) * width, (y + 1) * height) for y in range(rows) for x in range(cols))
     return [*slices, *map(refined.crop, boxes)]
@@ -202,7 +230,9 @@ def patchify(image: Image.Image, *, table_side: int = TABLE_SIDE, patch: int = P
     )
 
 
-def image_patches(image: Image.Image, plan: SlicePlan, *, table_side: int = TABLE_SIDE) -> list[ImagePatches]:
+def image_patches(
+    image: Image.Image | EncodedImage, plan: SlicePlan, *, table_side: int = TABLE_SIDE
+) -> list[ImagePatches]:
     """All slices of one image as patches, in the order of `cut`."""
     return [patchify(part, table_side=table_side) for part in cut(image, plan)]
 
@@ -257,4 +287,6 @@ def _fit(width: float, height: float, scale: int, patch: int, *, enlarge: bool) 
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):  # its text has the address of an object
+        return "a file of another kind"
     return f"{type(error).__name__}: {error}"

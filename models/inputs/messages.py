@@ -8,10 +8,12 @@ import numpy as np
 from PIL import Image
 
 from models.errors import MessageError
+from models.inputs.image import EncodedImage
 
 Role = Literal["system", "user", "assistant"]
 ROLES: tuple[Role, ...] = get_args(Role)
-Part = str | Image.Image | np.ndarray
+Picture = Image.Image | EncodedImage
+Part = str | Picture | np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,5 +66,5 @@ def _check_part(what: str, part: object) -> None:
     if isinstance(part, np.ndarray):
         if part.ndim != 1 or part.size == 0 or not np.issubdtype(part.dtype, np.floating):
             raise MessageError(what, expected="mono float samples, [n]", got=f"{part.dtype} of shape {part.shape}")
-    elif not isinstance(part, str | Image.Image):
+    elif not isinstance(part, str | Picture):
         raise MessageError(what, expected="text, a PIL image or a NumPy array of samples", got=type(part).__name__)

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from PIL import Image
 
 from models.checkpoint.config import PreprocessorConfig
 from models.errors import MessageError, SettingsError
 from models.inputs.image import SlicePlan, plan
-from models.inputs.messages import ChatMessage, check_role, parse_messages
+from models.inputs.messages import ChatMessage, Picture, check_role, parse_messages
 from models.inputs.tokens import Tokenizer
 
 UNK, IMAGE, SLICE, IMAGE_ID, AUDIO = "<unk>", "<image>", "<slice>", "<image_id>", "<|audio_start|>"
@@ -64,7 +63,7 @@ class PromptOptions:
 class PlacedImage:
     """An image of a prompt. bounds: [start, end) in the ids, one pair for each slice in the order of `image.cut`."""
 
-    image: Image.Image
+    image: Picture
     plan: SlicePlan
     bounds: tuple[Bound, ...]
 
@@ -252,7 +251,7 @@ class _Writer:
         self.settings, self.audio_groups, self.options = settings, audio_groups, options
         self.max_slice_nums = settings.max_slice_nums if options.max_slice_nums is None else options.max_slice_nums
         self.numbered = settings.use_image_id if options.use_image_id is None else options.use_image_id
-        self.images: list[tuple[Image.Image, SlicePlan]] = []
+        self.images: list[tuple[Picture, SlicePlan]] = []
         self.audios: list[tuple[list[np.ndarray], list[int]]] = []  # per message: sounds, lengths of placeholders
 
     def content(self, message: ChatMessage) -> str:
@@ -275,7 +274,7 @@ class _Writer:
             self.audios.append((waves, groups))
         return ("" if self.options.omni_mode or self.options.stream_input else "\n").join(texts)
 
-    def _image(self, image: Image.Image) -> str:
+    def _image(self, image: Picture) -> str:
         settings = self.settings
         sizes = plan(*image.size, self.max_slice_nums, scale=settings.scale_resolution, patch=settings.patch_size)
         number = len(self.images) if self.numbered else None

@@ -9,11 +9,12 @@ import numpy as np
 
 from models.errors import AudioError
 from models.inputs.audio_sizes import SAMPLE_RATE
-from worker.media import MediaError, held_in_memory, read_units
+from worker.media import ClientLimits, MediaError, held_in_memory, read_units
 from worker.protocol.content import container_of
 
 MIN_S, MAX_S = 0.5, 30.0  # of a voice, as in the worker
 MAX_FILE_BYTES = 16 * 2**20
+DECODE_S = 30.0
 PIECE_CHARS = 2**20  # a multiple of 4
 
 
@@ -34,7 +35,8 @@ def decoded_sound(text: str) -> np.ndarray:
         raise AudioError("audio_base64", expected="a sound or video file", got=f"bytes that begin with {data[:8]!r}")
     with held_in_memory(data) as path:
         try:
-            units = list(read_units(path, frames_per_second=0, max_units=int(MAX_S) + 1, container=container))
+            limits = ClientLimits(container, DECODE_S)
+            units = list(read_units(path, frames_per_second=0, max_units=int(MAX_S) + 1, limits=limits))
         except MediaError as error:
             raise AudioError("audio_base64", expected=f"a {container} file with sound", got=error.got) from None
     samples: np.ndarray = np.concatenate([unit.sound[: unit.n_samples] for unit in units])

@@ -10,11 +10,11 @@ from contextlib import closing
 import numpy as np
 from PIL import Image
 
-from models.errors import AudioError, MessageError
+from models.errors import AudioError, ContextOverflowError, ImageError, MessageError
 from models.inputs.audio_sizes import SAMPLE_RATE
-from models.inputs.image import open_image
+from models.inputs.image import MAX_PIXELS, EncodedImage
 from models.inputs.messages import ChatMessage, Part
-from worker.media import MediaError, MediaUnit, MediaUnits, held_in_memory, read_units
+from worker.media import ClientLimits, MediaError, MediaUnit, MediaUnits, held_in_memory, read_units
 from worker.protocol.content import (
     RATE_IN,
     AnyContent,
@@ -33,6 +33,12 @@ MAX_VIDEO_FRAMES = 64  # a longer video keeps fewer frames than one a second, at
 MAX_SIDE = 1280  # pixels of a video's frame; a larger one costs memory and yields no further detail
 # Stacked frames share the pixels of one, so that the memory of a video does not depend on their number.
 MIN_SOUND = SAMPLE_RATE // 10  # samples of a video's last second
+DECODE_S = 120.0  # of one file
+MAX_CONVERSATION_PIXELS = 4 * MAX_PIXELS  # of the pictures, which are decoded to cut them
+MAX_FRAME_PIXELS = 2 * MAX_VIDEO_FRAMES * MAX_SIDE**2  # of the frames of all videos, which are held decoded
+IMAGE_ROWS = 64  # least context rows of a picture
+LAST_S = 0.9  # of a file that is too long by its packets; decoding tells for a shorter rest
+ROWS_PER_S = 10  # least context rows of a second of sound
 LINE = 6  # pixels between stacked frames
 BLACK = (0, 0, 0)
 
@@ -46,18 +52,23 @@ class MediaDecoder:
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
+        self._max_rows = self._n_rows = self._n_frame_pixels = 0
 
     def cancel(self) -> None:
         self._cancelled.set()
 
-    def decode(self, turns: Sequence[ChatTurn]) -> list[ChatMessage]:
+    def decode(self, turns: Sequence[ChatTurn], max_rows: int) -> list[ChatMessage]:
         """The conversation for `MessageReader.read`.
 
+        Args:
+            turns: the messages.
+            max_rows: length of the context; media that cannot fit are not decoded.
         Raises: WireError for bad base64 and sizes; ImageError, AudioError, MediaError, MessageError;
-            DecodingCancelledError.
+            ContextOverflowError; DecodingCancelledError.
         """
         if not turns:
             raise MessageError("messages", expected="at least one message", got="none")
+        self._max_rows, self._n_rows, self._n_frame_pixels = max_rows, 0, 0
         messages = []
         for i, turn in enumerate(turns):
             if isinstance(turn.content, str):
@@ -66,7 +77,15 @@ class MediaDecoder:
                 items = enumerate(turn.content)
                 parts = tuple(part for j, item in items for part in self._parts(item, f"messages[{i}].content[{j}]"))
             messages.append(ChatMessage(turn.role, parts))
+        check_pixels(messages)
         return messages
+
+    def _reserve(self, n_rows: int) -> None:
+        """Count context rows that media take at least. Raises: ContextOverflowError."""
+        self._n_rows += n_rows
+        if self._n_rows > self._max_rows:
+            expected = f"at most {self._max_rows} rows, prompt and answer"
+            raise ContextOverflowError("conversation", expected=expected, got=f"{self._n_rows} or more of media")
 
     def _parts(self, item: AnyContent, what: str) -> Iterator[Part]:
         self._check_cancelled()
@@ -74,7 +93,8 @@ class MediaDecoder:
             case TextContent():
                 yield item.text
             case ImageContent():
-                yield open_image(item.payload(what))
+                self._reserve(IMAGE_ROWS)
+                yield EncodedImage.of(item.payload(what))
             case AudioContent():
                 yield self._sound(item, what)
             case VideoContent():
@@ -95,6 +115,8 @@ class MediaDecoder:
             raise AudioError(what, expected="float32 samples or a sound file", got=f"{len(data)} bytes of another kind")
         elif item.sample_rate != RATE_IN:
             raise AudioError(f"{what}.sample_rate", expected=RATE_IN, got=item.sample_rate)
+        else:
+            self._reserve(ROWS_PER_S * (len(samples) // SAMPLE_RATE))
         if len(samples) > MAX_AUDIO_S * SAMPLE_RATE:
             raise AudioError(what, expected=f"at most {MAX_AUDIO_S} s", got=f"{len(samples) / SAMPLE_RATE:.1f} s")
         return samples
@@ -103,7 +125,11 @@ class MediaDecoder:
         with held_in_memory(data) as path:
             try:
                 # One unit above the limit is read, so that a longer file is refused and not cut.
-                units = read_units(path, frames_per_second=0, max_units=MAX_AUDIO_S + 1, container=container)
+                limits = ClientLimits(container, DECODE_S)
+                units = read_units(path, frames_per_second=0, max_units=MAX_AUDIO_S + 1, limits=limits)
+                if units.sound_s > MAX_AUDIO_S + LAST_S:
+                    raise AudioError(what, expected=f"at most {MAX_AUDIO_S} s", got=f"{units.sound_s:.1f} s")
+                self._reserve(ROWS_PER_S * int(units.sound_s))
                 seconds = [unit.sound[: unit.n_samples] for unit in self._each(units)]
             except MediaError as error:
                 raise AudioError(what, expected=f"a {container} file with sound", got=error.got) from None
@@ -121,16 +147,22 @@ class MediaDecoder:
                     path,
                     frames_per_second=item.stack_frames,
                     max_units=MAX_VIDEO_S + 1,
-                    container=container,
-                    max_side=int(MAX_SIDE / item.stack_frames**0.5),
+                    limits=ClientLimits(container, DECODE_S, int(MAX_SIDE / item.stack_frames**0.5)),
                 )
                 if not units.has_video:
                     raise MediaError(what, expected="a file with video", got="one with sound only")
+                if (length_s := max(units.sound_s, units.video_s)) > MAX_VIDEO_S + LAST_S:
+                    raise MediaError(what, expected=f"at most {MAX_VIDEO_S} s", got=f"{length_s:.0f} s or more")
+                self._reserve(_least_rows(units, item.stack_frames))
                 spans = _thinned(self._each(units))
             except MediaError as error:
                 raise MediaError(what, expected=error.expected, got=error.got) from None
         if (n_seconds := sum(len(span.seconds) for span in spans)) > MAX_VIDEO_S:
             raise MediaError(what, expected=f"at most {MAX_VIDEO_S} s", got=f"{n_seconds} s or more")
+        self._n_frame_pixels += sum(span.n_pixels for span in spans)
+        if self._n_frame_pixels > MAX_FRAME_PIXELS:
+            expected = f"videos with at most {MAX_FRAME_PIXELS} pixels in their frames together"
+            raise MediaError(what, expected=expected, got=f"{self._n_frame_pixels} pixels or more")
         for span in spans:
             yield from span.parts()
 
@@ -157,6 +189,10 @@ class VideoSpan:
         """Append a span without its frames."""
         self.seconds += later.seconds
 
+    @property
+    def n_pixels(self) -> int:
+        return sum(frame.width * frame.height for frame in self.frames)
+
     def parts(self) -> Iterator[Part]:
         """The first frame, the sound, and the other frames as one picture."""
         if self.frames:
@@ -166,6 +202,24 @@ class VideoSpan:
             yield np.pad(sound, (0, max(MIN_SOUND - len(sound), 0)))
         if len(self.frames) > 1:
             yield stacked(self.frames[1:])
+
+
+def check_pixels(messages: Sequence[ChatMessage]) -> None:
+    """Refuse pictures that take too long to decode together. Raises: ImageError."""
+    n_pixels = sum(part.n_pixels for message in messages for part in message.parts if isinstance(part, EncodedImage))
+    if n_pixels > MAX_CONVERSATION_PIXELS:
+        expected = f"at most {MAX_CONVERSATION_PIXELS} pixels in all pictures"
+        raise ImageError("messages", expected=expected, got=f"{n_pixels} pixels")
+
+
+def _least_rows(units: MediaUnits, stack_frames: int) -> int:
+    """Context rows that a video takes at least."""
+    longest = int(max(units.sound_s, units.video_s)) + 2
+    length = 1  # seconds of a span
+    while longest > length * MAX_VIDEO_FRAMES:
+        length *= 2
+    n_pictures = int(units.video_s) // length * min(stack_frames, 2)
+    return n_pictures * IMAGE_ROWS + int(units.sound_s) * ROWS_PER_S
 
 
 def _thinned(units: Iterator[MediaUnit]) -> list[VideoSpan]:

@@ -5,6 +5,7 @@ Contains no messages to the client.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from models.inputs.messages import ChatMessage
 from models.inputs.prompts import Prompt
@@ -15,7 +16,7 @@ from worker.chat.requests import with_voice_message
 from worker.loop.results import Event, Failure, ReplyResult
 from worker.loop.session_handle import SessionHandle
 from worker.protocol.chat_messages import SpeechFields, VoiceMode
-from worker.protocol.content import RATE_IN, ChatTurn
+from worker.protocol.content import RATE_IN, ChatTurn, TextContent, VideoContent
 from worker.service import Service
 from worker.slots import SlotLease, SlotUse
 
@@ -35,7 +36,7 @@ class ChatAnswer:
     def __init__(self, service: Service, name: str, use: SlotUse, on_event: Callable[[Event], None]):
         self._service, self._name, self._use, self._on_event = service, name, use, on_event
         self._loop = asyncio.get_running_loop()
-        self._decoder = MediaDecoder()
+        self._decoder, self._has_media = MediaDecoder(), False
         self._lease: SlotLease | None = None
         self._session: SessionHandle | None = None
         self._outcome: asyncio.Future[ReplyResult] = self._loop.create_future()
@@ -55,9 +56,17 @@ class ChatAnswer:
 
         Raises: as `MediaDecoder.decode`; ContextOverflowError for much too long text.
         """
-        self._service.check_prompt("".join(turn.text for turn in turns), "text of messages")
-        async with self._service.decoding:
-            return await asyncio.to_thread(self._decoder.decode, turns)
+        service = self._service
+        service.check_prompt("".join(turn.text for turn in turns), "text of messages")
+        items = [item for turn in turns if not isinstance(turn.content, str) for item in turn.content]
+        self._has_media = self._has_media or not all(isinstance(item, TextContent) for item in items)
+        has_video = any(isinstance(item, VideoContent) for item in items)
+        async with service.decoding_videos if has_video else self._decoding():
+            return await asyncio.to_thread(self._decoder.decode, turns, service.context_rows)
+
+    def _decoding(self) -> AbstractAsyncContextManager[None]:
+        """What to hold while media are decoded or cut."""
+        return self._service.decoding if self._has_media else nullcontext()
 
     async def with_voice(
         self, messages: list[ChatMessage], speech: SpeechFields, mode: VoiceMode
@@ -97,7 +106,7 @@ class ChatAnswer:
         Raises: as `Engine.chat`; the error of a `Failure`.
         """
         assert self._lease is not None, "answer: expected a leased slot, got none"
-        async with self._service.decoding:  # cuts the pictures, on a thread
+        async with self._decoding():  # cuts the pictures, on a thread
             self._session = await self._lease.chat(messages, config, self._emit, voice=voice)
         if self._is_stopped:
             self._interrupt(self._session)
@@ -106,7 +115,7 @@ class ChatAnswer:
     async def prompt(self, messages: list[ChatMessage], config: ReplyConfig) -> Prompt:
         """The prompt of the conversation. Raises: as `Engine.prompt`."""
         assert self._lease is not None, "prompt: expected a leased slot, got none"
-        async with self._service.decoding:
+        async with self._decoding():
             return await self._lease.prompt(messages, config)
 
     def stop(self) -> None:

@@ -161,7 +161,7 @@ class HalfDuplexConversation:
                 await self._hear(message)
             case Notice.ANSWER_OVER:
                 if self._talk is not None:
-                    await asyncio.to_thread(self._talk.answer_waiting)
+                    await self._service.decoders.run(self._talk.answer_waiting)
             case HalfDuplexPrepare():
                 await self._prepare(message)
             case Interrupt():
@@ -179,7 +179,7 @@ class HalfDuplexConversation:
                 ErrorCode.NOT_PREPARED, "audio_chunk", expected=expected, got="none", text="Not prepared yet"
             )
         if chunk.audio_base64:
-            await asyncio.to_thread(_push, talk, chunk)
+            await self._service.decoders.run(_push, talk, chunk)
 
     # --- preparing -----------------------------------------------------------------------------
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from worker.protocol.codes import ErrorCode
-from worker.protocol.messages import VideoFrame
+from worker.protocol.messages import MAX_UNIT_PICTURES, VideoFrame
 from worker.protocol.wire import WireError
 
-MAX_FRAMES = 32  # `video_frame` pictures that wait for their chunk
 MIN_BYTES = 1024  # memory that any message takes, however short
 
 Incoming = TypeVar("Incoming")
@@ -97,8 +96,8 @@ class WaitingFrames:
 
     def add(self, frame: VideoFrame, n_bytes: int) -> None:
         """Keep a picture. n_bytes: its size on the wire. Raises: WireError backlog_full."""
-        if len(self._frames) >= MAX_FRAMES or self._n_bytes + n_bytes > self._max_bytes:
-            expected = f"at most {MAX_FRAMES} of {self._max_bytes} bytes in total before a chunk"
+        if len(self._frames) >= MAX_UNIT_PICTURES or self._n_bytes + n_bytes > self._max_bytes:
+            expected = f"at most {MAX_UNIT_PICTURES} of {self._max_bytes} bytes in total before a chunk"
             raise WireError(ErrorCode.BACKLOG_FULL, "video_frame", expected=expected, got="one more")
         self._n_bytes += n_bytes
         self._frames.append(frame)

@@ -13,6 +13,7 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from models.errors import ModelError
+from worker.decoding import DecodingThreads
 from worker.http.error_codes import code_of
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd, SocketConversation
@@ -79,7 +80,7 @@ class WorkerSockets:
     async def _run_conversation(self, websocket: WebSocket, conversation: Talk) -> str:
         """Run a conversation. Returns: its outcome, for metrics and the log."""
         answering = asyncio.create_task(conversation.run())
-        reading = asyncio.create_task(_read(websocket, conversation))
+        reading = asyncio.create_task(_read(websocket, conversation, self._service.decoders))
         writing = asyncio.create_task(_write(websocket, conversation))
         watching = asyncio.create_task(until_gone(websocket))
         tasks: tuple[asyncio.Task[Any], ...] = (answering, reading, writing, watching)
@@ -140,7 +141,7 @@ class WorkerSockets:
                 task.cancel()
 
 
-async def _read(websocket: WebSocket, conversation: Talk) -> None:
+async def _read(websocket: WebSocket, conversation: Talk, decoders: DecodingThreads) -> None:
     """Pass each message to the conversation, until the client disconnects."""
     while True:
         event = await websocket.receive()
@@ -152,7 +153,7 @@ async def _read(websocket: WebSocket, conversation: Talk) -> None:
         received = time.monotonic()
         try:
             if len(data) > LONG_MESSAGE:
-                message = await asyncio.to_thread(_parse, conversation, data)
+                message = await decoders.run(_parse, conversation, data)
             else:
                 message = _parse(conversation, data)
         except WireError as error:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from models.inputs.messages import ChatMessage
 from worker.chat.config import ReplyConfig
+from worker.chat.media_parts import check_pixels
 from worker.engine import EngineError
 from worker.http.chat_answer import ChatAnswer
 from worker.http.error_codes import code_of
@@ -130,6 +131,7 @@ class StreamingConversation:
         if message.voice is not None:
             self._speech = SpeechFields(enabled=True, ref_audio_data=message.voice)
         self._max_slice_nums = message.max_slice_nums or self._max_slice_nums
+        check_pixels([*self._messages, *messages])
         self._turns += message.messages
         self._messages += messages
         prompt = await answer.prompt(self._messages, self._config(speak=False))

@@ -13,7 +13,7 @@ from PIL import Image
 from models.checkpoint.config import PreprocessorConfig
 from models.errors import AudioError, SettingsError
 from models.inputs.audio_sizes import SAMPLE_RATE
-from models.inputs.image import ImagePatches, image_patches, open_image, plan
+from models.inputs.image import EncodedImage, ImagePatches, image_patches, open_image, plan
 from worker.config.session import SessionConfig
 from worker.loop.audio_buffer import checked
 from worker.loop.command_queue import CommandQueue
@@ -22,6 +22,7 @@ from worker.loop.session import Session, TextInput, UnitInput
 from worker.loop.sessions import Sessions
 
 MAX_SLICES = 9
+CutImage = list[ImagePatches]
 
 
 class ImageCutter:
@@ -31,9 +32,9 @@ class ImageCutter:
         """table_side: side length of the vision encoder's position table."""
         self._settings, self._table_side = settings, table_side
 
-    def cut(self, image: bytes | Image.Image, max_slices: int) -> list[ImagePatches]:
+    def cut(self, image: bytes | Image.Image | EncodedImage, max_slices: int) -> list[ImagePatches]:
         """The image's slices, the whole image first. Raises: ImageError."""
-        settings, opened = self._settings, open_image(image)
+        settings, opened = self._settings, image if isinstance(image, EncodedImage) else open_image(image)
         slices = plan(*opened.size, max_slices, scale=settings.scale_resolution, patch=settings.patch_size)
         return image_patches(opened, slices, table_side=self._table_side)
 
@@ -81,7 +82,7 @@ class SessionHandle:
     def send(
         self,
         sound: np.ndarray | None = None,
-        frames: Sequence[bytes | Image.Image] = (),
+        frames: Sequence[bytes | Image.Image | CutImage] = (),
         *,
         force_listen: bool = False,
         force_speak: bool = False,
@@ -92,11 +93,12 @@ class SessionHandle:
 
         Args:
             sound: [n] float32 at 16 kHz.
-            frames: encoded or decoded images.
+            frames: images: encoded, decoded, or from `cut`.
             force_listen: listen whatever the model decides.
             force_speak: speak whatever the model decides, also in the first units; not with `force_listen`.
             close_early: complete sound that is too short for a unit with silence.
-            max_slice_nums: slices per image, one number or one each; None: as the session's settings.
+            max_slice_nums: slices per image, one number or one each; None: as the session's settings. Images from
+                `cut` keep theirs.
         Returns: a future that is done when the unit is queued. Future errors: as `Sessions.unit`.
         Raises: AudioError, ImageError, SettingsError; nothing is queued then.
         """
@@ -107,8 +109,11 @@ class SessionHandle:
             raise SettingsError("unit", expected="sound or images", got="neither")
         if force_listen and force_speak:
             raise SettingsError("force_speak", expected="false with force_listen", got="true")
-        limits = self._slice_limits(len(frames), max_slice_nums)
-        slices = [self._cutter.cut(frame, limit) for frame, limit in zip(frames, limits, strict=True)]
+        limits = self.slice_limits(len(frames), max_slice_nums)
+        slices = [
+            frame if isinstance(frame, list) else self.cut(frame, limit)
+            for frame, limit in zip(frames, limits, strict=True)
+        ]
         unit = UnitInput(sound, slices, force_listen, arrived, force_speak, close_early)
         return self._commands.submit(self._sessions.unit, self._session, unit)
 
@@ -122,7 +127,12 @@ class SessionHandle:
         text_input = TextInput(self._sessions.text_ids(role, text), time.monotonic())
         return self._commands.submit(self._sessions.insert_text, self._session, text_input)
 
-    def _slice_limits(self, n_frames: int, given: int | Sequence[int] | None) -> list[int]:
+    def cut(self, image: bytes | Image.Image | EncodedImage, max_slices: int) -> CutImage:
+        """An image for `send`. Raises: ImageError."""
+        return self._cutter.cut(image, max_slices)
+
+    def slice_limits(self, n_frames: int, given: int | Sequence[int] | None) -> list[int]:
+        """Most slices of each image. Arguments as in `send`. Raises: SettingsError."""
         if given is None:
             given = self._config.max_slice_nums
         limits = [given] * n_frames if isinstance(given, int) else list(given)

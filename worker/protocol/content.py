@@ -12,11 +12,10 @@ from pydantic import BeforeValidator, Field
 from worker.describe import TypeWords, shown
 from worker.protocol.codec import FieldGroup
 from worker.protocol.codes import ErrorCode
-from worker.protocol.wire import WireError, base64_bytes
+from worker.protocol.wire import MAX_PICTURE_BYTES, WireError, base64_bytes
 
 RATE_IN = 16_000
 MB = 2**20
-MAX_IMAGE_BYTES = 20 * MB
 MAX_AUDIO_BYTES = 32 * MB
 MAX_VIDEO_BYTES = 94 * MB  # base64 of more does not fit into a message
 MAX_STACKED = 10  # frames of one second of video
@@ -40,12 +39,12 @@ class ImageContent(FieldGroup):
 
     type: Literal["image"] = "image"
     data: Annotated[str, TypeWords("base64 text")] = Field(
-        "", description=f"JPEG, PNG, WebP, GIF or BMP, at most {MAX_IMAGE_BYTES // MB} MiB"
+        "", description=f"JPEG, PNG, WebP, GIF or BMP, at most {MAX_PICTURE_BYTES // MB} MiB"
     )
 
     def payload(self, what: str) -> bytes:
         """The encoded picture. what: the item's name, for errors. Raises: WireError bad_base64, too_large."""
-        return _payload(self.data, f"{what}.data", MAX_IMAGE_BYTES)
+        return _payload(self.data, f"{what}.data", MAX_PICTURE_BYTES)
 
 
 class AudioContent(FieldGroup):

@@ -33,6 +33,8 @@ PROTOCOL_VERSION: Literal[1] = 1
 SYSTEM_PROMPT = "You are a helpful assistant."
 TOKENS_PER_SLICE = 64
 MAX_PAUSE_S = 86_400
+MAX_UNIT_PICTURES = 32
+MAX_UNIT_PIXELS = 8192 * 8192  # of all pictures of a unit, as many as one picture may have
 MAX_ERROR_CHARS = 2000
 
 
@@ -117,7 +119,11 @@ class AudioChunk(FromClient):
 
     type: Literal["audio_chunk"] = "audio_chunk"
     audio_base64: SoundField = Field(description="float32 at 16 kHz, nominally 16000 samples")
-    frame_base64_list: list[PictureField] = Field([], description="JPEG or another common format")
+    frame_base64_list: list[PictureField] = Field(
+        [],
+        description=f"JPEG or another common format; a unit has at most {MAX_UNIT_PICTURES} pictures of "
+        f"{MAX_UNIT_PIXELS} pixels in total",
+    )
     force_listen: bool = Field(False, description="listen in this unit; an open turn ends")
     force_speak: bool = Field(False, description="speak in this unit, also in the first ones; not with `force_listen`")
     close_early: bool = Field(False, description="run the unit now: silence stands for the samples that it lacks")

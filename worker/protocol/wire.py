@@ -20,6 +20,7 @@ from worker.protocol.codes import ErrorCode
 Form = Literal["base64", "pcm16", "float32"]  # encodings of sound
 SOUND_RATE = 24_000  # Hz, of sound from the server
 PCM16_SCALE = 32768  # a pcm16 step is 1/32768; the largest positive sample is 32767/32768
+MAX_PICTURE_BYTES = 20 * 2**20
 MAX_HEADER_BYTES = 65_536  # of a binary frame's JSON
 
 _LENGTH = struct.Struct("<I")
@@ -98,8 +99,12 @@ def picture_bytes(data: str | bytes, what: str) -> bytes:
         data: base64, with or without a `data:...,` prefix, or the bytes from a binary frame.
         what: the field's name, for errors.
     Raises:
-        WireError: bad_base64; bad_image for empty data.
+        WireError: bad_base64; too_large; bad_image for empty data.
     """
+    n_bytes = 3 * len(data) // 4 if isinstance(data, str) else len(data)
+    if n_bytes > MAX_PICTURE_BYTES:
+        expected, got = f"at most {MAX_PICTURE_BYTES // 2**20} MiB", f"{n_bytes / 2**20:.0f} MiB"
+        raise WireError(ErrorCode.TOO_LARGE, what, expected=expected, got=got)
     if isinstance(data, str):
         if data[:5].lower() == "data:":
             data = data[data.find(",", 0, 200) + 1 :]

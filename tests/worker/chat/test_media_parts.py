@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models.errors import AudioError, ImageError, MessageError
+from models.errors import AudioError, ContextOverflowError, ImageError, MessageError
+from models.inputs.image import EncodedImage, open_image
 from models.inputs.messages import Part
 from worker.chat import media_parts
 from worker.chat.media_parts import LINE, DecodingCancelledError, MediaDecoder, stacked
-from worker.media import MediaError, ffmpeg_program
+from worker.media import MediaError, MediaUnits, ffmpeg_program
 from worker.protocol.content import AnyContent, AudioContent, ChatTurn, ImageContent, TextContent, VideoContent
 
 SIZE = (64, 48)
+MAX_ROWS = 8192
 
 
 def b64(data: bytes) -> str:
@@ -25,7 +27,7 @@ def b64(data: bytes) -> str:
 
 
 def decoded(*items: AnyContent) -> tuple[Part, ...]:
-    (message,) = MediaDecoder().decode([ChatTurn(role="user", content=list(items))])
+    (message,) = MediaDecoder().decode([ChatTurn(role="user", content=list(items))], MAX_ROWS)
     return message.parts
 
 
@@ -101,12 +103,51 @@ def test_sound_files_are_decoded_and_samples_are_taken_as_they_are(clip: bytes, 
     assert isinstance(wav, np.ndarray) and len(wav) > 16000
 
 
-def test_pictures_are_decoded() -> None:
+def png(width: int, height: int) -> str:
     file = io.BytesIO()
-    Image.new("RGBA", (7, 5), (255, 0, 0, 255)).save(file, "PNG")
-    (picture,) = decoded(ImageContent(data=b64(file.getvalue())))
-    assert isinstance(picture, Image.Image)
-    assert (picture.size, picture.mode) == ((7, 5), "RGB")
+    Image.new("RGBA", (width, height), (255, 0, 0, 255)).save(file, "PNG")
+    return b64(file.getvalue())
+
+
+def test_pictures_stay_encoded_until_they_are_cut() -> None:
+    (picture,) = decoded(ImageContent(data=png(7, 5)))
+    assert isinstance(picture, EncodedImage) and picture.size == (7, 5)
+    assert (open_image(picture).size, open_image(picture).mode) == ((7, 5), "RGB")
+
+
+def test_pictures_of_a_conversation_have_a_bound_of_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media_parts, "MAX_CONVERSATION_PIXELS", 70)
+    assert len(decoded(*2 * [ImageContent(data=png(7, 5))])) == 2
+    with pytest.raises(ImageError, match="at most 70 pixels in all pictures, got 105 pixels"):
+        decoded(*3 * [ImageContent(data=png(7, 5))])
+
+
+def test_media_that_cannot_fit_the_context_are_not_decoded(clip: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.5 s of video are at least two pictures of 64 rows, twice with stacked frames, and 20 rows of sound."""
+
+    def decode(item: AnyContent, max_rows: int) -> None:
+        MediaDecoder().decode([ChatTurn(role="user", content=[TextContent(text="Look:"), item])], max_rows)
+
+    decode(VideoContent(data=b64(clip)), 148)
+    decode(AudioContent(data=b64(clip)), 20)
+    monkeypatch.setattr(MediaUnits, "__iter__", lambda _: pytest.fail("expected no decoding"))
+    for item, n_rows in (
+        (VideoContent(data=b64(clip)), 148),
+        (VideoContent(data=b64(clip), stack_frames=2), 276),
+        (AudioContent(data=b64(clip)), 20),
+        (AudioContent(data=b64(bytes(4 * 2 * 16000))), 20),
+        (ImageContent(data=png(7, 5)), 64),
+    ):
+        with pytest.raises(ContextOverflowError, match=f"at most {n_rows - 1} rows, .* got {n_rows} or more of media"):
+            decode(item, n_rows - 1)
+
+
+def test_frames_of_all_videos_have_a_bound_of_pixels(clip: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media_parts, "MAX_FRAME_PIXELS", 6 * SIZE[0] * SIZE[1])
+    video = VideoContent(data=b64(clip))
+    assert len(decoded(video, video)) == 12
+    with pytest.raises(MediaError, match=r"content\[2\]: expected videos with at most 18432 pixels"):
+        decoded(video, video, video)
 
 
 def test_unfit_items_are_refused_by_place(clip: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,11 +169,11 @@ def test_unfit_items_are_refused_by_place(clip: bytes, monkeypatch: pytest.Monke
         with pytest.raises(kind, match=text.replace("(", r"\(")):
             decoded(item)
     with pytest.raises(MessageError, match="at least one message, got none"):
-        MediaDecoder().decode([])
+        MediaDecoder().decode([], MAX_ROWS)
 
 
 def test_cancelled_decoding_ends_before_the_next_item(clip: bytes) -> None:
     decoder = MediaDecoder()
     decoder.cancel()
     with pytest.raises(DecodingCancelledError):
-        decoder.decode([ChatTurn(role="user", content=[VideoContent(data=b64(clip))])])
+        decoder.decode([ChatTurn(role="user", content=[VideoContent(data=b64(clip))])], MAX_ROWS)

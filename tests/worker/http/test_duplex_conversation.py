@@ -15,15 +15,16 @@ import pytest
 from models.errors import ContextOverflowError
 from worker.config.service import Config
 from worker.config.session import SessionConfig
+from worker.decoding import DecodingThreads
 from worker.engine import EngineError
 from worker.http.duplex_conversation import MAX_UNSENT, DuplexConversation
-from worker.http.inbox import MAX_FRAMES
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd
 from worker.loop.results import Failure, FedRows, InsertedText, PartialResult, UnitResult
 from worker.loop.session import OrderError
 from worker.protocol.codes import CloseCode
 from worker.protocol.messages import (
+    MAX_UNIT_PICTURES,
     AudioChunk,
     Error,
     Interrupt,
@@ -67,6 +68,13 @@ class Handle:
     def prepare(self, prompt: Any, config: SessionConfig) -> Future[int]:
         return done(10)
 
+    def slice_limits(self, n_frames: int, given: Any) -> list[int]:
+        return [1] * n_frames
+
+    def cut(self, image: Any, max_slices: int) -> list[Any]:
+        self.calls.append("cut")
+        return []
+
     def send(self, *given: Any, **options: Any) -> Future[None]:
         self.calls.append("send")
         return self.sending or done()
@@ -99,6 +107,7 @@ class Stage:
             session_config=lambda given: (SessionConfig(), []),
             check_prompt=lambda text: None,
             preparing=asyncio.Semaphore(),
+            decoders=DecodingThreads(),
             reference=lambda **given: None,
         )
         self.conversation = DuplexConversation(service, WorkerMetrics(), "c")
@@ -401,7 +410,7 @@ async def test_notes_that_deferred_finalize_has_no_effect() -> None:
 @staged
 async def test_refuses_too_many_frames() -> None:
     stage = Stage()
-    await stage.say(*[VideoFrame(frame="AAAA")] * (MAX_FRAMES + 2))
+    await stage.say(*[VideoFrame(frame="AAAA")] * (MAX_UNIT_PICTURES + 2))
     for _ in range(2):
         error = await stage.hear()
         assert isinstance(error, Error) and error.code == "backlog_full", f"expected a limit, got {error!r}"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.worker.http.test_duplex_conversation import PATIENCE_S, SETTINGS, staged
+from worker.decoding import DecodingThreads
 from worker.engine import EngineError
 from worker.http import half_duplex_conversation
 from worker.http.half_duplex_conversation import HalfDuplexConversation
@@ -71,6 +72,7 @@ class Stage:
             settings=replace(SETTINGS, **settings),
             check_prompt=lambda text: None,
             preparing=asyncio.Semaphore(),
+            decoders=DecodingThreads(),
             reference=lambda **given: None,
         )
         self.conversation = HalfDuplexConversation(service, WorkerMetrics(), "c")

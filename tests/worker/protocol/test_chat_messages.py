@@ -12,7 +12,6 @@ from worker.protocol.chat_messages import ReplyChunk, SpokenReplyDone, read_chat
 from worker.protocol.codec import write_message
 from worker.protocol.codes import ErrorCode
 from worker.protocol.content import (
-    MAX_IMAGE_BYTES,
     PIECE_CHARS,
     AudioContent,
     ImageContent,
@@ -21,7 +20,7 @@ from worker.protocol.content import (
     container_of,
     raw_samples,
 )
-from worker.protocol.wire import WireError
+from worker.protocol.wire import MAX_PICTURE_BYTES, WireError
 
 
 def test_items_without_content_and_unknown_items_are_skipped() -> None:
@@ -89,7 +88,7 @@ def test_payloads_above_their_limit_are_refused_before_decoding() -> None:
     with pytest.raises(
         WireError, match=r"messages\[0\]\.content\[1\]\.data: expected at most 20 MiB, got 21 MiB"
     ) as caught:
-        ImageContent(data="!" * math.ceil((MAX_IMAGE_BYTES + 2**20) / 3 * 4)).payload("messages[0].content[1]")
+        ImageContent(data="!" * math.ceil((MAX_PICTURE_BYTES + 2**20) / 3 * 4)).payload("messages[0].content[1]")
     assert caught.value.code is ErrorCode.TOO_LARGE
 
 
