@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from models.inputs.image import EncodedImage
+from worker.loop.audio_buffer import checked
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import MAX_UNIT_PICTURES, MAX_UNIT_PIXELS, AudioChunk, VideoFrame
 from worker.protocol.wire import WireError
@@ -16,17 +17,17 @@ def unpacked_unit(chunk: AudioChunk, frames: Sequence[VideoFrame]) -> tuple[np.n
     Args:
         chunk: the unit.
         frames: pictures that came before it.
-    Raises: WireError bad_base64, bad_audio, bad_image, too_large; ImageError.
+    Raises: WireError bad_base64, bad_audio, bad_image, too_large; AudioError; ImageError.
     """
     n_pictures = len(frames) + len(chunk.frame_base64_list)
     if n_pictures > MAX_UNIT_PICTURES:
         raise _too_large(f"at most {MAX_UNIT_PICTURES} pictures in a unit", n_pictures)
-    encoded = [*(frame.picture() for frame in frames), *chunk.pictures()]
+    encoded, samples = [*(frame.picture() for frame in frames), *chunk.pictures()], checked(chunk.samples())
     pictures = [EncodedImage.of(data) for data in encoded]
     n_pixels = sum(picture.n_pixels for picture in pictures)
     if n_pixels > MAX_UNIT_PIXELS:
         raise _too_large(f"at most {MAX_UNIT_PIXELS} pixels in the pictures of a unit", n_pixels)
-    return chunk.samples(), pictures
+    return samples, pictures
 
 
 def _too_large(expected: str, got: int) -> WireError:

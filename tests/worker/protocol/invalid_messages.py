@@ -56,6 +56,7 @@ def deep(n: int) -> str:
 HALF = picture_of(0)[: len(picture_of(0)) // 2]
 GIF = io.BytesIO()
 Image.new("P", (8, 8)).save(GIF, "GIF")
+LARGE = base64_of(jpeg(Image.new("RGB", (1344, 1344))))
 
 # Name -> (message, expected code). The message has no other effect on the session.
 HARMLESS: dict[str, tuple[str | bytes, str]] = {
@@ -102,7 +103,9 @@ HARMLESS: dict[str, tuple[str | bytes, str]] = {
     "many-slices": (with_picture(picture_of(0), max_slice_nums=10), "bad_config"),
     "slices-of-others": (with_picture(picture_of(0), max_slice_nums=[1, 1, 1]), "bad_config"),
     "slices-are-text": (with_picture(picture_of(0), max_slice_nums="2"), "bad_message"),
-    "too-many-pictures": (in_chunk(frame_base64_list=[base64_of(GIF.getvalue())] * 100), "context_full"),
+    "too-many-pictures": (in_chunk(frame_base64_list=[base64_of(GIF.getvalue())] * 33), "too_large"),
+    "too-many-pixels": (in_chunk(frame_base64_list=[base64_of(png_header(6000, 6000))] * 2), "too_large"),
+    "too-many-slices": (in_chunk(frame_base64_list=[LARGE] * 8, max_slice_nums=9), "context_full"),
     "yes-for-true": (in_chunk(force_listen="yes"), "bad_message"),
     "listens-and-speaks": (in_chunk(force_listen=True, force_speak=True), "bad_message"),
     "speaks-a-little": (in_chunk(force_speak=1), "bad_message"),
