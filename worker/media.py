@@ -62,7 +62,7 @@ class MediaUnit:
 
 
 @dataclass(frozen=True)
-class ClientLimits:
+class MediaLimits:
     """What the file of a client may take, and how it is read.
 
     Attributes:
@@ -90,7 +90,7 @@ class MediaUnits:
     has_video: bool
     frames_per_second: int
     max_units: int | None
-    limits: ClientLimits | None = None
+    limits: MediaLimits | None = None
     sound_s: float = 0.0
     video_s: float = 0.0
 
@@ -143,7 +143,7 @@ def read_units(
     *,
     frames_per_second: int = 1,
     max_units: int | None = None,
-    limits: ClientLimits | None = None,
+    limits: MediaLimits | None = None,
 ) -> MediaUnits:
     """A media file's units, decoded while they are iterated over.
 
@@ -184,7 +184,7 @@ def _is_still(path: Path) -> bool:
         return False
 
 
-def _streams(path: Path, max_units: int | None, limits: ClientLimits | None) -> dict[str, float]:
+def _streams(path: Path, max_units: int | None, limits: MediaLimits | None) -> dict[str, float]:
     """The streams of a file, of "audio" and "video": seconds of each. A cover picture is not video.
 
     The seconds are known for files of clients only, up to `max_units`: reading all packets takes a while.
@@ -234,7 +234,7 @@ def _next_frames(video: "_Decoder", n: int) -> list[Image.Image]:
 class _Decoder:
     """An ffmpeg process that decodes a file into a pipe, running within its `with` block."""
 
-    def __init__(self, path: Path, *streams: str, limits: ClientLimits | None = None, **output: object):
+    def __init__(self, path: Path, *streams: str, limits: MediaLimits | None = None, **output: object):
         own: dict[str, object] = {}
         if limits is not None:
             own = {"format": limits.container, "threads": MAX_THREADS}

@@ -9,7 +9,7 @@ import numpy as np
 
 from models.errors import AudioError
 from models.inputs.audio_sizes import SAMPLE_RATE
-from worker.media import ClientLimits, MediaError, held_in_memory, read_units
+from worker.media import MediaError, MediaLimits, held_in_memory, read_units
 from worker.protocol.content import container_of
 
 MIN_S, MAX_S = 0.5, 30.0  # of a voice, as in the worker
@@ -35,7 +35,7 @@ def decoded_sound(text: str) -> np.ndarray:
         raise AudioError("audio_base64", expected="a sound or video file", got=f"bytes that begin with {data[:8]!r}")
     with held_in_memory(data) as path:
         try:
-            limits = ClientLimits(container, DECODE_S)
+            limits = MediaLimits(container, DECODE_S)
             units = list(read_units(path, frames_per_second=0, max_units=int(MAX_S) + 1, limits=limits))
         except MediaError as error:
             raise AudioError("audio_base64", expected=f"a {container} file with sound", got=error.got) from None

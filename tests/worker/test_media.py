@@ -17,7 +17,7 @@ from PIL import Image
 
 from models.errors import SettingsError
 from worker import media
-from worker.media import ClientLimits, MediaError, MediaUnit, read_units
+from worker.media import MediaError, MediaLimits, MediaUnit, read_units
 
 RATE = 16_000
 # A second each; far apart in every channel, so that lossy codecs do not matter.
@@ -390,14 +390,14 @@ def test_refuses_invalid_settings(clip: Path, odd: dict[str, float]) -> None:
 
 
 def test_files_of_clients_end_at_their_limits(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    units = read_units(clip, max_units=2, limits=ClientLimits("mov", 60.0))
+    units = read_units(clip, max_units=2, limits=MediaLimits("mov", 60.0))
     assert units.sound_s == pytest.approx(2.0, abs=0.1) and 2 <= units.video_s <= 2.5, units
     assert len(list(units)) == 2
     monkeypatch.setattr(media, "MAX_FRAME_PIXELS", 16)
     with pytest.raises(MediaError):
-        list(read_units(clip, limits=ClientLimits("mov", 60.0)))
+        list(read_units(clip, limits=MediaLimits("mov", 60.0)))
     with pytest.raises(MediaError):
-        read_units(clip, limits=ClientLimits("wav", 60.0))
+        read_units(clip, limits=MediaLimits("wav", 60.0))
 
 
 def test_decoding_of_a_client_s_file_has_a_limit_of_time(
@@ -405,4 +405,4 @@ def test_decoding_of_a_client_s_file_has_a_limit_of_time(
 ) -> None:
     fake_ffmpeg(tmp_path, "import time; time.sleep(600)", monkeypatch)
     with pytest.raises(MediaError, match=r"at most 0\.5 s of decoding, got a file that takes longer"):
-        read_units(clip, limits=ClientLimits("mov", 0.5))
+        read_units(clip, limits=MediaLimits("mov", 0.5))

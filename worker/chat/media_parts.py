@@ -14,7 +14,7 @@ from models.errors import AudioError, ContextOverflowError, ImageError, MessageE
 from models.inputs.audio_sizes import SAMPLE_RATE
 from models.inputs.image import MAX_PIXELS, EncodedImage
 from models.inputs.messages import ChatMessage, Part
-from worker.media import ClientLimits, MediaError, MediaUnit, MediaUnits, held_in_memory, read_units
+from worker.media import MediaError, MediaLimits, MediaUnit, MediaUnits, held_in_memory, read_units
 from worker.protocol.content import (
     RATE_IN,
     AnyContent,
@@ -125,7 +125,7 @@ class MediaDecoder:
         with held_in_memory(data) as path:
             try:
                 # One unit above the limit is read, so that a longer file is refused and not cut.
-                limits = ClientLimits(container, DECODE_S)
+                limits = MediaLimits(container, DECODE_S)
                 units = read_units(path, frames_per_second=0, max_units=MAX_AUDIO_S + 1, limits=limits)
                 if units.sound_s > MAX_AUDIO_S + LAST_S:
                     raise AudioError(what, expected=f"at most {MAX_AUDIO_S} s", got=f"{units.sound_s:.1f} s")
@@ -147,7 +147,7 @@ class MediaDecoder:
                     path,
                     frames_per_second=item.stack_frames,
                     max_units=MAX_VIDEO_S + 1,
-                    limits=ClientLimits(container, DECODE_S, int(MAX_SIDE / item.stack_frames**0.5)),
+                    limits=MediaLimits(container, DECODE_S, int(MAX_SIDE / item.stack_frames**0.5)),
                 )
                 if not units.has_video:
                     raise MediaError(what, expected="a file with video", got="one with sound only")

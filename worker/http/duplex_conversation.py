@@ -11,7 +11,6 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 
 from worker.engine import EngineError
 from worker.http.error_codes import code_of, not_now
@@ -19,7 +18,7 @@ from worker.http.inbox import InboxClosedError, MessageInbox, PendingMessage, Wa
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd
 from worker.http.system_prompts import adjustment, prepared_prompt
-from worker.http.unit_input import unpacked_unit
+from worker.http.unit_input import send_unit
 from worker.http.unit_message import TurnCounters, UnitClock, partial_message, result_message
 from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import Event, Failure, InsertedText, PartialResult, UnitResult
@@ -55,7 +54,6 @@ from worker.service import Service
 from worker.slots import SlotLease, SlotUse
 
 LOG = logging.getLogger(__name__)
-LONG_SOUND = 2**18  # samples; longer sound is checked on a thread
 MAX_UNSENT = 8  # messages; a client that does not read them gets no further answers
 
 
@@ -278,7 +276,7 @@ class DuplexConversation:
                 raise not_now(ErrorCode.PAUSED, "Worker is paused")
             self._in_flight.append(clock)
             try:
-                await asyncio.wrap_future(await self._submit(chunk, frames))
+                await asyncio.wrap_future(await send_unit(self._service.decoders, self._handle, chunk, frames))
             except BaseException:
                 if clock in self._in_flight:  # a failing engine sends a Failure for the unit before refusing it
                     self._in_flight.remove(clock)
@@ -288,26 +286,6 @@ class DuplexConversation:
             raise
         if keep:
             await self._wait_in_flight(0)
-
-    async def _submit(self, chunk: AudioChunk, frames: list[VideoFrame]) -> "Future[None]":
-        """Decode a unit, one picture after the other, and pass it to the engine. Raises: as `SessionHandle.send`."""
-        decoders, handle = self._service.decoders, self._handle
-        samples, pictures = await decoders.run(unpacked_unit, chunk, frames)
-        limits = handle.slice_limits(len(pictures), chunk.max_slice_nums)
-        cut = [
-            await decoders.run_sized(picture.n_pixels, partial(handle.cut, picture, limit))
-            for picture, limit in zip(pictures, limits, strict=True)
-        ]
-        send = partial(
-            handle.send,
-            samples,
-            cut,
-            force_listen=chunk.force_listen,
-            force_speak=chunk.force_speak,
-            close_early=chunk.close_early,
-            max_slice_nums=chunk.max_slice_nums,
-        )
-        return await decoders.run(send) if len(samples) > LONG_SOUND else send()
 
     async def _wait_in_flight(self, n: int) -> None:
         """Wait until at most `n` units are in flight."""

@@ -1,22 +1,56 @@
-"""Sound and pictures of one unit, from the client's messages; their limits. Slow: call on a thread."""
+"""Sound and pictures of one unit, from the client's messages to the engine, and their limits."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 
 from models.inputs.image import EncodedImage
+from worker.decoding import DecodingThreads
 from worker.loop.audio_buffer import checked
+from worker.loop.session_handle import SessionHandle
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import MAX_UNIT_PICTURES, MAX_UNIT_PIXELS, AudioChunk, VideoFrame
 from worker.protocol.wire import WireError
+
+LONG_SOUND = 2**18  # samples; longer sound is checked on a thread
+
+
+async def send_unit(
+    decoders: DecodingThreads, handle: SessionHandle, chunk: AudioChunk, frames: Sequence[VideoFrame]
+) -> "Future[None]":
+    """Decode a unit, one picture after the other, and send it to the engine.
+
+    Args:
+        decoders: threads for it.
+        handle: the session.
+        chunk: the unit.
+        frames: pictures that came before it.
+    Raises: as `unpacked_unit` and `SessionHandle.send`.
+    """
+    samples, pictures = await decoders.run(unpacked_unit, chunk, frames)
+    limits = handle.slice_limits(len(pictures), chunk.max_slice_nums)
+    cut = [
+        await decoders.run_sized(picture.n_pixels, partial(handle.cut, picture, limit))
+        for picture, limit in zip(pictures, limits, strict=True)
+    ]
+    send = partial(
+        handle.send,
+        samples,
+        cut,
+        force_listen=chunk.force_listen,
+        force_speak=chunk.force_speak,
+        close_early=chunk.close_early,
+        max_slice_nums=chunk.max_slice_nums,
+    )
+    return await decoders.run(send) if len(samples) > LONG_SOUND else send()
 
 
 def unpacked_unit(chunk: AudioChunk, frames: Sequence[VideoFrame]) -> tuple[np.ndarray, list[EncodedImage]]:
     """The sound, [n] float32 at 16 kHz, and the pictures, whose headers are valid and whose pixels are not decoded.
 
-    Args:
-        chunk: the unit.
-        frames: pictures that came before it.
+    Slow: call on a thread. Arguments as in `send_unit`.
     Raises: WireError bad_base64, bad_audio, bad_image, too_large; AudioError; ImageError.
     """
     n_pictures = len(frames) + len(chunk.frame_base64_list)
