@@ -22,6 +22,8 @@ from server.admission import Admission
 from server.dispatch.dispatcher import Dispatcher
 from server.doors.core.chat_turn import ChatTurns
 from server.doors.errors import ApiError, error_response, invalid_request, is_api_path
+from server.doors.gpt_live.routes import GPT_LIVE_PATH, add_gpt_live_socket
+from server.doors.gpt_live.socket import GptLiveDoor
 from server.doors.model_names import ModelNames
 from server.doors.model_routes import model_routes
 from server.doors.realtime.routes import REALTIME_PATHS, add_realtime_sockets
@@ -135,7 +137,8 @@ def build_app(gateway: Gateway) -> FastAPI:
     add_sockets(app, gateway.sockets, admission)
     door = DoorContext(gateway.slots, gateway.recordings, admission, gateway.model_names, gateway.voice_names)
     add_realtime_sockets(app, RealtimeDoor(door))
-    refuse_other_sockets(app, *REALTIME_PATHS)
+    add_gpt_live_socket(app, GptLiveDoor(door))
+    refuse_other_sockets(app, *REALTIME_PATHS, GPT_LIVE_PATH)
     add_pages(app, apps, gateway.recordings.store)
     return app
 

@@ -58,6 +58,7 @@ live
 doors.model_names doors.voices
 doors.core
 doors.model_routes doors.realtime doors.speech doors.chat
+doors.gpt_live
 health_watch loop_watch routes
 app
 serving

@@ -1,0 +1,30 @@
+"""A ticket for clients that know no queue: they get a slot within seconds, or a refusal before the handshake."""
+
+from server.dispatch.dispatcher import PendingSession
+from server.doors.errors import ApiError
+from server.live.closes import DRAINING, SessionEnd
+from server.live.live_sessions import LiveSession
+from server.live.slot_wait import SlotWait
+
+MAX_WAIT_S = 10.0  # for a slot
+
+
+def ticket_within_wait(slots: SlotWait, session: LiveSession) -> PendingSession:
+    """A ticket of the session for a slot that is expected within `MAX_WAIT_S`.
+
+    Raises: ApiError with status 503 and `retry-after` if there is none.
+    """
+    if slots.live.draining:
+        raise ApiError(503, DRAINING.reason, headers={"retry-after": "10"})
+    try:
+        pending = slots.submit("audio_duplex", session.session_id, session.identity)
+    except SessionEnd as end:
+        raise ApiError(503, end.close.reason, headers={"retry-after": "10"}) from None
+    position = slots.dispatcher.position_of(pending)
+    if position is not None and (position.wait_s > MAX_WAIT_S or not slots.dispatcher.workers.n_ready):
+        slots.dispatcher.finish(pending)
+        wait_s = max(1, round(position.wait_s))
+        message = f"No free slot: expected one within {MAX_WAIT_S:.0f} s, got {wait_s} s"
+        raise ApiError(503, message, headers={"retry-after": str(wait_s)})
+    session.pending = pending
+    return pending

@@ -1,0 +1,53 @@
+"""Sends one client's events in order, from a bounded queue."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from worker.protocol.connection import STUCK_S
+from worker.protocol.wire import json_text
+
+MAX_UNSENT = 16 * 2**20  # characters of events that the client does not read
+CLOSE_S = 2.0
+
+
+class ClientGoneError(Exception):
+    """The client does not read, or its connection is closed."""
+
+
+class EventWriter:
+    """Events on their way to a client."""
+
+    def __init__(self, websocket: WebSocket):
+        self._websocket = websocket
+        self._unsent: asyncio.Queue[str] = asyncio.Queue()
+        self._n_unsent = 0
+
+    def put(self, event: dict[str, Any]) -> None:
+        """Send an event after all earlier ones; returns at once."""
+        text = json_text(event)
+        self._n_unsent += len(text)
+        self._unsent.put_nowait(text)
+
+    async def run(self) -> None:
+        """Send events until cancelled. Raises: ClientGoneError."""
+        while True:
+            text = await self._unsent.get()
+            try:
+                async with asyncio.timeout(STUCK_S):
+                    await self._websocket.send_text(text)
+            except (WebSocketDisconnect, RuntimeError, TimeoutError):
+                raise ClientGoneError from None
+            self._n_unsent -= len(text)
+            if self._n_unsent > MAX_UNSENT:
+                raise ClientGoneError
+
+    async def close(self, code: int, reason: str) -> None:
+        """Send what is unsent and the close frame. Call it after `run` has ended."""
+        with suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
+            async with asyncio.timeout(CLOSE_S):
+                while not self._unsent.empty():
+                    await self._websocket.send_text(self._unsent.get_nowait())
+                await self._websocket.close(code, reason)

@@ -1,0 +1,203 @@
+"""A GPT-Live session's units: the client's sound goes to the model second by second, and time never stops for long.
+
+Everything here runs on the event loop, one call after another. Contains no reading of events and no pacing of output.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from server.doors.core.unit_session import UnitSession
+from server.doors.realtime.sound.unit_buffer import UnitBuffer
+from server.doors.realtime.sound.wire_sound import without_padding
+from worker.protocol.codec import FromClient
+from worker.protocol.messages import (
+    MAX_PAUSE_S,
+    AudioChunk,
+    Error,
+    Partial,
+    Pause,
+    Prepare,
+    Prepared,
+    Result,
+    ServerMessage,
+)
+from worker.protocol.text_messages import InsertText, TextInserted
+from worker.protocol.wire import Sound
+
+LOG = logging.getLogger(__name__)
+UNIT_S = 1.0
+GRACE_S = 0.3  # by which sound may be late, until silence stands for it
+REST_AFTER_S = 10.0  # without sound, text or speech, until units pause
+MAX_AHEAD_MS = 1500  # of speech that waits for its time
+
+
+class LiveHost(Protocol):
+    """The session that a lane belongs to."""
+
+    @property
+    def waiting_ms(self) -> int:
+        """Length of the speech that the client has not received yet."""
+
+    def on_ready(self, error: Error | None) -> None:
+        """The context is prepared, or refused with an error."""
+
+    def on_speech(self, text: str, sound: np.ndarray) -> None:
+        """The model says something. sound: [n] float32 at 24 kHz."""
+
+    def on_unit(self) -> None:
+        """A unit is over."""
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A text for the model. is_said: the model must speak next. on_done: gets None, or the error."""
+
+    message: InsertText
+    is_said: bool
+    on_done: Callable[[Error | None], None]
+
+
+class LiveLane:
+    """One session's units. clock: monotonic s."""
+
+    def __init__(self, host: LiveHost, clock: Callable[[], float]):
+        self._host, self._clock = host, clock
+        self._buffer = UnitBuffer()
+        self._texts: deque[_Text] = deque()
+        self._unconfirmed: deque[_Text] = deque()
+        self._units: UnitSession | None = None
+        self._is_ready = self._is_speaking = self._must_speak = False
+        self._text_sent = ""  # of the unit in flight
+        self._in_flight = False
+        self._due: float | None = None  # when the next unit should be complete; None: units pause
+        self._active_at = clock()
+        self._wake: asyncio.TimerHandle | None = None
+
+    # --- the worker's session ------------------------------------------------------------------
+
+    def attach(self, units: UnitSession, prepare: Prepare, history: list[InsertText]) -> None:
+        """Begin a context on a worker. history: texts that come before the first unit."""
+        self._units, self._is_ready, self._in_flight = units, False, False
+        self._is_speaking = False
+        units.send(prepare)
+        for text in history:
+            units.send(text)
+
+    def detach(self) -> None:
+        """Send no more units."""
+        self._units = None
+        self._stop_timer()
+        self._texts.extendleft(reversed(self._unconfirmed))
+        self._unconfirmed.clear()
+
+    # --- the client's input --------------------------------------------------------------------
+
+    def append(self, samples: np.ndarray) -> None:
+        """Add sound, [n] float32 at 16 kHz."""
+        self._touch()
+        if dropped := self._buffer.append(samples):
+            LOG.warning("dropped %d samples: the client sends sound faster than real time", dropped)
+        self._pump()
+
+    def insert(self, message: InsertText, *, is_said: bool, on_done: Callable[[Error | None], None]) -> None:
+        """Insert a text before the next unit. is_said: the unit after it speaks."""
+        self._touch()
+        self._texts.append(_Text(message, is_said, on_done))
+        self._pump()
+
+    def wake(self) -> None:
+        """Look again whether a unit is due; the host has sent speech."""
+        self._pump()
+
+    # --- the worker's answers ------------------------------------------------------------------
+
+    def on_partial(self, partial: Partial) -> None:
+        """Pass on a part of the unit in flight."""
+        self._text_sent += partial.text
+        sound = b"" if partial.audio_data is None else partial.audio_data.packed("pcm16")
+        self._say(partial.text, sound)
+
+    def on_answer(self, request: FromClient, answer: ServerMessage) -> None:
+        """Handle the answer to a message."""
+        error = answer if isinstance(answer, Error) else None
+        if isinstance(request, Prepare):
+            self._is_ready = isinstance(answer, Prepared)
+            self._touch()
+            self._host.on_ready(error)
+        elif isinstance(request, InsertText):
+            if self._unconfirmed and self._unconfirmed[0].message is request:
+                text = self._unconfirmed.popleft()
+                if text.is_said and isinstance(answer, TextInserted):
+                    self._must_speak = not self._is_speaking
+                text.on_done(error)
+        elif isinstance(request, AudioChunk):
+            self._in_flight = False
+            if isinstance(answer, Result):
+                self._on_result(answer)
+            elif error is not None:
+                LOG.warning("a unit failed: %s", error.error)
+            self._host.on_unit()
+        self._pump()
+
+    def _on_result(self, result: Result) -> None:
+        sound = b""
+        if result.audio_data is not None and not result.is_listen:
+            sound = without_padding(result.audio_data.packed("pcm16"))
+        self._say(result.text[len(self._text_sent) :], sound)
+        self._is_speaking = not (result.is_listen or result.end_of_turn)
+
+    def _say(self, text: str, pcm16: bytes) -> None:
+        if text or pcm16:
+            self._active_at = self._clock()
+            self._host.on_speech(text, np.frombuffer(pcm16, "<i2").astype(np.float32) / 32768)
+
+    # --- units ---------------------------------------------------------------------------------
+
+    def _touch(self) -> None:
+        """Something happens: units go on at the pace of the clock."""
+        now = self._active_at = self._clock()
+        if self._due is None:
+            self._due = now + UNIT_S
+
+    def _pump(self) -> None:
+        """Send the next unit if it is time, or wake up when it will be."""
+        self._stop_timer()
+        if self._units is None or not self._is_ready or self._in_flight:
+            return
+        while self._texts:
+            text = self._texts.popleft()
+            self._unconfirmed.append(text)
+            self._units.send(text.message)
+        if self._unconfirmed or self._due is None or self._host.waiting_ms > MAX_AHEAD_MS:
+            return
+        now = self._clock()
+        if not self._buffer.has_unit and now < self._due + GRACE_S:
+            self._wake = asyncio.get_running_loop().call_later(self._due + GRACE_S - now, self._pump)
+            return
+        if not self._buffer.has_unit and self._is_at_rest(now):
+            self._due = None
+            self._units.send(Pause(timeout=MAX_PAUSE_S))
+            return
+        self._send_unit(now)
+
+    def _is_at_rest(self, now: float) -> bool:
+        return not self._is_speaking and not self._must_speak and now - self._active_at > REST_AFTER_S
+
+    def _send_unit(self, now: float) -> None:
+        assert self._units is not None and self._due is not None
+        sound, _ = self._buffer.take()
+        self._due = self._due + UNIT_S if abs(now - self._due) < UNIT_S else now + UNIT_S
+        must_speak, self._must_speak = self._must_speak, False
+        self._text_sent, self._in_flight = "", True
+        self._units.send(AudioChunk(audio_base64=Sound(sound), force_speak=must_speak))
+
+    def _stop_timer(self) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None

@@ -1,0 +1,54 @@
+"""The sound of the reply on a timeline that never stops, with silence between speech. Contains no clock."""
+
+from collections import deque
+
+import numpy as np
+
+RATE = 24_000  # Hz, of the engine's sound
+HOLD = RATE // 10  # samples of silence before speech after a gap, so that a unit that is a little late leaves no gap
+
+
+class OutputTimeline:
+    """Sound from the engine in, equal blocks out."""
+
+    def __init__(self) -> None:
+        self._parts: deque[np.ndarray] = deque()
+        self._n_waiting = 0
+        self._n_taken = 0
+        self._hold = 0  # samples of silence that come before the waiting sound
+
+    @property
+    def taken_ms(self) -> int:
+        """Length of the sound that was taken, silence included."""
+        return self._n_taken * 1000 // RATE
+
+    @property
+    def waiting_ms(self) -> int:
+        """Length of the sound that waits."""
+        return self._n_waiting * 1000 // RATE
+
+    def add(self, sound: np.ndarray) -> tuple[int, int]:
+        """Add sound behind what waits. sound: [n] float32. Returns: its start and end on the timeline, in ms."""
+        if not self._n_waiting and len(sound):
+            self._hold = HOLD
+        start = self._n_taken + self._hold + self._n_waiting
+        if len(sound):
+            self._parts.append(sound)
+            self._n_waiting += len(sound)
+        return start * 1000 // RATE, (start + len(sound)) * 1000 // RATE
+
+    def take(self, n: int) -> np.ndarray:
+        """The next `n` samples, [n] float32."""
+        block = np.zeros(n, np.float32)
+        at = min(self._hold, n)
+        self._hold -= at
+        while at < n and self._parts:
+            part = self._parts.popleft()
+            used = min(len(part), n - at)
+            block[at : at + used] = part[:used]
+            if used < len(part):
+                self._parts.appendleft(part[used:])
+            at += used
+            self._n_waiting -= used
+        self._n_taken += n
+        return block

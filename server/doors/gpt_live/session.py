@@ -1,0 +1,276 @@
+"""One GPT-Live session: the reaction to each event, and the events that follow. Contains no socket."""
+
+import asyncio
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from server.access.identity import Identity
+from server.doors.errors import ApiError
+from server.doors.gpt_live.client_events import (
+    AnyEvent,
+    AppendText,
+    CloseSession,
+    Delegation,
+    GivenSession,
+    HistoryMessage,
+    LiveAppendAudio,
+    LiveCreateItem,
+    LiveCreateResponse,
+    LiveSessionUpdate,
+    Mute,
+    SessionStart,
+    Unmute,
+)
+from server.doors.gpt_live.lane import LiveLane
+from server.doors.gpt_live.output_timeline import OutputTimeline
+from server.doors.gpt_live.server_events import LiveEventSender
+from server.doors.gpt_live.wire_format import RATES, WireFormat
+from server.doors.model_names import ModelNames
+from server.doors.realtime.events.event_error import EventError, invalid_value
+from server.doors.voices import VoiceNames
+from worker.protocol.messages import SYSTEM_PROMPT, Error, Prepare
+from worker.protocol.text_messages import InsertText
+
+USAGE_UNITS = 10  # between two reports of the usage
+DEFAULT_VOICE = "marin"
+MAX_REMEMBERED = 200  # texts, for a context that begins again on another worker
+
+
+class LiveCloseError(Exception):
+    """The client has asked for the end. event_id: of its event."""
+
+    def __init__(self, event_id: str | None):
+        super().__init__("close requested")
+        self.event_id = event_id
+
+
+class GptLiveSession:
+    """A session before and after its start.
+
+    Args:
+        send: sends events.
+        names: served models.
+        voices: registered voices.
+        identity: whose session it is.
+        session_id: shown to the client.
+        expires_at: Unix s.
+        clock: monotonic s.
+    """
+
+    def __init__(
+        self,
+        send: LiveEventSender,
+        names: ModelNames,
+        voices: VoiceNames,
+        identity: Identity,
+        session_id: str,
+        expires_at: int,
+        clock: Callable[[], float],
+    ):
+        self._send, self._names, self._voices, self._identity = send, names, voices, identity
+        self._id, self._expires_at = session_id, expires_at
+        self.lane = LiveLane(self, clock)
+        self.timeline = OutputTimeline()
+        self._config: GivenSession | None = None
+        self._model, self._voice = names.served, DEFAULT_VOICE
+        self._registered_voice: str | None = None
+        self._format = WireFormat("audio/pcm", 24_000)
+        self._start_id: str | None = None
+        self._is_started = self._is_muted = False
+        self._n_samples = 0  # of the client's sound, at 16 kHz
+        self._n_units = 0
+        self._unit_end_ms: int | None = None  # on the timeline, of the unit that speaks
+        self._texts: list[InsertText] = []  # what the context contains, in order
+        self._spoken = ""  # by the model, since the last of them
+        self.configured = asyncio.Event()
+
+    # --- state ---------------------------------------------------------------------------------
+
+    @property
+    def is_started(self) -> bool:
+        return self._is_started
+
+    @property
+    def waiting_ms(self) -> int:
+        return self.timeline.waiting_ms
+
+    def usage(self) -> dict[str, float]:
+        """The seconds of sound so far."""
+        return {"seconds": round(self._n_samples / 16_000, 3)}
+
+    def resource(self) -> dict[str, Any]:
+        """The session with its effective configuration."""
+        config = self._config
+        delegation = Delegation() if config is None or config.delegation is None else config.delegation
+        form: dict[str, Any] = {"type": self._format.kind, "rate": self._format.rate}
+        return {
+            "id": self._id,
+            "expires_at": self._expires_at,
+            "model": self._model,
+            "status": "active",
+            "instructions": self._instructions,
+            "audio": {"format": form, "output": {"voice": self._voice}},
+            "delegation": delegation.model_dump(exclude_none=True),
+            "store": False,
+        }
+
+    def prepare(self) -> Prepare:
+        """The message that begins the context."""
+        config = {"force_listen_count": 0, "generate_audio": True}
+        return Prepare(system_prompt=self._instructions, ref_audio_path=self._registered_voice, config=config)
+
+    def history(self) -> list[InsertText]:
+        """The texts that a context begins with, on the first worker or on another one."""
+        self._keep_spoken()
+        return list(self._texts)
+
+    @property
+    def _instructions(self) -> str:
+        given = None if self._config is None else self._config.instructions
+        return given if given and given.strip() else SYSTEM_PROMPT
+
+    # --- the client's events -------------------------------------------------------------------
+
+    async def handle(self, event: AnyEvent) -> None:
+        """React to an event. Raises: EventError; LiveCloseError."""
+        if isinstance(event, CloseSession):
+            raise LiveCloseError(event.event_id)
+        if isinstance(event, SessionStart):
+            await self._start(event)
+            return
+        if not self._is_started:
+            raise EventError("session_not_started", f"{event.type}: expected session.started before it, got none")
+        match event:
+            case LiveAppendAudio():
+                samples = self._format.decode(event.sound())
+                if not self._is_muted:
+                    self._n_samples += len(samples)
+                    self.lane.append(samples)
+            case Mute() | Unmute():
+                self._is_muted = isinstance(event, Mute)
+                kind = "muted" if self._is_muted else "unmuted"
+                self._answer(f"session.input_audio.{kind}", event.event_id)
+            case AppendText():
+                self._append_text(event)
+            case LiveSessionUpdate():
+                self._update(event)
+            case LiveCreateItem() | LiveCreateResponse():
+                message = f"{event.type}: expected a task that the model has handed over, got none"
+                raise EventError("no_active_delegation", message)
+
+    async def _start(self, event: SessionStart) -> None:
+        if self._config is not None:
+            raise EventError("session_already_started", "session.start: expected once, got it again")
+        config = event.session
+        try:
+            self._model = self._names.resolve_for(config.model, self._identity)
+        except ApiError as error:
+            raise EventError(error.code or "model_not_found", error.message, "session.model") from None
+        output = None if config.audio is None else config.audio.output
+        voice = None if output is None else output.voice
+        self._voice = DEFAULT_VOICE if voice is None else voice if isinstance(voice, str) else voice.id
+        try:
+            self._registered_voice = await asyncio.to_thread(self._voices.resolve, self._voice)
+        except ApiError as error:
+            raise EventError("invalid_value", error.message, "session.audio.output.voice") from None
+        form = None if config.audio is None else config.audio.format
+        if form is not None:
+            rate = form.rate or RATES[form.type][0]
+            if rate not in RATES[form.type]:
+                expected = " or ".join(str(one) for one in RATES[form.type])
+                raise invalid_value("session.audio.format.rate", expected=f"{expected} for {form.type}", got=rate)
+            self._format = WireFormat(form.type, rate)
+        self._config, self._start_id = config, event.event_id
+        self._texts = [_history_text(message) for message in config.input or ()]
+        self.configured.set()
+
+    def _update(self, event: LiveSessionUpdate) -> None:
+        given = event.session.delegation
+        if given is not None:
+            assert self._config is not None
+            before = self._config.delegation or Delegation()
+            if given.type != before.type:
+                raise invalid_value("session.delegation.type", expected=before.type, got=given.type)
+            merged = {**(before.responses or {}), **(given.responses or {})} or None
+            kept = given.model_copy(update={"responses": merged})
+            self._config = self._config.model_copy(update={"delegation": kept})
+        self._answer("session.updated", event.event_id, session=self.resource())
+
+    def _append_text(self, event: AppendText) -> None:
+        if event.delegation_id is not None:
+            raise EventError("unknown_delegation", "delegation_id: expected null, got an unknown id", "delegation_id")
+        start_ms = self.timeline.taken_ms
+        text = InsertText(text=event.content, role="system")
+
+        def done(error: Error | None) -> None:
+            if error is not None:
+                self._send.error(EventError(str(error.code), error.error, "content"), event.event_id)
+                return
+            self._remember(text)
+            self._answer(f"{event.type}ed", event.event_id, start_ms=start_ms, end_ms=self.timeline.taken_ms)
+
+        self.lane.insert(text, is_said=event.type == "session.commentary.append", on_done=done)
+
+    # --- what the lane reports -----------------------------------------------------------------
+
+    def on_ready(self, error: Error | None) -> None:
+        """Tell the client that the session has started."""
+        if error is not None:
+            self._send.error(EventError(str(error.code), error.error), self._start_id)
+        elif not self._is_started:
+            self._is_started = True
+            self._answer("session.started", self._start_id, session=self.resource())
+
+    def on_speech(self, text: str, sound: np.ndarray) -> None:
+        """Put speech on the timeline."""
+        start_ms, end_ms = self.timeline.add(sound)
+        self._spoken += text
+        if self._unit_end_ms is None:
+            self._unit_end_ms = start_ms + 1000
+        if text:
+            end_ms = max(end_ms, self._unit_end_ms)  # text comes before the sound of its unit
+            self._send("session.output_transcript.delta", delta=text, start_ms=start_ms, end_ms=end_ms)
+
+    def on_unit(self) -> None:
+        """Report the usage from time to time."""
+        self._unit_end_ms = None
+        self._n_units += 1
+        if self._n_units % USAGE_UNITS == 0:
+            self._send("session.usage.updated", usage=self.usage())
+
+    def send_sound(self, n: int) -> None:
+        """Send the next samples of the timeline. n: at 24 kHz."""
+        data = self._format.encode(self.timeline.take(n))
+        self._send.plain("session.output_audio.delta", delta=base64.b64encode(data).decode())
+        self.lane.wake()
+
+    # --- texts ---------------------------------------------------------------------------------
+
+    def _remember(self, text: InsertText) -> None:
+        self._keep_spoken()
+        self._texts = [*self._texts, text][-MAX_REMEMBERED:]
+
+    def _keep_spoken(self) -> None:
+        if self._spoken:
+            spoken, self._spoken = self._spoken, ""
+            self._texts.append(_said(spoken))
+
+    def _answer(self, kind: str, client_event_id: str | None, **fields: object) -> None:
+        if client_event_id is not None:
+            fields["client_event_id"] = client_event_id
+        self._send(kind, **fields)
+
+
+def _said(text: str) -> InsertText:
+    """What the model said in a context that is lost."""
+    return InsertText(text=f"You have said: {text}", role="system")  # the context has no assistant text outside turns
+
+
+def _history_text(message: HistoryMessage) -> InsertText:
+    text = message.content[0].text or " "
+    if message.role == "assistant":
+        return _said(text)
+    return InsertText(text=text, role="user" if message.role == "user" else "system")

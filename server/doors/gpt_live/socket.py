@@ -1,0 +1,239 @@
+"""The socket of GPT-Live sessions, from the handshake to the close. Contains no reaction to events."""
+
+import asyncio
+import logging
+import secrets
+import time
+from typing import NamedTuple
+
+from starlette.websockets import WebSocket
+
+from server.access.identity import identity_of
+from server.dispatch.dispatcher import PendingSession
+from server.doors.core.door_ticket import MAX_WAIT_S, ticket_within_wait
+from server.doors.core.event_writer import ClientGoneError, EventWriter
+from server.doors.core.unit_session import UnitSession
+from server.doors.errors import ApiError
+from server.doors.gpt_live.client_events import read_event
+from server.doors.gpt_live.output_timeline import RATE
+from server.doors.gpt_live.server_events import LiveEventSender
+from server.doors.gpt_live.session import GptLiveSession, LiveCloseError
+from server.doors.realtime.ends import GOING_AWAY, IDLE, MAX_FRAME, SESSION_S, TOO_BIG
+from server.doors.realtime.events.client_events import EventRefusedError
+from server.doors.realtime.events.event_error import EventError
+from server.doors.realtime.socket import IDLE_S, LARGE_EVENT, DoorContext
+from server.live.closes import SessionEnd
+from server.live.kinds import Kind
+from server.live.live_sessions import LiveSession
+from server.live.recorder import Recorder
+from server.live.worker_link import WorkerLostError
+from worker.protocol.codes import CloseCode
+
+LOG = logging.getLogger(__name__)
+START_S = 30.0  # from the handshake to session.start
+BLOCK_S = 0.1  # of sound in one event
+POLL_S = 0.5
+
+
+class LiveEnd(NamedTuple):
+    """How a connection ends. reason: in `session.closed`. how: value of the metric's label."""
+
+    code: int
+    reason: str
+    how: str
+
+
+class LiveOverError(Exception):
+    """The session is over. client_event_id: of the event that ended it."""
+
+    def __init__(self, end: LiveEnd, client_event_id: str | None = None):
+        super().__init__(end.reason)
+        self.end, self.client_event_id = end, client_event_id
+
+
+CLOSED = LiveEnd(CloseCode.NORMAL, "close_requested", "ended")
+GONE = LiveEnd(CloseCode.NORMAL, "remote_hangup", "client gone")
+EXPIRED = LiveEnd(CloseCode.NORMAL, "expired", "ended")
+DRAINED = LiveEnd(GOING_AWAY, "connection_lost", "draining")
+WORKER_LOST = LiveEnd(CloseCode.INTERNAL_ERROR, "connection_lost", "worker lost")
+FRAME_TOO_BIG = LiveEnd(TOO_BIG, "connection_lost", "ended")
+INTERNAL = LiveEnd(CloseCode.INTERNAL_ERROR, "connection_lost", "internal")
+
+
+class GptLiveDoor:
+    """All GPT-Live sessions over WebSockets."""
+
+    def __init__(self, context: DoorContext):
+        self._context = context
+
+    async def serve(self, websocket: WebSocket) -> None:
+        """Serve one connection, from the handshake to the close."""
+        context = self._context
+        live = LiveSession(f"adx_live_{secrets.token_hex(8)}", Kind.DUPLEX, identity_of(websocket))
+        try:
+            refusal = context.admission.refusal(websocket, "audio_duplex")
+            if refusal is not None:
+                raise ApiError(403, refusal)
+            pending = ticket_within_wait(context.slots, live)
+        except ApiError as error:
+            await websocket.send_denial_response(error.response())
+            return
+        await websocket.accept()
+        connection = GptLiveConnection(websocket, context, live)
+        live.task = running = asyncio.create_task(connection.run(pending), name="gpt-live")
+        context.slots.live.add(live)
+        try:
+            await asyncio.wait((running,))
+            over = LiveOverError(DRAINED) if running.cancelled() else running.result()
+            context.slots.metrics.record_connection_end(over.end.how)
+            await connection.close(over)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            context.slots.live.remove(live)
+            context.slots.dispatcher.finish(pending)
+        LOG.info("session %s ended: %s", live.session_id, over.end.how)
+
+
+class GptLiveConnection:
+    """One client's connection."""
+
+    def __init__(self, websocket: WebSocket, context: DoorContext, live: LiveSession):
+        self._websocket, self._context, self._live = websocket, context, live
+        self._writer = EventWriter(websocket)
+        self._send = LiveEventSender(self._writer.put)
+        self._opened_at = self._received_at = time.monotonic()
+        self._expires_at = int(time.time()) + SESSION_S
+        self._session = GptLiveSession(
+            self._send,
+            context.model_names,
+            context.voices,
+            live.identity,
+            f"sess_{secrets.token_hex(12)}",
+            self._expires_at,
+            time.monotonic,
+        )
+
+    async def run(self, pending: PendingSession) -> LiveOverError:
+        """Run the session until it is over. Returns: how it ended."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for name, task in (
+                    ("gpt-live-write", self._writer.run()),
+                    ("gpt-live-read", self._read()),
+                    ("gpt-live-units", self._run_units(pending)),
+                    ("gpt-live-sound", self._send_sound()),
+                    ("gpt-live-limits", self._watch()),
+                ):
+                    tasks.create_task(task, name=name)
+        except BaseExceptionGroup as errors:
+            if (over := _first_of(errors, LiveOverError)) is not None:
+                assert isinstance(over, LiveOverError)
+                return over
+            if _first_of(errors, ClientGoneError) is not None:
+                return LiveOverError(GONE)
+            LOG.exception("session %s", self._live.session_id)
+        finally:
+            self._session.lane.detach()
+        return LiveOverError(INTERNAL)
+
+    async def close(self, over: LiveOverError) -> None:
+        """Send the last events and the close frame."""
+        session = self._session
+        if session.is_started:
+            fields = {} if over.client_event_id is None else {"client_event_id": over.client_event_id}
+            resource, usage = session.resource(), session.usage()
+            self._send("session.closed", reason=over.end.reason, session=resource, usage=usage, **fields)
+        await self._writer.close(over.end.code, over.end.reason)
+
+    # --- the client ----------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        """Handle the client's events, strictly in order."""
+        while True:
+            frame = await self._websocket.receive()
+            if frame["type"] == "websocket.disconnect":
+                raise LiveOverError(GONE)
+            self._received_at = time.monotonic()
+            self._live.touch()
+            text = frame.get("text")
+            if text is None:
+                self._send.error(EventError("invalid_json", "event: expected a text frame, got a binary one"))
+                continue
+            if len(text) > MAX_FRAME:
+                raise LiveOverError(FRAME_TOO_BIG)
+            try:
+                event = await asyncio.to_thread(read_event, text) if len(text) > LARGE_EVENT else read_event(text)
+            except EventRefusedError as refused:
+                self._send.error(refused.error, refused.event_id)
+                continue
+            try:
+                await self._session.handle(event)
+            except EventError as error:
+                self._send.error(error, event.event_id)
+            except LiveCloseError as close:
+                raise LiveOverError(CLOSED, close.event_id) from None
+
+    async def _send_sound(self) -> None:
+        """Send the reply's sound at the pace of the wall clock, silence included."""
+        session = self._session
+        while not session.is_started:
+            await asyncio.sleep(BLOCK_S)
+        started, n_sent = time.monotonic(), 0
+        while True:
+            n = int((time.monotonic() - started) * RATE) - n_sent
+            if n > 0:
+                session.send_sound(n)
+                n_sent += n
+            await asyncio.sleep(max(0.0, started + n_sent / RATE + BLOCK_S - time.monotonic()))
+
+    async def _watch(self) -> None:
+        """End the session at its limits. Raises: LiveOverError."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            now = time.monotonic()
+            if time.time() >= self._expires_at:
+                raise LiveOverError(EXPIRED)
+            is_idle = now - self._received_at > IDLE_S
+            if is_idle or (now - self._opened_at > START_S and not self._session.configured.is_set()):
+                raise LiveOverError(LiveEnd(IDLE.code, "expired", IDLE.how))
+            if self._context.slots.live.draining:
+                raise LiveOverError(DRAINED)
+
+    # --- the worker ----------------------------------------------------------------------------
+
+    async def _run_units(self, pending: PendingSession) -> None:
+        """Keep a worker's session; a lost one begins again with the texts so far."""
+        context, session = self._context, self._session
+        recorder = Recorder(context.recordings, Kind.DUPLEX, self._live.session_id)
+        is_first = True
+        try:
+            while True:
+                units = UnitSession(context.slots, self._live, recorder)
+                try:
+                    async with asyncio.timeout(None if is_first else MAX_WAIT_S):
+                        await units.open(pending)
+                    is_first = False
+                    await session.configured.wait()
+                    session.lane.attach(units, session.prepare(), session.history())
+                    await units.run(session.lane)
+                    raise LiveOverError(WORKER_LOST)  # it ended the session by itself
+                except WorkerLostError as error:
+                    LOG.warning("session %s begins again: %s", self._live.session_id, error)
+                    session.lane.detach()
+                except (SessionEnd, TimeoutError):
+                    raise LiveOverError(WORKER_LOST) from None
+                finally:
+                    await units.close(graceful=False)
+                pending = context.slots.submit("audio_duplex", self._live.session_id, self._live.identity)
+        finally:
+            recorder.end()
+
+
+def _first_of(errors: BaseExceptionGroup[BaseException], kind: type[Exception]) -> Exception | None:
+    """The first error of a kind in nested groups."""
+    for error in errors.exceptions:
+        found = _first_of(error, kind) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(found, kind):
+            return found
+    return None

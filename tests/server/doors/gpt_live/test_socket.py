@@ -1,0 +1,109 @@
+"""GPT-Live sessions over real sockets, with a worker that follows a cycle of listening and speaking."""
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import websockets
+
+from benchmarks.serve.fake_worker import FakeWorker
+from tests.server.live_gateway import ANSWER_S, run, running_gateway
+
+Json = dict[str, Any]
+SECOND = base64.b64encode(bytes(48_000)).decode()
+
+
+class LiveClient:
+    """One session. log: all events but sound. sound: samples so far, [n] int16."""
+
+    def __init__(self, socket: websockets.ClientConnection):
+        self._socket = socket
+        self.log: list[Json] = []
+        self.sound = np.zeros(0, np.int16)
+
+    async def send(self, kind: str, **fields: Any) -> None:
+        await self._socket.send(json.dumps({"type": kind, **fields}))
+
+    async def until(self, kind: str, seconds: float = ANSWER_S) -> Json:
+        """The next event of this type."""
+        async with asyncio.timeout(seconds):
+            while True:
+                event = json.loads(await self._socket.recv())
+                if event["type"] == "session.output_audio.delta":
+                    assert set(event) == {"type", "delta"}
+                    self.sound = np.append(self.sound, np.frombuffer(base64.b64decode(event["delta"]), "<i2"))
+                else:
+                    self.log.append(event)
+                if event["type"] == kind:
+                    return event
+
+    async def start(self, **session: Any) -> Json:
+        """Start the session. Returns: it."""
+        await self.send("session.start", event_id="start", session={"model": "gpt-live-1", **session})
+        event = await self.until("session.started")
+        assert event["client_event_id"] == "start"
+        return event["session"]
+
+
+@asynccontextmanager
+async def live(**cycle: int) -> AsyncIterator[LiveClient]:
+    """A client of a gateway with one worker, which must be idle afterwards. cycle: of the worker's units."""
+    async with FakeWorker(**cycle) as worker, running_gateway(worker) as gateway:
+        url = f"ws://127.0.0.1:{gateway.port}/v1/live/sessions"
+        async with websockets.connect(url, compression=None, proxy=None) as socket:
+            yield LiveClient(socket)
+        await gateway.wait_idle()
+
+
+def test_sound_is_continuous_and_speech_is_in_it() -> None:
+    async def scenario() -> None:
+        async with live(n_listen=1, n_speak=2) as client:
+            session = await client.start(instructions="Be brief.")
+            assert session["status"] == "active" and session["instructions"] == "Be brief."
+            begun = time.monotonic()
+            for _ in range(3):
+                await client.send("session.input_audio.append", audio=SECOND)
+            first = await client.until("session.output_transcript.delta")
+            second = first
+            while second["start_ms"] == first["start_ms"]:
+                second = await client.until("session.output_transcript.delta")
+            assert first["end_ms"] > first["start_ms"] and second["end_ms"] > first["end_ms"]
+            await asyncio.sleep(0.5)
+            await client.send("session.close", event_id="end")
+            closed = await client.until("session.closed")
+            lasted = time.monotonic() - begun
+            assert closed["reason"] == "close_requested" and closed["client_event_id"] == "end"
+            assert closed["usage"]["seconds"] == pytest.approx(3, abs=0.05)
+            assert len(client.sound) / 24_000 == pytest.approx(lasted, abs=0.4), "expected the pace of the clock"
+            spoken = np.flatnonzero(client.sound)
+            assert len(spoken) and spoken[0] / 24 == pytest.approx(first["start_ms"], abs=150)
+
+    run(scenario)
+
+
+def test_commentary_is_said_and_errors_leave_the_session_open() -> None:
+    async def scenario() -> None:
+        async with live(n_listen=1000, n_speak=1) as client:
+            await client.send("session.input_audio.append", audio=SECOND)
+            early = await client.until("error")
+            assert early["error"]["code"] == "session_not_started"
+            await client.start()
+            await client.send("session.input_audio.append", audio="?", event_id="bad")
+            error = (await client.until("error"))["error"]
+            assert (error["code"], error["client_event_id"]) == ("invalid_value", "bad")
+            await client.send("response.create", event_id="r1")
+            assert (await client.until("error"))["error"]["code"] == "no_active_delegation"
+            await client.send("session.input_audio.mute", event_id="m1")
+            assert (await client.until("session.input_audio.muted"))["client_event_id"] == "m1"
+            await client.send("session.commentary.append", event_id="c1", content="Say hello.", delegation_id=None)
+            appended = await client.until("session.commentary.appended")
+            assert appended["client_event_id"] == "c1" and appended["end_ms"] >= appended["start_ms"]
+            assert (await client.until("session.output_transcript.delta"))["delta"]
+
+    run(scenario)
