@@ -23,6 +23,7 @@ from server.recording.render.frames import (
 from server.recording.render.media_files import MediaFiles
 from server.recording.render.replay_sound import ReplaySound
 from server.recording.timeline import RecordSource, TimelineRecord
+from worker.protocol.adjust_messages import Adjust, Adjusted
 from worker.protocol.messages import (
     PLAIN_SPEC,
     AudioChunk,
@@ -45,6 +46,7 @@ from worker.protocol.messages import (
     read_binary,
     read_text,
 )
+from worker.protocol.text_messages import InsertText, TextInserted
 from worker.protocol.wire import SOUND_RATE, WireError
 
 # The kind of an answer -> the kind of message that it answers.
@@ -55,6 +57,8 @@ ANSWERED = {
     Interrupted.kind(): Interrupt.kind(),
     Stopped.kind(): Stop.kind(),
     Result.kind(): AudioChunk.kind(),
+    Adjusted.kind(): Adjust.kind(),
+    TextInserted.kind(): InsertText.kind(),
 }
 # Field of `timing` -> field of the result.
 TIMING = {

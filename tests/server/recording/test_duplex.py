@@ -11,7 +11,9 @@ from PIL import Image
 
 from server.recording.files import read_json
 from tests.server.recording.recorded import Conversation, list_of, recordings_in, result, tone, wait_done
+from worker.protocol.adjust_messages import Adjust, Adjusted
 from worker.protocol.messages import ClientDiagnostic, Error, Pause, Paused, Resume, Resumed, Spec, VideoFrame
+from worker.protocol.text_messages import InsertText, TextInserted
 
 USER_HZ, MODEL_HZ = 440.0, 1000.0
 USER = tone(USER_HZ, 1, 16_000)
@@ -139,18 +141,26 @@ def test_errors_and_other_answers_do_not_shift_the_results(tmp_path: Path) -> No
         talk.client(VideoFrame(frame=picture("red")))
         talk.client(Resume())
         talk.chunk(soft)
+        for message in (InsertText(text="Hi."), Adjust()):
+            talk.client(message)
+        talk.chunk(loud)
+        talk.chunk(soft)
         talk.worker(result(1))
         talk.worker(Paused(timeout=60))
         talk.worker(Error(error="Worker is paused"))
         talk.worker(Error(error="bad JSON"))
         talk.worker(Resumed())
         talk.worker(result(2))
+        talk.worker(TextInserted(n_rows=7))
+        talk.worker(Adjusted(applied={}, from_unit=3))
+        talk.worker(Error(error="bad sound"))
+        talk.worker(result(3))
         recording.end()
         chunks = wait_done(recordings, recording.recording_id)["chunks"]
         folder = recordings.store.folder_of(recording.recording_id)
         peaks = [float(samples(folder / chunk["user_audio"])[1].max()) for chunk in chunks]
-    assert peaks == pytest.approx([0.8, 0.1], abs=0.01), f"expected the answered chunks, got {peaks}"
-    assert [chunk["user_frame"] for chunk in chunks] == [None, "user_frames/001.jpg"]
+    assert peaks == pytest.approx([0.8, 0.1, 0.1], abs=0.01), f"expected the answered chunks, got {peaks}"
+    assert [chunk["user_frame"] for chunk in chunks] == [None, "user_frames/001.jpg", None]
 
 
 def test_chunks_without_an_answer_are_kept(tmp_path: Path) -> None:
