@@ -49,6 +49,36 @@ ADDED = (
 # Tokens that steer a conversation. The output rows of all other added tokens are small, so that samples are text.
 DECISIONS = ("<|endoftext|>", "<|im_end|>", "<|tts_eos|>", "<|listen|>", "<|speak|>", "<|turn_eos|>", "<|chunk_eos|>")
 
+# Conversations with tools, in the form of the released template: calls and results are JSON between markers.
+CHAT_TEMPLATE = """
+{%- if tools %}
+{{- '<|im_start|>system\\n' }}
+{%- if messages[0].role == 'system' %}{{ messages[0].content + '\\n\\n' }}{% endif %}
+{{- 'You may call these functions:\\n<tools>' }}
+{%- for tool in tools %}{{ '\\n' + tool | tojson }}{% endfor %}
+{{- '\\n</tools>\\nA call is <tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>.<|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if loop.first and message.role == 'system' %}
+{%- elif message.role == 'tool' %}
+{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+{%- else %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content.split('</think>')[-1].lstrip('\\n') }}
+{%- for call in message.tool_calls or [] %}
+{{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- call.function.arguments | tojson + '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+{%- if use_tts_template %}{{ '<|tts_bos|>' }}{% endif %}
+{%- endif %}"""
+
 
 def config_json(ids: dict[str, int]) -> dict[str, Any]:
     """`config.json`. Position tables and the vocabulary of speech tokens have the required released sizes."""
@@ -243,6 +273,7 @@ def build(out: Path) -> None:
     config = config_json(ids)
     write_json(out / "config.json", config)
     write_json(out / "preprocessor_config.json", preprocessor_json())
+    (out / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     write_weights(out, weights(config, ids, unspeakable(vocabulary)))
 
 

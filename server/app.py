@@ -20,6 +20,7 @@ from server.access.access import Access
 from server.access.guard import AccessGuard
 from server.admission import Admission
 from server.dispatch.dispatcher import Dispatcher
+from server.doors.chat.routes import ChatDoor, completion_routes
 from server.doors.core.chat_turn import ChatTurns
 from server.doors.errors import ApiError, error_response, invalid_request, is_api_path
 from server.doors.gpt_live.routes import GPT_LIVE_PATH, add_gpt_live_socket
@@ -134,6 +135,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     turns, names, voice_names = gateway.turns, gateway.model_names, gateway.voice_names
     app.include_router(model_routes(names))
     app.include_router(speech_routes(SpeechDoor(turns, names, voice_names, admission)))
+    app.include_router(completion_routes(ChatDoor(turns, names, voice_names, admission)))
     add_sockets(app, gateway.sockets, admission)
     door = DoorContext(gateway.slots, gateway.recordings, admission, gateway.model_names, gateway.voice_names)
     add_realtime_sockets(app, RealtimeDoor(door))

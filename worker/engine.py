@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
 
 from models.errors import ModelError
+from models.inputs.chat_template import template_of
 from models.inputs.prompts import Prompt
 from models.stages.message_reader import Content, MessageReader
 from models.token2wav.voice.voice import Voice
@@ -80,7 +82,8 @@ class Engine:
         self._loop = UnitLoop(unit_steps, parts.vocoder, voices, observer=observer)
         self._sessions = Sessions(unit_steps, language, voices, self._loop, config)
         self._answers = Answers(self._sessions, unit_steps, language, voices, self._loop)
-        self._reader = MessageReader(parts.model.config, language.tokenizer, parts.pictures)
+        template = partial(template_of, config.model_path)
+        self._reader = MessageReader(parts.model.config, language.tokenizer, parts.pictures, template)
         self._cutter = ImageCutter(parts.pictures, parts.model.config.vision_config.table_side)
         self._commands = CommandQueue(self._error)
         self._thread: threading.Thread | None = None

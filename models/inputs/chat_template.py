@@ -5,6 +5,7 @@ and sound.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, Self, TypedDict
 
@@ -52,6 +53,15 @@ class TemplateMessage(TypedDict):
     content: str
     tool_calls: NotRequired[Sequence[ToolCall]]
     tool_call_id: NotRequired[str]
+
+
+@cache
+def template_of(folder: Path) -> "ChatTemplate":
+    """The template of a checkpoint, loaded once. Raises: MessageError if it has none."""
+    try:
+        return ChatTemplate.load(folder)
+    except TokenError:
+        raise MessageError("tools", expected="a checkpoint with a chat template", got="one without") from None
 
 
 class ChatTemplate:

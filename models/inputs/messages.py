@@ -16,12 +16,32 @@ Picture = Image.Image | EncodedImage
 Part = str | Picture | np.ndarray
 
 
+@dataclass(frozen=True)
+class MessageCall:
+    """A call of a function in an assistant's message. arguments: by name."""
+
+    name: str
+    arguments: Mapping[str, object]
+
+
 @dataclass(frozen=True, eq=False)
 class ChatMessage:
-    """One turn. parts: text, images, and sound ([n] mono float samples at 16 kHz), in order."""
+    """One turn.
 
-    role: Role
+    Attributes:
+        role: "tool" is the result of a call; only checkpoints with a chat template for tools take it.
+        parts: text, images, and sound ([n] mono float samples at 16 kHz), in order.
+        calls: of an assistant; they need such a template, too.
+    """
+
+    role: Role | Literal["tool"]
     parts: tuple[Part, ...]
+    calls: tuple[MessageCall, ...] = ()
+
+    @property
+    def needs_template(self) -> bool:
+        """Whether only a chat template for tools takes it."""
+        return self.role == "tool" or bool(self.calls)
 
 
 def parse_messages(messages: object) -> tuple[ChatMessage, ...]:
@@ -46,6 +66,10 @@ def check_role(what: str, role: object) -> Role:
 
 def _message(what: str, message: object) -> ChatMessage:
     if isinstance(message, ChatMessage):
+        if message.needs_template:
+            for i, part in enumerate(message.parts):
+                _check_part(f"{what}.content[{i}]", part)
+            return message
         message = {"role": message.role, "content": message.parts}
     if not isinstance(message, Mapping):
         raise MessageError(what, expected="an object with role and content", got=type(message).__name__)

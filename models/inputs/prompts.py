@@ -4,7 +4,7 @@ Contains the released chat template, without its tools, and the placeholders. Us
 sounds; the caller supplies the number of embeddings of a sound. Templates of other checkpoints: `chat_template`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from models.checkpoint.config import PreprocessorConfig
 from models.errors import MessageError, SettingsError
+from models.inputs.chat_template import ChatTemplate, FunctionCall, TemplateMessage, ToolCall, ToolSchema
 from models.inputs.image import SlicePlan, plan
 from models.inputs.messages import ChatMessage, Picture, check_role, parse_messages
 from models.inputs.tokens import Tokenizer
@@ -42,6 +43,8 @@ class PromptOptions:
         use_tts_template: open the answer with the marker for voiced text. Sound in the conversation implies it.
         enable_thinking: let the model think first; otherwise the answer opens with an empty think block.
         add_generation_prompt: open the assistant's turn at the end.
+        tools: functions that the model may call; they need a chat template.
+        answer_start: text that the answer begins with.
     Raises: SettingsError if max_slice_nums is not a positive whole number.
     """
 
@@ -52,6 +55,8 @@ class PromptOptions:
     use_tts_template: bool = False
     enable_thinking: bool = False
     add_generation_prompt: bool = True
+    tools: tuple[ToolSchema, ...] = ()
+    answer_start: str = ""
 
     def __post_init__(self) -> None:
         limit = self.max_slice_nums
@@ -109,12 +114,14 @@ def build_prompt(
     settings: PreprocessorConfig,
     audio_groups: AudioGroups,
     options: PromptOptions | None = None,
+    template: Callable[[], ChatTemplate] | None = None,
 ) -> Prompt:
     """A conversation as one prompt.
 
     Args:
         messages: as in `messages.parse_messages`.
         audio_groups: embeddings of a sound (`audio.placeholder_groups`).
+        template: gives the checkpoint's chat template, for conversations with tools; None: they are refused.
     Raises:
         MessageError: a message is malformed, a sound is too short for one embedding, or a text contains markers that
             enclose media.
@@ -124,14 +131,44 @@ def build_prompt(
     options = options or PromptOptions()
     parsed = parse_messages(messages)
     writer = _Writer(settings, audio_groups, options)
-    turns = [{"role": message.role, "content": writer.content(message)} for message in parsed]
-    text = render_chat(
+    contents = [writer.content(message) for message in parsed]
+    if options.tools or any(message.needs_template for message in parsed):
+        text = _render_with_tools(parsed, contents, options, template)
+    else:
+        text = render_chat(
+            [{"role": message.role, "content": content} for message, content in zip(parsed, contents, strict=True)],
+            add_generation_prompt=options.add_generation_prompt,
+            enable_thinking=options.enable_thinking,
+            use_tts_template=options.use_tts_template or bool(writer.audios),
+        )
+    return writer.place(text + options.answer_start, tokenizer)
+
+
+def _render_with_tools(
+    messages: Sequence[ChatMessage],
+    contents: Sequence[str],
+    options: PromptOptions,
+    template: Callable[[], ChatTemplate] | None,
+) -> str:
+    """The prompt text by the checkpoint's own template. Raises: MessageError."""
+    if template is None:
+        raise MessageError("tools", expected="a checkpoint with a chat template", got="one without")
+    turns: list[TemplateMessage] = []
+    for message, content in zip(messages, contents, strict=True):
+        turn = TemplateMessage(role=message.role, content=content)
+        if message.calls:
+            turn["tool_calls"] = [
+                ToolCall(type="function", function=FunctionCall(name=call.name, arguments=dict(call.arguments)))
+                for call in message.calls
+            ]
+        turns.append(turn)
+    return template().render(
         turns,
+        tools=options.tools,
         add_generation_prompt=options.add_generation_prompt,
         enable_thinking=options.enable_thinking,
-        use_tts_template=options.use_tts_template or bool(writer.audios),
+        use_tts_template=options.use_tts_template,
     )
-    return writer.place(text, tokenizer)
 
 
 def build_segment(

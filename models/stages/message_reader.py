@@ -4,7 +4,7 @@ All checks and cuts are made here, without weights: invalid input does not reach
 the model only encodes. Contains messages, the template and checkpoint settings. Does not contain slots or answers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from models.checkpoint.config import OmniConfig, PreprocessorConfig
 from models.errors import MessageError
 from models.inputs.audio import frame_count, placeholder_groups, split_clip, token_count, validate_audio
+from models.inputs.chat_template import ChatTemplate
 from models.inputs.image import ImagePatches, image_patches
 from models.inputs.messages import ChatMessage
 from models.inputs.prompts import Bound, PlacedAudio, Prompt, PromptOptions, build_prompt, build_segment
@@ -114,8 +115,15 @@ class MediaPiece(NamedTuple):
 class MessageReader:
     """Reads conversations for one checkpoint; keeps no state of them."""
 
-    def __init__(self, config: OmniConfig, tokenizer: Tokenizer, settings: PreprocessorConfig):
-        self._config, self._tokenizer, self._settings = config, tokenizer, settings
+    def __init__(
+        self,
+        config: OmniConfig,
+        tokenizer: Tokenizer,
+        settings: PreprocessorConfig,
+        template: Callable[[], ChatTemplate] | None = None,
+    ):
+        """template: as in `build_prompt`."""
+        self._config, self._tokenizer, self._settings, self._template = config, tokenizer, settings, template
 
     def read(self, messages: object, options: PromptOptions | None = None) -> Prompt:
         """Check a conversation and build its prompt.
@@ -125,7 +133,10 @@ class MessageReader:
                 [n] at 16 kHz. Special tokens in text act as such; the caller escapes them where they must not.
         Raises: MessageError, ImageError, AudioError, TokenError.
         """
-        return self._checked(build_prompt(messages, self._tokenizer, self._settings, placeholder_groups, options))
+        settings, template = self._settings, self._template
+        return self._checked(
+            build_prompt(messages, self._tokenizer, settings, placeholder_groups, options, template=template)
+        )
 
     def read_segment(self, message: ChatMessage, options: PromptOptions) -> Prompt:
         """As `read`, for the content of one message without the template."""

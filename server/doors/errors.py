@@ -80,6 +80,11 @@ class ApiError(Exception):
             "code": self.code or CODES.get(self.status),
         }
 
+    def renamed(self, names: Mapping[str, str]) -> "ApiError":
+        """The same error, about a field of the request. names: names of a worker's fields -> of the request's."""
+        self.param = names.get(self.param or "", self.param)
+        return self
+
     def response(self) -> JSONResponse:
         """The response in the form of the OpenAI API."""
         headers = None if self.headers is None else dict(self.headers)

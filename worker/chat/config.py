@@ -5,11 +5,12 @@ Contains the translation to sampler, prompt and session settings. Does not conta
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from pydantic import Field
 
 from models.errors import SettingsError
+from models.inputs.chat_template import ToolSchema
 from models.inputs.prompts import PromptOptions
 from models.sampling.beams import MAX_BEAMS, BeamSettings
 from models.sampling.settings import (
@@ -88,6 +89,8 @@ class ReplyConfig(Settings):
     compat: Literal["fixed", "reference"] = Field(
         "fixed", description="reference: reproduce the public implementation, including its bugs"
     )
+    tools: tuple[dict[str, Any], ...] = Field((), description="functions that the model may call, as in the OpenAI API")
+    answer_start: str = Field("", description="text that the answer begins with; not part of its text")
     stop: tuple[str, ...] = Field((), max_length=MAX_STOPS, description="texts that end the answer")
     text: str | None = Field(
         None, min_length=1, description="the answer, which is voiced as it is; null: the model generates it"
@@ -129,6 +132,8 @@ class ReplyConfig(Settings):
             omni_mode=self.omni_mode,
             use_tts_template=self.use_tts_template or self.speak,
             enable_thinking=self.enable_thinking,
+            tools=tuple(cast(ToolSchema, tool) for tool in self.tools),
+            answer_start=self.answer_start,
         )
 
     def text_sampling(self) -> TextSampling:

@@ -13,7 +13,7 @@ from PIL import Image
 from models.errors import AudioError, ContextOverflowError, ImageError, MessageError
 from models.inputs.audio_sizes import SAMPLE_RATE
 from models.inputs.image import MAX_PIXELS, EncodedImage
-from models.inputs.messages import ChatMessage, Part
+from models.inputs.messages import ChatMessage, MessageCall, Part
 from worker.media import MediaError, MediaLimits, MediaUnit, MediaUnits, held_in_memory, read_units
 from worker.protocol.content import (
     RATE_IN,
@@ -76,7 +76,8 @@ class MediaDecoder:
             else:
                 items = enumerate(turn.content)
                 parts = tuple(part for j, item in items for part in self._parts(item, f"messages[{i}].content[{j}]"))
-            messages.append(ChatMessage(turn.role, parts))
+            calls = tuple(MessageCall(call.name, call.arguments) for call in turn.tool_calls)
+            messages.append(ChatMessage(turn.role, parts, calls))
         check_pixels(messages)
         return messages
 

@@ -58,6 +58,8 @@ def reply_config(request: ChatRequest, default_new_tokens: int) -> ReplyConfig:
         omni_mode=request.omni_mode,
         max_slice_nums=request.image.max_slice_nums,
         use_image_id=request.image.use_image_id,
+        tools=tuple(request.tools),
+        answer_start=request.answer_start,
         stop=tuple(generation.stop),
         seed=generation.seed,
     )

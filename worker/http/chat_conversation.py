@@ -1,6 +1,9 @@
 """One chat request and its answer, for a socket or an HTTP request. Contains no sockets, JSON or tensors."""
 
+from typing import get_args
+
 from worker.chat.requests import reply_config
+from worker.describe import shown
 from worker.http.answer_conversation import AnswerConversation
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd
@@ -13,8 +16,11 @@ from worker.protocol.chat_messages import (
     VoiceMode,
     read_chat,
 )
-from worker.protocol.wire import Sound, read_object
+from worker.protocol.codes import ErrorCode
+from worker.protocol.wire import Sound, WireError, read_object
 from worker.service import Service
+
+MODES: tuple[VoiceMode, ...] = get_args(VoiceMode)
 
 
 class ChatConversation(AnswerConversation[ChatRequest]):
@@ -42,7 +48,8 @@ class ChatConversation(AnswerConversation[ChatRequest]):
         return read_chat(read_object(text))
 
     async def _respond(self, request: ChatRequest) -> ReplyResult:
-        return await self._reply(request, "default", SOCKET_NEW_TOKENS)
+        mode = mode_of(request) if request.introduces_voice else "default"
+        return await self._reply(request, mode, SOCKET_NEW_TOKENS)
 
     async def _reply(self, request: ChatRequest, mode: VoiceMode, default_new_tokens: int) -> ReplyResult:
         self._is_streaming, self._reports_usage = request.streaming, request.report_usage
@@ -60,3 +67,11 @@ class ChatConversation(AnswerConversation[ChatRequest]):
             return done
         sound = None if result.pcm is None else Sound(result.pcm)
         return SpokenReplyDone(**dict(done), audio_data=sound)
+
+
+def mode_of(request: ChatRequest) -> VoiceMode:
+    """The kind of system message that introduces the voice. Raises: WireError."""
+    for mode in MODES:
+        if request.tts.mode == mode:
+            return mode
+    raise WireError(ErrorCode.BAD_CONFIG, "tts.mode", expected=" or ".join(MODES), got=shown(request.tts.mode))

@@ -4,14 +4,13 @@ import asyncio
 import base64
 import io
 import wave
-from typing import get_args
 
 import numpy as np
 from fastapi import HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 
 from worker.describe import shown
-from worker.http.chat_conversation import ChatConversation
+from worker.http.chat_conversation import ChatConversation, mode_of
 from worker.http.error_codes import code_of
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket import WorkerSockets
@@ -32,7 +31,6 @@ from worker.protocol.wire import Sound, WireError, read_object
 from worker.service import Service
 from worker.status import StateError
 
-MODES: tuple[VoiceMode, ...] = get_args(VoiceMode)
 # Errors before the answer begins; any other one is a failure of the answer.
 STATUS = {
     ErrorCode.BUSY: 429,
@@ -100,10 +98,7 @@ def _read(body: bytes) -> tuple[ChatRequest, VoiceMode]:
     if request.tts.output_path is not None:
         expected = "nothing: the server writes no files for clients"
         raise WireError(ErrorCode.BAD_CONFIG, "tts.output_path", expected=expected, got=shown(request.tts.output_path))
-    for mode in MODES:
-        if request.tts.mode == mode:
-            return request, mode
-    raise WireError(ErrorCode.BAD_CONFIG, "tts.mode", expected=" or ".join(MODES), got=shown(request.tts.mode))
+    return request, mode_of(request)
 
 
 def _response(conversation: ChatConversation) -> Response:

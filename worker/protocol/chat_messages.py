@@ -9,6 +9,7 @@ from worker.protocol.content import ChatTurns
 
 RATE_OUT = 24_000
 MAX_NEW_TOKENS = 4096
+MAX_TOOLS = 128
 MAX_STOPS, MAX_STOP_CHARS = 16, 1000
 SOCKET_NEW_TOKENS, HTTP_NEW_TOKENS = 256, 512
 
@@ -107,6 +108,16 @@ class ChatRequest(Message):
     omni_mode: bool = Field(False, description="no line break between the items of a message")
     enable_thinking: bool = Field(False, description="the model writes its reasoning before the answer")
     return_prompt: bool = Field(False, description="over HTTP: return the prompt's text")
+    tools: list[dict[str, Any]] = Field(
+        [],
+        max_length=MAX_TOOLS,
+        description="functions that the model may call, as in the OpenAI API; they need a "
+        "checkpoint with a chat template",
+    )
+    answer_start: str = Field("", description="text that the answer begins with, in the prompt and not in `text`")
+    introduces_voice: bool = Field(
+        False, description="on a WebSocket: insert the system message of `tts.mode` where there is none, as over HTTP"
+    )
     report_usage: bool = Field(False, description="on a WebSocket: count tokens by kind in `done`")
 
     @classmethod

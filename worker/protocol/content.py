@@ -109,13 +109,23 @@ def _known_items(content: Any) -> Any:
 ContentField = Annotated[AnyContent, Field(discriminator="type")]
 
 
+class ToolCallFields(FieldGroup):
+    """A call of a function."""
+
+    name: str = Field(description="of the function")
+    arguments: dict[str, Any] = Field(description="by name")
+
+
 class ChatTurn(FieldGroup):
     """One message of a conversation."""
 
-    role: Literal["system", "user", "assistant"] = Field(description="a system message comes first")
+    role: Literal["system", "user", "assistant", "tool"] = Field(
+        description="a system message comes first; `tool`: the result of a call"
+    )
     content: Annotated[
         str | list[ContentField], BeforeValidator(_known_items), TypeWords("text or a list of items")
     ] = Field(description="text, or items; empty items and items of another type are skipped")
+    tool_calls: list[ToolCallFields] = Field([], description="functions that the assistant called")
 
     @property
     def text(self) -> str:
@@ -134,8 +144,10 @@ def _known_turns(messages: Any) -> Any:
         if not isinstance(message, Mapping):
             turns.append(message)  # refused by the validation that follows
             continue
-        content = _known_items(message.get("content"))
-        if content not in (None, "", []):
+        content, calls = _known_items(message.get("content")), message.get("tool_calls")
+        if message.get("role") == "tool" or calls:
+            turns.append({"role": message.get("role"), "content": content or "", "tool_calls": calls or []})
+        elif content not in (None, "", []):
             turns.append({"role": message.get("role"), "content": content})
     return turns
 

@@ -24,7 +24,7 @@ from worker.protocol.chat_messages import (
     TokenStats,
 )
 from worker.protocol.codec import FieldGroup, Message
-from worker.protocol.content import CONTENT_CLASSES, ChatTurn
+from worker.protocol.content import CONTENT_CLASSES, ChatTurn, ToolCallFields
 from worker.protocol.half_duplex_messages import (
     HALF_DUPLEX_CLIENT,
     HALF_DUPLEX_SERVER,
@@ -82,6 +82,7 @@ def chat_sections() -> str:
     groups: dict[str, type[FieldGroup]] = {
         "Chat: the request": ChatRequest,
         "Chat: an element of `messages`": ChatTurn,
+        "Chat: an element of `tool_calls`": ToolCallFields,
         **{f"Chat: an item of type `{name}`": cls for name, cls in CONTENT_CLASSES.items()},
         "Chat: `generation`": GenerationFields,
         "Chat: `tts`": SpeechFields,

@@ -1,9 +1,10 @@
 """Sound in the file formats of the OpenAI API, encoded while it arrives, and its speed without a change of pitch.
 
-Contains no files and no HTTP. Encoding takes milliseconds a second of sound: call it on a thread.
+Contains no files and no HTTP. Encoding takes milliseconds a second of sound: call it on a thread of `ENCODERS`.
 """
 
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, get_args
@@ -16,6 +17,7 @@ from av.filter import Graph
 
 from worker.protocol.wire import SOUND_RATE, Sound
 
+ENCODERS = ThreadPoolExecutor(4, "encode")
 FormatName = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
 MIN_SPEED, MAX_SPEED = 0.25, 4.0

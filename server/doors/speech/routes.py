@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from server.access.identity import Identity, identity_of
 from server.admission import Admission
 from server.doors.core.chat_turn import ChatTurns, TurnFinished, TurnPath, TurnRequest, TurnSound
-from server.doors.core.sound_formats import MEDIA_TYPES, SoundEncoder
+from server.doors.core.sound_formats import ENCODERS, MEDIA_TYPES, SoundEncoder
 from server.doors.core.turn_response import EVENT_STREAM, NO_CACHE, TurnResponse, base64_text, reporting_errors, sse
 from server.doors.core.turn_voice import voice_fields
 from server.doors.errors import ApiError, ApiErrorBody
@@ -22,9 +21,8 @@ from server.doors.voices import VoiceNames
 from worker.protocol.chat_messages import ReplyUsage
 
 PATH = "/v1/audio/speech"
-ENCODERS = ThreadPoolExecutor(4, "encode")
 # Names of the worker's fields in its errors -> names in the request.
-PARAMS = {"text": "input", "tts.ref_audio_data": "ref_audio", "ref_audio_path": "voice"}
+PARAMS = {"text": "input", "conversation": "input", "tts.ref_audio_data": "ref_audio", "ref_audio_path": "voice"}
 SCHEMA = {
     "type": "object",
     "required": ["model", "input"],
@@ -121,8 +119,7 @@ async def _encoded(
                 elif isinstance(event, TurnFinished):
                     usage = event.usage
     except ApiError as error:
-        error.param = PARAMS.get(error.param or "", error.param)
-        raise
+        raise error.renamed(PARAMS) from None
     if data := await loop.run_in_executor(ENCODERS, encoder.finish):
         yield data
     assert usage is not None, "expected a turn that ends with its usage"

@@ -3,12 +3,16 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from models.checkpoint.config import load_preprocessor_config
 from models.errors import MessageError, TokenError
-from models.inputs.chat_template import ChatTemplate, TemplateMessage, ToolSchema
-from models.inputs.prompts import render_chat
+from models.inputs.audio import placeholder_groups
+from models.inputs.chat_template import ChatTemplate, TemplateMessage, ToolSchema, template_of
+from models.inputs.messages import ChatMessage, MessageCall
+from models.inputs.prompts import Prompt, PromptOptions, build_prompt, render_chat
 from models.inputs.tokens import Tokenizer
 
 ROOT = Path(__file__).parents[3]
@@ -88,9 +92,32 @@ def test_templates_of_other_layouts(tmp_path: Path, leave_out: tuple[str, ...], 
     assert ChatTemplate.load(folder).render([{"role": "user", "content": "a"}]) == "<|im_start|>user\na<|im_end|>\n"
 
 
-def test_a_checkpoint_without_a_template_is_refused() -> None:
+def test_a_checkpoint_without_a_template_is_refused(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, "", in_settings=True)
     with pytest.raises(TokenError, match=r"expected a chat template \(chat_template.jinja, or .*\), got none"):
-        ChatTemplate.load(TINY)
+        ChatTemplate.load(folder)
+    with pytest.raises(MessageError, match="tools: expected a checkpoint with a chat template, got one without"):
+        template_of(folder)
+
+
+def test_prompts_with_tools_follow_the_template() -> None:
+    call = MessageCall("weather", {"city": "上海"})
+    messages = (
+        ChatMessage("user", ("Rain?",)),
+        ChatMessage("assistant", ("",), (call,)),
+        ChatMessage("tool", ("dry",)),
+    )
+    tokenizer, settings = Tokenizer.load(TINY), load_preprocessor_config(TINY)
+    options = PromptOptions(tools=(WEATHER,), answer_start="<tool_call>\n")
+
+    def prompt(**given: Any) -> Prompt:
+        return build_prompt(messages, tokenizer, settings, placeholder_groups, options, **given)
+
+    text = prompt(template=lambda: template_of(TINY)).text
+    assert json.dumps(WEATHER) in text and '{"name": "weather", "arguments": {"city": "上海"}}' in text
+    assert "<tool_response>\ndry\n</tool_response>" in text and text.endswith("</think>\n\n<tool_call>\n")
+    with pytest.raises(MessageError, match="tools: expected a checkpoint with a chat template, got one without"):
+        prompt()
 
 
 def test_an_unreadable_tokenizer_is_refused(tmp_path: Path) -> None:

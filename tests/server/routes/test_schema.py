@@ -42,8 +42,8 @@ def application() -> FastAPI:
 
 
 # A schema describes neither the sound file in a text nor the paths inside a recording nor the names of voices.
-TURNS = {"/api/chat", "/v1/audio/speech"}
-UNDESCRIBED = {PATH, "/api/sessions/{session_id}/assets/{path}", "/v1/audio/speech"}
+TURNS = {"/api/chat", "/v1/audio/speech", "/v1/chat/completions"}
+UNDESCRIBED = {PATH, "/api/sessions/{session_id}/assets/{path}", "/v1/audio/speech", "/v1/chat/completions"}
 SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", from_loopback(application()))
 
 

@@ -128,7 +128,7 @@ def test_client_that_leaves_before_the_first_byte_frees_the_slot() -> None:
 @pytest.mark.parametrize(
     ("step", "status", "param", "code"),
     [
-        (FULL, 400, "conversation", "context_length_exceeded"),
+        (FULL, 400, "input", "context_length_exceeded"),
         ({"type": "error", "code": "bad_message", "error": "text: expected text"}, 400, "input", "invalid_value"),
         ({"type": "error", "code": "engine", "error": "engine: expected one that runs"}, 500, None, "internal_error"),
         (None, 500, None, "internal_error"),
