@@ -20,6 +20,9 @@ step "ruff format --check"
 "$PYTHON" -m ruff format --check .
 step "mypy"
 "$PYTHON" -m mypy server worker models launcher clients
+# Three processes on two cores: a third of the tests' time is spent waiting, in pages and conversations of real time.
+workers=$(("$(nproc)" * 3 / 2))
+((workers <= 4)) || workers=4
 # Tests marked `alone` measure real time and run without parallel processes. With arguments, either half may be empty.
 NO_TESTS=5
 run_pytest() {
@@ -31,11 +34,11 @@ run_pytest() {
 }
 empty=0 failed=0
 if [[ -n $quick ]]; then
-    run_pytest "not alone and not slow" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder "$@"
+    run_pytest "not alone and not slow" -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
     ((empty == 0)) || fail "no test was run"
     exit "$failed"
 fi
-run_pytest "not alone" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder "$@"
+run_pytest "not alone" -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
 run_pytest alone "$@"
 ((empty < 2)) || fail "no test was run"
 exit "$failed"

@@ -1,6 +1,7 @@
-"""A small worker process for each file, and the results of undisturbed sessions on it."""
+"""A small worker process for all files of a test process, and the results of undisturbed sessions on it."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -8,11 +9,38 @@ from tests.worker.http.processes import WorkerProcess
 from tests.worker.http.small_worker import N_SLOTS, small_worker, undisturbed_results
 from worker.protocol.messages import Result
 
+Undisturbed = Callable[..., list[Result]]
+
+
+@pytest.fixture(scope="session")
+def small_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], tuple[WorkerProcess, Undisturbed]]]:
+    """A function that returns the worker and its results. It starts another one if a file left it stopped or in use."""
+    with ExitStack() as stack:
+        found: list[tuple[WorkerProcess, Undisturbed]] = []
+
+        def idle_worker() -> tuple[WorkerProcess, Undisturbed]:
+            if found and not is_idle(found[-1][0]):
+                stack.close()
+                found.clear()
+            if not found:
+                process = stack.enter_context(small_worker(tmp_path_factory.mktemp("worker")))
+                found.append((process, undisturbed_results(process)))
+            return found[-1]
+
+        yield idle_worker
+
+
+def is_idle(worker: WorkerProcess) -> bool:
+    try:
+        worker.wait_free(N_SLOTS)
+    except AssertionError:
+        return False
+    return True
+
 
 @pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    with small_worker(tmp_path_factory.mktemp("worker")) as process:
-        yield process
+def worker(small_workers: Callable[[], tuple[WorkerProcess, Undisturbed]]) -> WorkerProcess:
+    return small_workers()[0]
 
 
 @pytest.fixture
@@ -23,5 +51,5 @@ def all_slots_free(worker: WorkerProcess) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def alone(worker: WorkerProcess) -> Callable[..., list[Result]]:
-    return undisturbed_results(worker)
+def alone(small_workers: Callable[[], tuple[WorkerProcess, Undisturbed]], worker: WorkerProcess) -> Undisturbed:
+    return small_workers()[1]
