@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,33 @@ from worker.config.compile import CompileConfig
 
 FACTS = {"device": "card 9.0", "torch": "2.13.0", "model": "m", "settings": "s"}
 KERNELS = {"fxgraph/aa/one": b"graph" * 50, "bb/two.so": b"\x7fELF" * 90}
-# Compiles matrix products, which need no C++ compiler, in a separate process; prints hits, misses, state and problems.
+# Compiles matrix products, which need no C++ compiler, in a process for each line of folder and artifact; prints hits,
+# misses, state and problems. The compiler is imported once, and each process is forked before anything is compiled.
 PROGRAM = """
-import json, sys, torch
+import json, os, sys, torch
+import torch._inductor.compile_fx
 from pathlib import Path
 from torch._dynamo.utils import counters
 from worker.compile.cache import CompileCache
-folder, artifact = Path(sys.argv[1]), sys.argv[2]
-facts = {"device": "here", "torch": torch.__version__}
-cache = CompileCache.open(folder, facts, artifact=Path(artifact) if artifact else None)
-compiled = torch.compile(lambda x: x @ x @ x, dynamic=True)
-with torch.no_grad():
-    out = compiled(torch.eye(8) * 3)
-inductor = counters["inductor"]
-report = cache.record(inductor["fxgraph_cache_hit"], inductor["fxgraph_cache_miss"], 1.0)
-print(json.dumps([report.hits, report.misses, report.state, report.problems, float(out.sum())]))
+
+def compile_in(folder, artifact):
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    facts = {"device": "here", "torch": torch.__version__}
+    cache = CompileCache.open(Path(folder), facts, artifact=Path(artifact) if artifact else None)
+    compiled = torch.compile(lambda x: x @ x @ x, dynamic=True)
+    with torch.no_grad():
+        out = compiled(torch.eye(8) * 3)
+    inductor = counters["inductor"]
+    report = cache.record(inductor["fxgraph_cache_hit"], inductor["fxgraph_cache_miss"], 1.0)
+    print(json.dumps([report.hits, report.misses, report.state, report.problems, float(out.sum())]), flush=True)
+
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        compile_in(*json.loads(line))
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        sys.exit("expected exit status 0")
 """
 
 
@@ -256,28 +269,50 @@ def test_key_depends_on_model_and_settings() -> None:
     assert {name for name in facts if facts[name] != cache_facts(engine.parts, config)[name]} == {"model"}
 
 
-def compiled_elsewhere(root: Path, folder: Path, artifact: Path | None = None) -> list[Any]:
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    command = [sys.executable, "-c", PROGRAM, str(folder), str(artifact or "")]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+class Elsewhere:
+    """Compiles in other processes."""
+
+    def __init__(self, root: Path):
+        environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            cwd=root,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def compile(self, folder: Path, artifact: Path | None = None) -> list[Any]:
+        """Hits, misses, state, problems and the result's sum of a new process."""
+        self.process.stdin.write(json.dumps([str(folder), str(artifact or "")]) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, f"expected a line, got exit status {self.process.wait(60)}"
+        return json.loads(line)
+
+
+@pytest.fixture
+def elsewhere(root: Path) -> Iterator[Elsewhere]:
+    programs = Elsewhere(root)
+    with programs.process:
+        yield programs
 
 
 @pytest.mark.slow
-def test_hits_in_another_process_and_from_an_artifact(root: Path, tmp_path: Path) -> None:
+def test_hits_in_another_process_and_from_an_artifact(elsewhere: Elsewhere, tmp_path: Path) -> None:
     """Cold, warm, with a damaged graph, and an empty folder with the artifact of another one."""
     folder, empty = tmp_path / "cache", tmp_path / "empty"
-    cold = compiled_elsewhere(root, folder)
+    cold = elsewhere.compile(folder)
     assert cold[:4] == [0, 1, "new", []], cold
-    warm = compiled_elsewhere(root, folder)
+    warm = elsewhere.compile(folder)
     assert warm[:4] == [1, 0, "warm", []] and warm[4] == cold[4], warm
     [artifact] = (folder / MANIFESTS).glob("*.artifact")
-    moved = compiled_elsewhere(root, empty, artifact)
+    moved = elsewhere.compile(empty, artifact)
     assert moved[:4] == [1, 0, "new", []] and moved[4] == cold[4], moved
     for path in folder.rglob("*"):
         if path.is_file() and "fxgraph" in path.parts:
             path.write_bytes(path.read_bytes()[:100])
     artifact.unlink()
-    repaired = compiled_elsewhere(root, folder)
+    repaired = elsewhere.compile(folder)
     assert repaired[0] == 0 < repaired[1] and repaired[2] == "repaired" and repaired[4] == cold[4], repaired

@@ -13,7 +13,9 @@ Undisturbed = Callable[..., list[Result]]
 
 
 @pytest.fixture(scope="session")
-def small_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], tuple[WorkerProcess, Undisturbed]]]:
+def small_workers(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[], tuple[WorkerProcess, Undisturbed]]]:
     """A function that returns the worker and its results. It starts another one if a file left it stopped or in use."""
     with ExitStack() as stack:
         found: list[tuple[WorkerProcess, Undisturbed]] = []
