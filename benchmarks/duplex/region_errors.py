@@ -329,7 +329,7 @@ class ComparedTables:
 
 def _region_owners(parts: EngineParts) -> dict[str, Any]:
     """Owner of each region table, in whose `regions` attribute the table is replaced."""
-    return {"omni": parts.unit_steps.runner, **({} if parts.vocoder is None else {"vocoder": parts.vocoder})}
+    return {"omni": parts.unit_steps, **({} if parts.vocoder is None else {"vocoder": parts.vocoder})}
 
 
 def _live_rows(slots: Input, scratch: int) -> list[int] | None:

@@ -22,8 +22,12 @@ class RunnerFacts:
 
     @property
     def regions(self) -> Regions:
-        """The table of regions; `use_shapes` replaces it."""
+        """The table of regions; `use_shapes` replaces it. Assigning another one changes what later calls run."""
         return self.runner.regions
+
+    @regions.setter
+    def regions(self, table: Regions) -> None:
+        self.runner.regions = table
 
     @property
     def shapes(self) -> Shapes:
@@ -41,8 +45,13 @@ class RunnerFacts:
 
     @property
     def n_free(self) -> int:
-        """Slots that are not leased."""
+        """Number of slots that are not leased."""
         return self.runner.pool.n_free
+
+    @property
+    def free_slots(self) -> list[int]:
+        """Slots that are not leased, in the order of their next leases."""
+        return self.runner.pool.free_slots
 
     @property
     def max_context_len(self) -> int:

@@ -140,6 +140,11 @@ class SlotPool:
         """Number of free slots."""
         return len(self._free)
 
+    @property
+    def free_slots(self) -> list[int]:
+        """Free slots, in the order in which they are leased."""
+        return list(self._free)
+
     def acquire(self) -> int:
         """Take a slot from the list. Raises: SlotError if none is free."""
         if not self._free:

@@ -30,6 +30,8 @@ UNUSED_KEYS = {
     "service.eta_streaming_s": "service.eta_half_duplex_s estimates turns",
     "service.eta_duplex_s": "service.eta_audio_duplex_s and service.eta_omni_duplex_s estimate calls",
     "service.request_timeout": "service.worker_timeout_s bounds how long a worker may take to answer",
+    "backend": "PyTorch runs the model",
+    "cpp_backend": "PyTorch runs the model",
 }
 # model.attn_implementation -> service.compile.attention.
 ATTENTION = {"auto": "auto", "flash_attention_2": "flash", "sdpa": "sdpa", "eager": "eager"}

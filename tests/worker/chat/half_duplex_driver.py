@@ -1,8 +1,10 @@
 """A half-duplex conversation on an engine without a thread: push sound, step the loop, compare the context."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,8 +15,9 @@ from models.inputs.audio import placeholder_groups
 from models.stages.message_reader import Content
 from models.stages.runner import Rows
 from tests.models.compare import assert_close
-from tests.worker.chat.reply_engine import SPOKEN, AnsweringEngine, rows_of
+from tests.worker.chat.reply_engine import SPOKEN, AnsweringEngine, rows_of, short_chunks
 from tests.worker.loop.engines import assert_mirrors, voice
+from worker.assembly.parts import EngineParts
 from worker.chat import config as reply_config
 from worker.chat.config import HalfDuplexConfig, ReplyConfig
 from worker.chat.half_duplex import HalfDuplex
@@ -24,6 +27,17 @@ from worker.loop.session import Session
 CONFIG = HalfDuplexConfig(reply=SPOKEN, deaf_s=0.5)
 CHUNK = 8_000  # samples of one push
 PAUSE = 12_000  # samples of silence after a sentence, enough to end the segment
+
+
+@contextmanager
+def half_duplex_engine(parts: EngineParts) -> Iterator[AnsweringEngine]:
+    """An engine with short rounds. Checks that all slots are free afterwards."""
+    # A slot of the small engine has no room for a round of 30 s.
+    with mock.patch.object(reply_config, "SEGMENT_ROWS", 100), short_chunks():
+        engine = AnsweringEngine(parts)
+        yield engine
+    engine.sessions.close_all()
+    assert engine.n_free == (3, 3), f"slots: expected all free afterwards, got {engine.n_free}"
 
 
 class Clock:
@@ -142,21 +156,21 @@ def record_segments(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) ->
 
 def assert_context(conversation: Conversation, parts: Sequence[str | np.ndarray]) -> None:
     """Assert that the slot holds what one prefill of text and sound gives."""
-    engine, runner = conversation.engine, conversation.engine.unit_steps.runner
+    engine, steps = conversation.engine, conversation.engine.unit_steps
     ids: list[int] = []
     media: list[tuple[int, torch.Tensor]] = []
     for part in parts:
         if isinstance(part, str):
             ids += engine.language.tokenizer.encode(part)
             continue
-        (rows,) = runner.encode_clips([torch.from_numpy(part)], chunk_length=1.0)
+        (rows,) = steps.encode_clips([torch.from_numpy(part)], chunk_length=1.0)
         for n in placeholder_groups(len(part), chunked=True):
             ids += [engine.language.special.audio_start, *[0] * n, engine.language.special.audio_end]
             media.append((len(ids) - 1 - n, rows[:n]))
             rows = rows[n:]
     assert conversation.n_rows == len(ids), f"rows: expected {len(ids)}, got {conversation.n_rows}"
-    with engine.unit_steps.lease() as slot:
-        engine.unit_steps.feed([slot], [Rows.mixed(ids, media)], [False])
-        expected = rows_of(runner, slot)
-    for number, (got, one) in enumerate(zip(rows_of(runner, conversation.slot), expected, strict=True)):
+    with steps.lease() as slot:
+        steps.feed([slot], [Rows.mixed(ids, media)], [False])
+        expected = rows_of(steps, slot)
+    for number, (got, one) in enumerate(zip(rows_of(steps, conversation.slot), expected, strict=True)):
         assert_close(got, one, 1e-4, f"tensor {number}")

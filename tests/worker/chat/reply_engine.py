@@ -379,6 +379,6 @@ def speak(stream: PlainStream, said: Plain, hidden: list[Tensor], is_finished: b
     said.windows += cutter.push([], last=True)
 
 
-def rows_of(runner: Runner, slot: int) -> list[Tensor]:
+def rows_of(steps: UnitSteps, slot: int) -> list[Tensor]:
     """A copy of a slot's context: keys and values of every layer."""
-    return [tensor.clone() for tensor in runner.state.llm.save(slot, runner.context_len(slot))]
+    return [tensor.clone() for tensor in steps.state.llm.save(slot, steps.context_len(slot))]

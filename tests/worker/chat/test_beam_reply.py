@@ -41,7 +41,7 @@ def search(engine: AnsweringEngine, content: Content, config: ReplyConfig) -> Fo
     steps, language = engine.unit_steps, engine.language
     ends = language.reply_terminators | {language.special.endoftext}
     with steps.lease() as slot:
-        (chosen,) = steps.feed([slot], [content.encode(steps.runner)], [False])
+        (chosen,) = steps.feed([slot], [steps.encode_content(content)], [False])
         found = steps.beams.begin(slot, config.beam_settings(ends, speaks=config.speak), chosen.logits)
         assert found is not None
         while not found.is_over:

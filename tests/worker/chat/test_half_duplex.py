@@ -1,4 +1,4 @@
-"""Half-duplex conversations: when sound is processed, what the context holds, and how rounds are removed."""
+"""Half-duplex conversations: when sound is processed, and what the context holds."""
 
 import queue
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,12 @@ from tests.worker.chat.half_duplex_driver import (
     PAUSE,
     Conversation,
     assert_context,
+    half_duplex_engine,
     record_segments,
     script,
 )
 from tests.worker.chat.reply_engine import LLM_LEN, SPOKEN, AnsweringEngine, rows_of, short_chunks
-from tests.worker.loop.engines import assert_same_events, make_config, voice
+from tests.worker.loop.engines import make_config, voice
 from worker.assembly.parts import EngineParts
 from worker.chat import config as reply_config
 from worker.engine import Engine
@@ -43,14 +44,9 @@ THOUGHT = "<think>\n\n</think>\n\n"
 
 
 @pytest.fixture
-def engine(parts: EngineParts, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnsweringEngine]:
-    # A slot of the small engine has no room for a round of 30 s.
-    monkeypatch.setattr(reply_config, "SEGMENT_ROWS", 100)
-    engine = AnsweringEngine(parts)
-    with short_chunks():
+def engine(parts: EngineParts) -> Iterator[AnsweringEngine]:
+    with half_duplex_engine(parts) as engine:
         yield engine
-    engine.sessions.close_all()
-    assert engine.n_free == (3, 3), f"slots: expected all free afterwards, got {engine.n_free}"
 
 
 def without_partials(events: Sequence[Event]) -> list[Event]:
@@ -229,7 +225,7 @@ def test_drops_old_rounds_above_the_high_watermark(
         return found
 
     monkeypatch.setattr(conversation.session.rounds, "close", recorded)
-    before = rows_of(engine.unit_steps.runner, conversation.slot)
+    before = rows_of(engine.unit_steps, conversation.slot)
     for number in range(7):
         result = conversation.say(greeting)
         assert isinstance(result, ReplyResult), f"round {number}: {result}"
@@ -242,7 +238,7 @@ def test_drops_old_rounds_above_the_high_watermark(
     # Reference: the kept keys are rotated to their new positions. Fixed: the system message's keys are.
     ahead = sum(drop.n for drop in drops) if compat == "fixed" else 0
     assert int(cache.positions[conversation.slot]) == conversation.n_rows + ahead
-    after = rows_of(engine.unit_steps.runner, conversation.slot)
+    after = rows_of(engine.unit_steps, conversation.slot)
     n_layers = len(before) // 2  # keys of all of them, then values
     for values, now in zip(before[n_layers:], after[n_layers:], strict=True):
         assert torch.equal(values, now[:, :n_system]), "expected the system message's values unchanged"
@@ -262,91 +258,7 @@ def test_high_watermark_leaves_room_for_one_round(engine: AnsweringEngine, greet
     assert n_dropped_rounds(conversation.session.rounds, 9) > 0
 
 
-# --- removed rounds ------------------------------------------------------------------------------
-
-
-def outcomes(conversation: Conversation, waves: Sequence[np.ndarray]) -> list[Event]:
-    return [conversation.say(wave) for wave in waves]
-
-
-@pytest.fixture
-def undisturbed(engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray) -> list[Event]:
-    conversation = Conversation(engine, "undisturbed")
-    results = outcomes(conversation, [greeting, question])
-    conversation.half_duplex.close()
-    return results
-
-
-@pytest.mark.parametrize("n_steps", [0, 1, 6, 11])
-def test_take_back_removes_the_round(
-    engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray, undisturbed: list[Event], n_steps: int
-) -> None:
-    conversation = Conversation(engine)
-    first = conversation.say(greeting)
-    before = rows_of(engine.unit_steps.runner, conversation.slot)
-    script(engine, "x" * 15)
-    conversation.push(greeting)
-    for _ in range(n_steps):
-        engine.step()
-    script(engine)
-    n = len(conversation.events)
-    assert conversation.half_duplex.take_back().result() is True
-    conversation.check()
-    engine.settle()
-    assert len(conversation.events) == n, "expected no outcome"
-    for one, other in zip(before, rows_of(engine.unit_steps.runner, conversation.slot), strict=True):
-        assert torch.equal(one, other), "expected the context as it was"
-    assert conversation.half_duplex.take_back().result() is False
-    assert_same_events("conversation", [first, conversation.say(question)], undisturbed)
-
-
-@pytest.mark.parametrize("stage", ["encode_clips", "feed", "step"])
-def test_failed_round_leaves_no_trace(
-    engine: AnsweringEngine,
-    greeting: np.ndarray,
-    question: np.ndarray,
-    undisturbed: list[Event],
-    stage: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    conversation = Conversation(engine)
-    first = conversation.say(greeting)
-    before = rows_of(engine.unit_steps.runner, conversation.slot)
-    owner = engine.unit_steps.runner if stage == "encode_clips" else engine.unit_steps
-    real, count = getattr(owner, stage), [0]
-
-    def broken(*given: Any, **options: Any) -> Any:
-        count[0] += 1
-        if count[0] > (5 if stage == "step" else 0):
-            raise RuntimeError("broken")
-        return real(*given, **options)
-
-    script(engine, "x" * 15)
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, stage, broken)
-        failure = conversation.say(greeting)
-    script(engine)
-    assert isinstance(failure, Failure) and str(failure.error) == "broken" and failure.unit == 2
-    for one, other in zip(before, rows_of(engine.unit_steps.runner, conversation.slot), strict=True):
-        assert torch.equal(one, other), "expected the context as it was"
-    assert_same_events("conversation", [first, conversation.say(question)], undisturbed)
-
-
-def test_close_takes_effect_at_once(engine: AnsweringEngine, greeting: np.ndarray) -> None:
-    conversation = Conversation(engine)
-    conversation.push(greeting)
-    engine.step()
-    n = len(conversation.events)
-    assert conversation.half_duplex.close().result() is None
-    assert engine.n_free == (3, 3)
-    engine.settle()
-    conversation.push(greeting)
-    assert len(conversation.events) == n, "expected no more events"
-    assert isinstance(conversation.half_duplex.close().exception(), OrderError)
-    idle = Conversation(engine, "idle")
-    idle.half_duplex.close()
-    idle.push(greeting)
-    assert idle.events == [], "expected sound to be dropped after close"
+# --- refusals ----------------------------------------------------------------------------------------
 
 
 def test_refused_answer_is_reported_as_failure(engine: AnsweringEngine, greeting: np.ndarray) -> None:
@@ -375,24 +287,6 @@ def test_refuses_system_message_that_does_not_fit(engine: AnsweringEngine) -> No
     with pytest.raises(ContextOverflowError, match=f"expected at most {LLM_LEN} rows"):
         Conversation(engine, system=("word " * LLM_LEN,))
     assert engine.n_free == (3, 3)
-
-
-def test_concurrent_conversations_stay_independent(
-    engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray, undisturbed: list[Event]
-) -> None:
-    conversations = [Conversation(engine, name) for name in ("one", "two")]
-    conversations[0].push(greeting)
-    engine.step()
-    engine.step()
-    conversations[1].push(greeting)
-    engine.settle()
-    conversations[1].push(question)
-    engine.step()
-    conversations[0].push(question)
-    engine.settle()
-    for conversation in conversations:
-        results = [event for event in conversation.events if isinstance(event, ReplyResult)]
-        assert_same_events(conversation.name, results, undisturbed)
 
 
 # --- on the engine's thread ----------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from models.stages.runner import Rows
+from models.stages.runner import Rows, Runner
 from tests.models.stages.conversations import picture
 from tests.worker.chat.reply_engine import WRITTEN, AnsweringEngine, make_parts, partials, script, words
 from worker.loop.results import Prefilled
@@ -40,19 +40,19 @@ class Work:
         self.rows: list[dict[int, int]] = []
         self.slices: list[int] = []
         self._engine, steps = engine, engine.unit_steps
-        feed, encode = steps.feed, steps.runner.encode_images
+        feed, encode = steps.feed, Runner.encode_images
 
         def count_rows(slots: Sequence[int], rows: Sequence[Rows], *rest: Any) -> Any:
             for slot, own in zip(slots, rows, strict=True):
                 self.rows[-1][slot] = self.rows[-1].get(slot, 0) + len(own)
             return feed(slots, rows, *rest)
 
-        def count_slices(images: Sequence[Any]) -> Any:
+        def count_slices(runner: Runner, images: Sequence[Any]) -> Any:
             self.slices[-1] += len(images)
-            return encode(images)
+            return encode(runner, images)
 
         monkeypatch.setattr(steps, "feed", count_rows)
-        monkeypatch.setattr(steps.runner, "encode_images", count_slices)
+        monkeypatch.setattr(Runner, "encode_images", count_slices)
 
     def step(self) -> bool:
         self.rows.append({})

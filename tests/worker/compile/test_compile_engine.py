@@ -35,6 +35,8 @@ from worker.config.compile import TARGETS, CompileConfig, Target
 N_UNITS = 5
 UNCOMPILED = CompileConfig(enabled=True, targets=(), cuda_graphs="on")
 ONE, FEW = ("vpm",), ("vpm", "llm.model")
+# Of both tables, by layer and whole. tests/test_compile_equivalence.py compiles all targets, and test_warmup the LLM.
+TRACED = ("resampler", "tts.model", "apm", "token2wav.hift")
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -176,7 +178,7 @@ def test_does_nothing_if_compile_is_off() -> None:
 
 
 def test_compiles_targets_in_order_and_nothing_after_warm_up() -> None:
-    """Traces every target on a CPU; a conversation with a late session adds no graph and equals the eager one."""
+    """Traced on a CPU; a conversation with a late session adds no graph and equals the eager one."""
     seen: list[tuple[str, int, int, str]] = []
     targets: dict[str, TargetState] = {"stale": TargetState("stale")}
     with short_speech():
@@ -186,11 +188,14 @@ def test_compiles_targets_in_order_and_nothing_after_warm_up() -> None:
             busy = [name for name, state in targets.items() if state.phase is TargetPhase.COMPILING]
             seen.append((what, done, total, ",".join(busy)))
 
-        result = compile_with(engine, CompileConfig(enabled=True), targets=targets, progress=progress)
+        config = CompileConfig(enabled=True, targets=TRACED)
+        result = compile_with(engine, config, targets=targets, progress=progress)
         assert result.targets is targets and list(targets) == list(TARGETS)
-        assert {state.phase for state in targets.values()} == {TargetPhase.COMPILED}, targets
-        assert all(state.n_graphs for state in targets.values()), targets
-        assert {busy for *_, busy in seen} == {*TARGETS, ""}, "expected one target at a time"
+        compiled = [name for name, state in targets.items() if state.phase is TargetPhase.COMPILED]
+        assert compiled == [name for name in TARGETS if name in TRACED], targets
+        assert all(targets[name].n_graphs for name in TRACED), targets
+        busy_ones = [busy for *_, busy in seen if busy]
+        assert list(dict.fromkeys(busy_ones)) == compiled, f"expected one target at a time, in order, got {busy_ones}"
         assert [done for _, done, *_ in seen] == list(range(len(seen))) and {total for *_, total, _ in seen} == {
             len(seen)
         }

@@ -148,12 +148,12 @@ def test_kernels_need_one_context_size() -> None:
 def test_failed_kernels_restore_sizes_for_compiled_layers(made: list[Replayed]) -> None:
     """A short conversation then replays graphs of the small context sizes only."""
     engine, model = SmallEngine(), StubModel("no such instruction")
-    runner = engine.unit_steps.runner
-    few = replace(runner.shapes, kv=(64, 128, LLM_LEN))
+    unit_steps = engine.unit_steps
+    few = replace(unit_steps.shapes, kv=(64, 128, LLM_LEN))
     engine.parts = replace(engine.parts, compiled_shapes=few)
     result = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=("vpm",), cuda_graphs="on"))
-    table = runner.regions
-    assert result.failed_kernels == ["omni"] and runner.shapes == table.shapes == few and table.is_sealed
+    table = unit_steps.regions
+    assert result.failed_kernels == ["omni"] and unit_steps.shapes == table.shapes == few and table.is_sealed
     assert result.targets["vpm"].phase is TargetPhase.COMPILED and result.targets["vpm"].n_graphs > 0
     assert result.regions["unit_step"].sizes["kv"] == [64, 128, LLM_LEN]
     with short_speech():

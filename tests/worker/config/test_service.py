@@ -100,6 +100,16 @@ def test_unused_keys_of_flags_and_variables_give_notes(file: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("value", ["cpp", {"llamacpp_root": "/x", "model": {"dir": "/y"}}, None], ids=str)
+def test_sections_of_another_backend_give_one_note_each(file: Path, value: object) -> None:
+    config, notes = load(file, {"backend": value, "cpp_backend": value})
+    assert [note.split(" has no effect")[0] for note in notes] == [
+        "setting backend (config.json)",
+        "setting cpp_backend (config.json)",
+    ]
+    assert config == load(file, {})[0]
+
+
 def test_a_variable_holds_a_list_as_json(file: Path) -> None:
     environ = {"DUOLOGUE_SERVICE_ALLOWED_ORIGINS": '["https://a.example", "https://b.example"]'}
     got = load(file, {}, environ=environ)[0].service.allowed_origins

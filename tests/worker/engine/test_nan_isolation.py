@@ -33,7 +33,7 @@ def _short_speech() -> Iterator[None]:
 
 def poison(engine: SmallEngine) -> int:
     """Fill free slots and padding with NaN. Returns: number of tensors filled."""
-    state, free = engine.unit_steps.state, engine.unit_steps.runner.pool._free
+    state, free = engine.unit_steps.state, engine.unit_steps.free_slots
     owned = [(tensor, [*free, state.scratch]) for tensor in state.tensors()]
     vocoder, sizes = engine.vocoder, engine.vocoder.sizes
     slots = [*vocoder._free, *(number + sizes.n_sessions for number in vocoder._free)]

@@ -4,6 +4,7 @@ The two workers that compile share a cache: the first one finds it empty, the se
 """
 
 import signal
+import socket
 import threading
 import time
 import urllib.error
@@ -285,19 +286,6 @@ def test_drain_lets_sessions_finish(cold, cached):
     assert status == 0, f"expected exit status 0, got {status}\n{worker.log}"
 
 
-def test_drain_timeout_ends_sessions(tmp_path):
-    flags = (*FLAGS, "--drain-timeout", "1")
-    with running(tmp_path, *flags, config=FEW_STEPS) as worker, ScriptedClient(worker) as client:
-        client.prepare(LIVELY)
-        client.unit(0)
-        worker.process.send_signal(signal.SIGTERM)
-        client.expect_error("draining", timeout=30)
-        code = client.close_code()
-        assert code == 1012, f"expected close code 1012, got {code}"
-        status = worker.wait()
-        assert status == 0, f"expected exit status 0, got {status}\n{worker.log}"
-
-
 def test_stop_during_start_exits(tmp_path, cache):
     with launch(tmp_path, cache) as worker:
         worker.wait_state("LOADING", "COMPILING")
@@ -342,25 +330,47 @@ def test_invalid_settings_give_one_line(tmp_path, flags, config, named):
 
 
 def test_used_port_gives_one_line(tmp_path):
-    with running(tmp_path, until=None) as first:
-        first.wait_listening()
-        with running(tmp_path, "--port", str(first.port), until=None) as second:
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        port = str(first.getsockname()[1])
+        with running(tmp_path, "--port", port, until=None) as second:
             status = second.wait(60)
-    assert status == 2 and len(second.lines) == 1 and str(first.port) in second.log, f"got {status}:\n{second.log}"
+    assert status == 2 and len(second.lines) == 1 and port in second.log, f"got {status}:\n{second.log}"
 
 
-def test_serves_eagerly_without_a_compiler(tmp_path):
+@pytest.fixture(scope="module")
+def uncompiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    """A worker without a C++ compiler. The last test that uses it ends it."""
+    folder = tmp_path_factory.mktemp("uncompiled")
     config = {**FEW_STEPS, "service": {"compile": {"targets": ["resampler"]}}}
-    environ = {"CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "none")}
-    with running(tmp_path, *FLAGS, config=config, environ=environ) as worker:
-        targets = worker.health()["compile"]["targets"]
-        phases = {name: target["phase"] for name, target in targets.items() if target["phase"] != "off"}
-        assert phases == {"resampler": "eager"}, f"expected it eager, got {phases}\n{worker.log}"
-        assert targets["resampler"]["error"]
-        assert any("WARNING" in line and "resampler" in line for line in worker.lines), worker.log
-        metrics = worker.ask("/metrics")[1]
-        assert 'compile_target{phase="eager",target="resampler"} 1.0' in metrics
-        with ScriptedClient(worker) as client:
-            client.prepare(LIVELY)
-            assert [r.current_time for r in client.units(range(3), picture=True)] == [1, 2, 3]
-            client.stop()
+    environ = {"CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(folder / "none")}
+    with running(folder, *FLAGS, "--drain-timeout", "1", config=config, environ=environ) as worker:
+        yield worker
+
+
+def test_serves_eagerly_without_a_compiler(uncompiled):
+    worker = uncompiled
+    targets = worker.health()["compile"]["targets"]
+    phases = {name: target["phase"] for name, target in targets.items() if target["phase"] != "off"}
+    assert phases == {"resampler": "eager"}, f"expected it eager, got {phases}\n{worker.log}"
+    assert targets["resampler"]["error"]
+    assert any("WARNING" in line and "resampler" in line for line in worker.lines), worker.log
+    metrics = worker.ask("/metrics")[1]
+    assert 'compile_target{phase="eager",target="resampler"} 1.0' in metrics
+    with ScriptedClient(worker) as client:
+        client.prepare(LIVELY)
+        assert [r.current_time for r in client.units(range(3), picture=True)] == [1, 2, 3]
+        client.stop()
+
+
+def test_drain_timeout_ends_sessions(uncompiled):
+    worker = uncompiled
+    worker.wait_free(2)
+    with ScriptedClient(worker) as client:
+        client.prepare(LIVELY)
+        client.unit(0)
+        worker.process.send_signal(signal.SIGTERM)
+        client.expect_error("draining", timeout=30)
+        code = client.close_code()
+        assert code == 1012, f"expected close code 1012, got {code}"
+        status = worker.wait()
+        assert status == 0, f"expected exit status 0, got {status}\n{worker.log}"

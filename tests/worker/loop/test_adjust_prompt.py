@@ -119,7 +119,7 @@ def test_snapshots_serve_adjusted_prompts(engine: SmallEngine) -> None:
     with opened(engine, "basic") as session:
         engine.sessions.adjust(session, Adjustment(prompt=LONG))
         assert engine.sessions.n_snapshots == 2
-        with broken(engine.unit_steps.runner.regions, "unit_prefill", of_slot(session.slot), "before"):
+        with broken(engine.unit_steps.regions, "unit_prefill", of_slot(session.slot), "before"):
             engine.sessions.prepare(session, LONG)
             engine.sessions.adjust(session, Adjustment(prompt=make_prompt()))
         assert_consistent(engine, session)
@@ -173,7 +173,7 @@ def test_failing_model_leaves_the_old_prompt(engine: SmallEngine) -> None:
         run_units(engine, session, 3)
         state = [tensor[session.slot].clone() for tensor in engine.unit_steps.state.tensors()]
         for when in ("before", "after"):
-            breaking = broken(engine.unit_steps.runner.regions, "unit_prefill", of_slot(session.slot), when)
+            breaking = broken(engine.unit_steps.regions, "unit_prefill", of_slot(session.slot), when)
             with breaking, pytest.raises(Broken):
                 engine.sessions.adjust(session, Adjustment(prompt=LONG))
             now = [tensor[session.slot] for tensor in engine.unit_steps.state.tensors()]
