@@ -22,6 +22,17 @@ def browser(media: tuple[Path, Path]) -> Iterator[Browser]:
         yield one
 
 
+@pytest.fixture(autouse=True)
+def _pages_end_with_their_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Close the contexts that a test leaves open: their pages would go on talking beside the next tests."""
+    browser = request.getfixturevalue("browser") if "browser" in request.fixturenames else None
+    kept = [] if browser is None else browser.contexts
+    yield
+    for left in [] if browser is None else browser.contexts:
+        if left not in kept:
+            left.close()
+
+
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
     """A browser context with its own storage."""
