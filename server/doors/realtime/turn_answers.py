@@ -1,0 +1,138 @@
+"""Responses that a chat answers: those of the turn lane, and those out of band beside any lane."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from server.access.identity import Identity
+from server.doors.core.chat_turn import ChatTurns, TurnDone, TurnSound, TurnText
+from server.doors.errors import ApiError
+from server.doors.realtime.items import ConversationItem
+from server.doors.realtime.responses import (
+    COMPLETED,
+    TOO_LONG,
+    CancelReason,
+    RealtimeResponse,
+    ResponseEnd,
+    cancelled,
+    failed,
+)
+from server.doors.realtime.session_config import RealtimeConfig
+from server.doors.realtime.sound.resample import pcm16_of
+from server.doors.realtime.sound.wire_sound import SoundOutput
+from server.doors.realtime.turn_request import turn_request
+from server.doors.realtime.turns.clock import send_at
+from server.doors.realtime.usage import TokenUsage
+from worker.protocol.chat_messages import ReplyUsage
+
+LOG = logging.getLogger(__name__)
+MAX_ANSWERS = 4  # of one session at the same time
+
+
+class TurnAnswers:
+    """The running chats of one session.
+
+    Args:
+        turns: chats of all doors.
+        identity: whose session it is.
+        on_end: called with each response and its end, once.
+        clock: monotonic s.
+    """
+
+    def __init__(
+        self,
+        turns: ChatTurns,
+        identity: Identity,
+        on_end: Callable[[RealtimeResponse, ResponseEnd], None],
+        clock: Callable[[], float],
+    ):
+        self._turns, self._identity, self._on_end, self._clock = turns, identity, on_end, clock
+        self._running: dict[str, tuple[RealtimeResponse, asyncio.Task[None]]] = {}
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._running) >= MAX_ANSWERS
+
+    def start(
+        self,
+        response: RealtimeResponse,
+        config: RealtimeConfig,
+        voice: str | None,
+        items: Iterable[ConversationItem],
+    ) -> None:
+        """Answer a conversation.
+
+        Args:
+            response: is open.
+            config: settings of the response.
+            voice: registered voice; None: the server's default.
+            items: the conversation; read now.
+        """
+        running = self._run(response, config, voice, list(items))
+        task = asyncio.create_task(running, name=f"answer {response.id}")
+        self._running[response.id] = (response, task)
+
+    def cancel(self, response_id: str, reason: CancelReason) -> bool:
+        """End a response now. Returns: whether it was running."""
+        if response_id not in self._running:
+            return False
+        response, task = self._running.pop(response_id)
+        task.cancel()
+        self._on_end(response, cancelled(reason))
+        return True
+
+    def stop(self) -> None:
+        """End all chats without events."""
+        for _, task in self._running.values():
+            task.cancel()
+        self._running.clear()
+
+    async def _run(
+        self, response: RealtimeResponse, config: RealtimeConfig, voice: str | None, items: list[ConversationItem]
+    ) -> None:
+        try:
+            end = await self._answer(response, config, voice, items)
+        except ApiError as error:
+            fields = error.fields()
+            end = failed(str(fields["code"]), str(fields["message"]))
+        except Exception:
+            LOG.exception("response %s", response.id)
+            end = failed("internal_error", "Internal server error")
+        if self._running.pop(response.id, None) is not None:
+            self._on_end(response, end)
+
+    async def _answer(
+        self, response: RealtimeResponse, config: RealtimeConfig, voice: str | None, items: list[ConversationItem]
+    ) -> ResponseEnd:
+        request = await asyncio.to_thread(turn_request, config, voice, items)
+        output = SoundOutput(config.output_format)
+        async with self._turns.open(request, self._identity) as turn:
+            async for event in turn.events():
+                if isinstance(event, TurnText):
+                    response.add_text(event.text)
+                elif isinstance(event, TurnSound):
+                    await self._wait_for_playback(response)
+                    response.add_sound(output.push(pcm16_of(event.pcm)))
+                    response.mark()
+                elif isinstance(event, TurnDone):
+                    response.usage.add(_usage_of(event.usage))
+                    return TOO_LONG if event.stopped == "length" else COMPLETED
+        return COMPLETED
+
+    async def _wait_for_playback(self, response: RealtimeResponse) -> None:
+        """Wait until the client holds less than a second of sound."""
+        now = self._clock()
+        if response.first_sound_at is None:
+            response.first_sound_at = now
+        await asyncio.sleep(send_at(response.first_sound_at, response.sent_ms, now) - now)
+
+
+def _usage_of(usage: ReplyUsage) -> TokenUsage:
+    media = usage.input_audio_tokens + usage.input_image_tokens
+    return TokenUsage(
+        text_in=usage.input_tokens - media,
+        audio_in=usage.input_audio_tokens,
+        image_in=usage.input_image_tokens,
+        text_out=usage.text_tokens,
+        audio_out=usage.speech_tokens,
+    )
