@@ -137,7 +137,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     app.include_router(speech_routes(SpeechDoor(turns, names, voice_names, admission)))
     app.include_router(completion_routes(ChatDoor(turns, names, voice_names, admission)))
     add_sockets(app, gateway.sockets, admission)
-    door = DoorContext(gateway.slots, gateway.recordings, admission, gateway.model_names, gateway.voice_names)
+    door = DoorContext(gateway.slots, gateway.recordings, admission, names, voice_names, turns)
     add_realtime_sockets(app, RealtimeDoor(door))
     add_gpt_live_socket(app, GptLiveDoor(door))
     refuse_other_sockets(app, *REALTIME_PATHS, GPT_LIVE_PATH)

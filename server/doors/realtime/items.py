@@ -43,7 +43,7 @@ class ConversationItem:
     Attributes:
         kind: `type` of the item.
         parts: content of a message; pictures and sound are kept elsewhere.
-        sound: [n] float32 at 16 kHz of the user's turn, for the turn lane.
+        sound: [n] float32 at 16 kHz of the user's turn, for the turn lane. pictures: encoded, for the turn lane.
         sent_ms: sound of it that was sent to the client.
         marks: of a spoken item, in order.
         is_camera: a picture without text, of which only the id is kept after a while.
@@ -59,6 +59,7 @@ class ConversationItem:
     arguments: str | None = None
     output: str | None = None
     sound: np.ndarray | None = None
+    pictures: list[bytes] = field(default_factory=list)
     sent_ms: float = 0.0
     marks: list[HeardMark] = field(default_factory=list)
     is_camera: bool = False

@@ -145,10 +145,16 @@ class DuplexLane:
         """Add an encoded picture to the unit that is being filled."""
         self._buffer.add_picture(data, max_slices)
 
-    def ask(self) -> None:
-        """The client has asked for the response that is open now."""
+    def ask(self, *, has_options: bool) -> None:
+        """The client has asked for the response that is open now.
+
+        has_options: the response differs from the session, so that a unit which runs already is not part of it.
+        """
+        if has_options and self._in_flight is not None:
+            self._discard(self._in_flight)
+            self.policy.cut(is_running=True)
         self.policy.ask()
-        self._barge_in.begin_response()
+        self._barge_in.begin_response(self.voice.pushed_ms)
         self._timer.start(self._clock())
         self._prepare()
         self._pump()
@@ -156,13 +162,17 @@ class DuplexLane:
     def cancel(self, reason: CancelReason) -> None:
         """End the open response now; what the worker still makes of it is dropped."""
         unit = self._in_flight
-        if unit is not None and not unit.is_discarded:
-            unit.is_discarded = True
-            if self._units is not None:
-                self._units.send(Interrupt())
+        if unit is not None:
+            self._discard(unit)
         self.policy.cut(is_running=unit is not None or self.policy.is_turn_open)
         self._finish(cancelled(reason))
         self._pump()
+
+    def _discard(self, unit: UnitInFlight) -> None:
+        """Drop what the worker still makes of a unit, and let it stop."""
+        if not unit.is_discarded and self._units is not None:
+            unit.is_discarded = True
+            self._units.send(Interrupt())
 
     # --- what the detector hears ---------------------------------------------------------------
 
@@ -172,13 +182,14 @@ class DuplexLane:
         response = self._host.response
         if isinstance(heard, SpeechOver):
             self._barge_in.end_turn()
-            if self._turns.end(heard.end_ms) is not None:
+            if self._turns.end(heard.end_ms) is not None and not self._barge_in.is_answered(heard.end_ms):
                 self.policy.end_user_turn()
             self._pump()
             return
         if isinstance(heard, SpeechHeard):
             self._barge_in.begin_turn(heard.start_ms)
-        start_ms = self._barge_in.due(heard.speech_ms, is_responding=response is not None)
+        self._barge_in.hear(heard.speech_ms, heard.at_ms)
+        start_ms = self._barge_in.due(heard.speech_ms, heard.at_ms, is_responding=response is not None)
         if start_ms is not None:
             self.policy.begin_user_turn()
             self._turns.begin(start_ms)
@@ -223,7 +234,7 @@ class DuplexLane:
     def _on_result(self, unit: UnitInFlight, result: Result) -> None:
         self._usage.add(usage_of(result))
         self.policy.record_result(is_listen=result.is_listen, end_of_turn=result.end_of_turn)
-        if unit.is_discarded:
+        if unit.is_discarded or unit.chunk.force_listen:  # the latter only ends the turn of a cancelled response
             return
         sound = b""
         if result.audio_data is not None and not result.is_listen:
@@ -249,7 +260,7 @@ class DuplexLane:
         response = self._host.response
         if response is None:
             response = self._host.begin_response()
-            self._barge_in.begin_response()
+            self._barge_in.begin_response(self.voice.pushed_ms)
         self.policy.is_asked = False  # the model speaks already
         response.add_text(text)
         if sound:

@@ -8,6 +8,7 @@ from server.doors.realtime.events.client_events import ContentPart
 from server.doors.realtime.events.server_events import EventSender
 from server.doors.realtime.events.session_patch import FormatName
 from server.doors.realtime.items import Conversation, ConversationItem, HeardMark, new_id
+from server.doors.realtime.session_config import RealtimeConfig
 from server.doors.realtime.usage import TokenUsage
 
 Json = dict[str, Any]
@@ -52,6 +53,14 @@ class ResponseShape:
     max_output_tokens: int | None = None
     metadata: dict[str, str] | None = None
     in_conversation: bool = True
+
+    @classmethod
+    def of(
+        cls, config: RealtimeConfig, metadata: dict[str, str] | None, *, in_conversation: bool = True
+    ) -> "ResponseShape":
+        """The shape of a response with these settings."""
+        limit = config.max_output_tokens
+        return cls(config.modality, config.output_format, config.voice, limit, metadata, in_conversation)
 
 
 class RealtimeResponse:

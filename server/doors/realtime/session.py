@@ -3,22 +3,29 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from pydantic import ValidationError
+
+from server.access.identity import Identity
+from server.doors.core.chat_turn import ChatTurns
 from server.doors.errors import ApiError
 from server.doors.realtime.engine_settings import EngineSettings
 from server.doors.realtime.events import client_events as events
-from server.doors.realtime.events.event_error import EventError
+from server.doors.realtime.events.event_error import EventError, of_validation
 from server.doors.realtime.events.server_events import EventSender
 from server.doors.realtime.events.session_patch import check_tool, read_patch
 from server.doors.realtime.item_texts import text_of
-from server.doors.realtime.items import Conversation, item_of, new_id
+from server.doors.realtime.items import Conversation, ConversationItem, item_of, new_id
 from server.doors.realtime.lane_duplex import DuplexLane
+from server.doors.realtime.lane_turn import TurnLane
 from server.doors.realtime.responses import RealtimeResponse, ResponseEnd, ResponseShape
 from server.doors.realtime.session_config import RealtimeConfig, TurnDetection, choice_of, limit_of
 from server.doors.realtime.sound.pictures import POOL, picture_of
 from server.doors.realtime.sound.wire_sound import SoundInput, SoundOutput
+from server.doors.realtime.turn_answers import TurnAnswers
 from server.doors.realtime.turns.user_turns import UserTurns
 from server.doors.voices import VoiceNames
 from worker.protocol.text_messages import InsertText
@@ -29,11 +36,27 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class SessionLimits:
-    """What a session has. expires_at: Unix s. max_slices: of a picture with the detail `high`."""
+class SessionContext:
+    """What a session uses.
 
+    voices: names of voices. turns: chats of all doors. identity: whose session it is. expires_at: Unix s.
+    max_slices: of a picture with the detail `high`. clock: monotonic s.
+    """
+
+    voices: VoiceNames
+    turns: ChatTurns
+    identity: Identity
     expires_at: int
+    clock: Callable[[], float]
     max_slices: int = 4
+
+
+@dataclass
+class ItemMedia:
+    """Media of an item. pictures: encoded, with their slices. sound: [n] float32 at 16 kHz."""
+
+    pictures: list[tuple[bytes, int]] = field(default_factory=list)
+    sound: np.ndarray | None = None
 
 
 class RealtimeSession:
@@ -42,31 +65,25 @@ class RealtimeSession:
     Args:
         send: sends events.
         config: settings at the start.
-        voices: names of voices.
-        limits: expiry and slices.
-        clock: monotonic s.
+        context: what it uses.
     """
 
-    def __init__(
-        self,
-        send: EventSender,
-        config: RealtimeConfig,
-        voices: VoiceNames,
-        limits: SessionLimits,
-        clock: Callable[[], float],
-    ):
+    def __init__(self, send: EventSender, config: RealtimeConfig, context: SessionContext):
         self.id = new_id("sess")
         self.config = config
         self.conversation = Conversation()
         self.response: RealtimeResponse | None = None
-        self._send, self._voices, self._limits = send, voices, limits
+        self._send, self._context = send, context
         self._voice: str | None = None  # registered voice for `config.voice`
         self._override: tuple[RealtimeConfig, str | None] | None = None  # of the open response, with its voice
         self._turns = UserTurns(send, self.conversation)
         self._input = SoundInput(config.input_format)
         self._output = SoundOutput(config.output_format)
         self._has_spoken = False
-        self.lane = DuplexLane(self, self._turns, config.turn_detection or TurnDetection(), clock)
+        self.lane = DuplexLane(self, self._turns, config.turn_detection or TurnDetection(), context.clock)
+        self._turn_lane = TurnLane()
+        self._answers = TurnAnswers(context.turns, context.identity, self._on_answer_end, context.clock)
+        self.lane_changed = asyncio.Event()
         self._handlers: dict[type[events.ClientEvent], Callable[[Any], Awaitable[None]]] = {
             events.SessionUpdate: self._on_session_update,
             events.AppendAudio: self._on_append,
@@ -86,9 +103,19 @@ class RealtimeSession:
         self._voice = await self._voice_of(self.config.voice)
         self._send("session.created", session=self.described())
 
+    @property
+    def is_duplex(self) -> bool:
+        """Whether the session is in the duplex lane, which needs a slot all the time."""
+        return self.config.turn_detection is not None
+
+    def stop(self) -> None:
+        """The session is over: send nothing any more."""
+        self.lane.stop()
+        self._answers.stop()
+
     def described(self) -> Json:
         """The session object."""
-        return {**self.config.described(), "id": self.id, "expires_at": self._limits.expires_at}
+        return {**self.config.described(), "id": self.id, "expires_at": self._context.expires_at}
 
     async def handle(self, event: events.ClientEvent) -> None:
         """React to an event; errors that it causes are sent."""
@@ -106,20 +133,25 @@ class RealtimeSession:
     async def _on_session_update(self, event: events.SessionUpdate) -> None:
         patch = read_patch(event.session)
         config = self.config.merged(patch, has_spoken=self._has_spoken)
-        if config.turn_detection is None:
-            message = "session.audio.input.turn_detection: expected server_vad or semantic_vad, got null"
-            raise EventError("invalid_value", message, "session.audio.input.turn_detection")
+        detection, was_duplex = config.turn_detection, self.is_duplex
+        if (detection is not None) != was_duplex and self.response is not None:
+            message = "session.audio.input.turn_detection: expected no active response, got one"
+            raise EventError("conversation_already_has_active_response", message)
         voice = await self._voice_of(config.voice)
         before, self.config, self._voice = self.config, config, voice
         if config.input_format != before.input_format:
             self._input = SoundInput(config.input_format)
-        if config.turn_detection != before.turn_detection:
-            self.lane.configure(config.turn_detection)
+        if detection is not None and detection != before.turn_detection:
+            self.lane.configure(detection)
+        if self.is_duplex != was_duplex:
+            self._turn_lane.clear()
+            self.lane.clear()
+            self.lane_changed.set()
         self._send("session.updated", session=self.described())
 
     async def _voice_of(self, name: str) -> str | None:
         try:
-            return await asyncio.to_thread(self._voices.resolve, name)
+            return await asyncio.to_thread(self._context.voices.resolve, name)
         except ApiError as error:
             raise EventError("invalid_value", error.message, "session.audio.output.voice") from None
 
@@ -129,15 +161,21 @@ class RealtimeSession:
         else:
             samples = self._input.push(event.sound)
         self._turns.append(len(samples) / 16)
-        self.lane.append(samples)
+        if self.is_duplex:
+            self.lane.append(samples)
+        elif dropped := self._turn_lane.append(samples):
+            self.report_overflow(dropped)
 
     async def _on_commit(self, _: events.CommitAudio) -> None:
-        self._turns.commit()
+        item = self._turns.commit()
+        if not self.is_duplex:
+            item.sound = self._turn_lane.take()
 
     async def _on_clear(self, _: events.ClearAudio) -> None:
         self._turns.clear()
         self._input.reset()
         self.lane.clear()
+        self._turn_lane.clear()
         self._send("input_audio_buffer.cleared")
 
     async def _on_clear_output(self, _: events.ClearOutput) -> None:
@@ -149,24 +187,34 @@ class RealtimeSession:
     async def _on_create_item(self, event: events.CreateItem) -> None:
         item = item_of(event.item)
         self.conversation.check_new(item, event.previous_item_id)
-        pictures = []
-        for part in item.parts:
-            if part.type == "input_image":
-                loop = asyncio.get_running_loop()
-                data = await loop.run_in_executor(POOL, picture_of, part.image_url or "")
-                pictures.append((data, self._limits.max_slices if part.detail == "high" else 1))
-        sound = [events.decoded_sound(part.audio, "item.content.audio") for part in event.item.content if part.audio]
+        media = await self._media_of(item, event.item)
         before = self.conversation.insert(item, event.previous_item_id)
         shown = item.described()
         self._send("conversation.item.added", previous_item_id=before, item=shown)
         self._send("conversation.item.done", previous_item_id=before, item=shown)
         item.parts = [part.model_copy(update={"image_url": None}) for part in item.parts]
-        for data, slices in pictures:
+        if not self.is_duplex:
+            item.pictures, item.sound = [data for data, _ in media.pictures], media.sound
+            return
+        for data, slices in media.pictures:
             self.lane.add_picture(data, slices)
-        for data in sound if item.role == "user" else ():
-            self.lane.append(await asyncio.to_thread(SoundInput(self.config.input_format).push, data))
+        if media.sound is not None and item.role == "user":
+            self.lane.append(media.sound)
         if (text := text_of(item)) is not None:
             self.lane.add_text(text)
+
+    async def _media_of(self, item: ConversationItem, given: events.GivenItem) -> ItemMedia:
+        """The pictures and the sound of an item. Raises: EventError."""
+        media = ItemMedia()
+        loop = asyncio.get_running_loop()
+        for part in item.parts:
+            if part.type == "input_image":
+                data = await loop.run_in_executor(POOL, picture_of, part.image_url or "")
+                media.pictures.append((data, self._context.max_slices if part.detail == "high" else 1))
+        sounds = [events.decoded_sound(part.audio, "item.content.audio") for part in given.content if part.audio]
+        if sounds:
+            media.sound = await asyncio.to_thread(SoundInput(self.config.input_format).push, b"".join(sounds))
+        return media
 
     async def _on_retrieve_item(self, event: events.RetrieveItem) -> None:
         item = self.conversation.find(event.item_id, "item_retrieve_invalid_item_id")
@@ -191,16 +239,45 @@ class RealtimeSession:
 
     async def _on_create_response(self, event: events.CreateResponse) -> None:
         options = event.response or events.ResponseOptions()
-        if options.conversation == "none" or options.input is not None:
-            raise EventError("invalid_value", "response.conversation: expected auto, got none", "response.conversation")
-        if self.response is not None:
+        config = self._config_for(options)
+        is_aside = options.conversation == "none"
+        if not is_aside and self.response is not None:
             message = f"Conversation already has an active response: {self.response.id}"
             raise EventError("conversation_already_has_active_response", message)
-        config = self._config_for(options)
+        if self._answers.is_full:
+            raise EventError("too_many_responses", "response.create: expected fewer responses at the same time")
+        items = None if options.input is None else await self._items_of(options.input)
         voice = self._voice if config.voice == self.config.voice else await self._voice_of(config.voice)
-        self._override = (config, voice)
-        self._open_response(config, options.metadata, is_asked=True)
-        self.lane.ask()
+        if self.is_duplex and not is_aside and items is None:
+            self._override = (config, voice)
+            self._open_response(config, options.metadata, is_asked=True)
+            self.lane.ask(has_options=config != self.config)
+            return
+        asked = list(self.conversation) if items is None else items
+        if is_aside:
+            shape = ResponseShape.of(config, options.metadata, in_conversation=False)
+            response = RealtimeResponse(self._send, self.conversation, shape, is_asked=True)
+            response.begin()
+        else:
+            response = self._open_response(config, options.metadata, is_asked=True)
+        self._answers.start(response, config, voice, asked)
+
+    async def _items_of(self, given: list[Json]) -> list[ConversationItem]:
+        """The items of `response.input`, which may name items of the conversation. Raises: EventError."""
+        items = []
+        for one in given:
+            if one.get("type") == "item_reference":
+                items.append(self.conversation.find(str(one.get("id")), "invalid_value"))
+                continue
+            try:
+                parsed = events.GivenItem.model_validate(one)
+            except ValidationError as error:
+                raise of_validation(error, "response.input") from None
+            item = item_of(parsed)
+            media = await self._media_of(item, parsed)
+            item.pictures, item.sound = [data for data, _ in media.pictures], media.sound
+            items.append(item)
+        return items
 
     def _config_for(self, options: events.ResponseOptions) -> RealtimeConfig:
         """The session's configuration with the options of one response. Raises: EventError."""
@@ -224,10 +301,21 @@ class RealtimeSession:
         return replace(self.config, **changes)
 
     async def _on_cancel_response(self, event: events.CancelResponse) -> None:
-        response = self.response
-        if response is None or event.response_id not in (None, response.id):
-            raise EventError("response_cancel_not_active", "Cancellation failed: no active response found")
-        self.lane.cancel("client_cancelled")
+        response_id = event.response_id or (None if self.response is None else self.response.id)
+        if response_id is not None:
+            if self._answers.cancel(response_id, "client_cancelled"):
+                return
+            if self.response is not None and self.response.id == response_id:
+                self.lane.cancel("client_cancelled")
+                return
+        raise EventError("response_cancel_not_active", "Cancellation failed: no active response found")
+
+    def _on_answer_end(self, response: RealtimeResponse, end: ResponseEnd) -> None:
+        self._has_spoken = self._has_spoken or response.sent_ms > 0
+        if response is self.response:
+            self.finish_response(end)
+        else:
+            response.finish(end)
 
     # --- what the lane asks for ----------------------------------------------------------------
 
@@ -243,7 +331,7 @@ class RealtimeSession:
     def _open_response(
         self, config: RealtimeConfig, metadata: dict[str, str] | None, *, is_asked: bool
     ) -> RealtimeResponse:
-        shape = ResponseShape(config.modality, config.output_format, config.voice, config.max_output_tokens, metadata)
+        shape = ResponseShape.of(config, metadata)
         self._output = SoundOutput(config.output_format)
         self.response = RealtimeResponse(self._send, self.conversation, shape, is_asked=is_asked)
         self.response.begin()

@@ -5,12 +5,14 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from server.access.identity import identity_of
 from server.admission import Admission
 from server.dispatch.dispatcher import PendingSession
+from server.doors.core.chat_turn import ChatTurns, error_of_end
 from server.doors.core.unit_session import UnitSession
 from server.doors.errors import ApiError
 from server.doors.model_names import ModelNames
@@ -31,7 +33,8 @@ from server.doors.realtime.ends import (
 from server.doors.realtime.events.client_events import EventRefusedError, read_event
 from server.doors.realtime.events.event_error import EventError
 from server.doors.realtime.events.server_events import EventSender, Json
-from server.doors.realtime.session import RealtimeSession, SessionLimits
+from server.doors.realtime.events.session_patch import read_patch
+from server.doors.realtime.session import RealtimeSession, SessionContext
 from server.doors.realtime.session_config import RealtimeConfig
 from server.doors.voices import VoiceNames
 from server.live.closes import DRAINING, SessionEnd
@@ -62,6 +65,7 @@ class DoorContext:
     admission: Admission
     model_names: ModelNames
     voices: VoiceNames
+    turns: ChatTurns
 
 
 class RealtimeDoor:
@@ -74,7 +78,7 @@ class RealtimeDoor:
         """Serve one connection, from the handshake to the close."""
         context = self._context
         try:
-            model = self._admitted(websocket)
+            config = self._admitted(websocket)
             session = LiveSession(f"adx_rt_{time.time_ns():x}", Kind.DUPLEX, identity_of(websocket))
             pending = self._ticket(session)
         except ApiError as error:
@@ -82,7 +86,7 @@ class RealtimeDoor:
             return
         offered = websocket.scope.get("subprotocols", [])
         await websocket.accept(subprotocol=SUBPROTOCOL if SUBPROTOCOL in offered else None)
-        connection = RealtimeConnection(websocket, context, session, RealtimeConfig(model))
+        connection = RealtimeConnection(websocket, context, session, config)
         session.task = running = asyncio.create_task(connection.run(pending), name="realtime")
         context.slots.live.add(session)
         try:
@@ -97,26 +101,30 @@ class RealtimeDoor:
             context.slots.dispatcher.finish(pending)
         LOG.info("session %s ended: %s", session.session_id, end.how)
 
-    def _admitted(self, websocket: WebSocket) -> str:
-        """The served model's name. Raises: ApiError."""
+    def _admitted(self, websocket: WebSocket) -> RealtimeConfig:
+        """The settings that the session begins with. Raises: ApiError."""
         query = websocket.query_params
         if query.get("intent") == "transcription":
             raise ApiError(400, "intent: expected a conversation, got transcription", param="intent")
         refusal = self._context.admission.refusal(websocket, "audio_duplex")
         if refusal is not None:
             raise ApiError(403, refusal)
-        names = self._context.model_names
-        return names.resolve_for(query.get("model") or names.served, identity_of(websocket))
+        names, identity = self._context.model_names, identity_of(websocket)
+        model = names.resolve_for(query.get("model") or names.served, identity)
+        try:
+            return RealtimeConfig(model).merged(read_patch(identity.session or {}))
+        except EventError as error:
+            raise ApiError(400, error.message, param=error.param, code=error.code) from None
 
     def _ticket(self, session: LiveSession) -> PendingSession:
         """A ticket for a slot that is free within the time a client waits. Raises: ApiError."""
         slots = self._context.slots
         if slots.live.draining:
-            raise ApiError(503, DRAINING.reason, headers={"retry-after": "10"})
+            raise error_of_end(SessionEnd(DRAINING))
         try:
             pending = slots.submit("audio_duplex", session.session_id, session.identity)
         except SessionEnd as end:
-            raise ApiError(503, end.close.reason, headers={"retry-after": "10"}) from None
+            raise error_of_end(end) from None
         position = slots.dispatcher.position_of(pending)
         if position is not None and (position.wait_s > MAX_WAIT_S or not slots.dispatcher.workers.n_ready):
             slots.dispatcher.finish(pending)
@@ -137,8 +145,8 @@ class RealtimeConnection:
         self._received_at = time.monotonic()
         self._expires_at = time.time() + SESSION_S
         self._send = EventSender(self._put)
-        limits = SessionLimits(int(self._expires_at))
-        self._session = RealtimeSession(self._send, config, context.voices, limits, time.monotonic)
+        used = SessionContext(context.voices, context.turns, live.identity, int(self._expires_at), time.monotonic)
+        self._session = RealtimeSession(self._send, config, used)
 
     async def run(self, pending: PendingSession) -> DoorEnd:
         """Run the session until it is over. Returns: how to close the connection."""
@@ -157,7 +165,7 @@ class RealtimeConnection:
                 return _first(over)
             LOG.exception("session %s", self._live.session_id)
         finally:
-            self._session.lane.stop()
+            self._session.stop()
         return INTERNAL
 
     async def close(self, end: DoorEnd) -> None:
@@ -216,36 +224,64 @@ class RealtimeConnection:
     # --- the worker ----------------------------------------------------------------------------
 
     async def _run_units(self, pending: PendingSession) -> None:
-        """Keep a worker's session, and handle the client's events once there is one."""
-        context, lane = self._context, self._session.lane
-        recorder = Recorder(context.recordings, Kind.DUPLEX, self._live.session_id)
+        """Keep a worker's session while the duplex lane needs one. Handles the client's events from the first on."""
+        session = self._session
+        recorder = Recorder(self._context.recordings, Kind.DUPLEX, self._live.session_id)
         try:
             async with asyncio.TaskGroup() as tasks:
-                is_first = True
+                await self._run_in_slot(pending, recorder, tasks)
                 while True:
-                    units = UnitSession(context.slots, self._live, recorder)
-                    try:
-                        async with asyncio.timeout(None if is_first else MAX_WAIT_S):
-                            await units.open(pending)
-                        if is_first:
-                            await self._session.begin()
-                            tasks.create_task(self._read(), name="realtime-read")
-                        lane.attach(units, [] if is_first else self._session.history())
-                        is_first = False
-                        await units.run(lane)
-                        raise SessionOverError(WORKER_LOST)  # it ended the session by itself
-                    except WorkerLostError as error:
-                        LOG.warning("session %s begins again: %s", self._live.session_id, error)
-                        lane.detach()
-                    except SessionEnd as end:
-                        raise SessionOverError(DoorEnd(end.close.code, end.close.reason, end.close.how)) from None
-                    except TimeoutError:
-                        raise SessionOverError(OVERLOADED) from None
-                    finally:
-                        await units.close(graceful=False)
-                    pending = context.slots.submit("audio_duplex", self._live.session_id, self._live.identity)
+                    session.lane_changed.clear()
+                    if not session.is_duplex:
+                        await session.lane_changed.wait()
+                        continue
+                    await self._run_in_slot(self._submit(), recorder, None)
         finally:
             recorder.end()
+
+    def _submit(self) -> PendingSession:
+        try:
+            return self._context.slots.submit("audio_duplex", self._live.session_id, self._live.identity)
+        except SessionEnd as end:
+            raise SessionOverError(_end_of(end)) from None
+
+    async def _run_in_slot(self, pending: PendingSession, recorder: Recorder, reader: asyncio.TaskGroup | None) -> None:
+        """Run the duplex lane until it is left, or its worker is lost.
+
+        reader: runs the task that reads the client's events; None: it runs already.
+        """
+        session, lane = self._session, self._session.lane
+        units = UnitSession(self._context.slots, self._live, recorder)
+        changed = asyncio.create_task(session.lane_changed.wait(), name="realtime-lane")
+        running: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.timeout(MAX_WAIT_S if reader is None else None):
+                await units.open(pending)
+            if reader is not None:
+                await session.begin()
+                reader.create_task(self._read(), name="realtime-read")
+            if not session.is_duplex:
+                return
+            lane.attach(units, session.history() if reader is None else [])
+            running = asyncio.create_task(units.run(lane), name="realtime-run")
+            await asyncio.wait((running, changed), return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+                raise SessionOverError(WORKER_LOST)  # the worker ended the session by itself
+            lane.stop()
+        except SessionEnd as end:
+            raise SessionOverError(_end_of(end)) from None
+        except WorkerLostError as error:
+            LOG.warning("session %s begins again: %s", self._live.session_id, error)
+            lane.detach()
+        except TimeoutError:
+            raise SessionOverError(OVERLOADED) from None
+        finally:
+            others: list[asyncio.Task[Any]] = [changed] if running is None else [changed, running]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            await units.close(graceful=False)
 
     async def _watch(self) -> None:
         """End the session at its limits. Raises: SessionOverError."""
@@ -257,6 +293,10 @@ class RealtimeConnection:
                 raise SessionOverError(IDLE)
             if self._context.slots.live.draining and self._session.response is None:
                 raise SessionOverError(DRAINED)
+
+
+def _end_of(end: SessionEnd) -> DoorEnd:
+    return DoorEnd(end.close.code, end.close.reason, end.close.how)
 
 
 def _first(errors: BaseExceptionGroup[SessionOverError]) -> DoorEnd:

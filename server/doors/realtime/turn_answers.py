@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from server.access.identity import Identity
-from server.doors.core.chat_turn import ChatTurns, TurnDone, TurnSound, TurnText
+from server.doors.core.chat_turn import ChatTurns, TurnFinished, TurnSound, TurnText
 from server.doors.errors import ApiError
 from server.doors.realtime.items import ConversationItem
 from server.doors.realtime.responses import (
@@ -114,7 +114,7 @@ class TurnAnswers:
                     await self._wait_for_playback(response)
                     response.add_sound(output.push(pcm16_of(event.pcm)))
                     response.mark()
-                elif isinstance(event, TurnDone):
+                elif isinstance(event, TurnFinished):
                     response.usage.add(_usage_of(event.usage))
                     return TOO_LONG if event.stopped == "length" else COMPLETED
         return COMPLETED

@@ -29,17 +29,22 @@ class DetectorSettings:
 
 @dataclass(frozen=True)
 class SpeechHeard:
-    """The user speaks. start_ms: from the first sample, padding included. speech_ms: speech in the turn so far."""
+    """The user speaks. All times count from the first sample.
+
+    start_ms: of the turn, padding included. speech_ms: speech in the turn so far. at_ms: where the sound so far ends.
+    """
 
     start_ms: int
     speech_ms: float
+    at_ms: float
 
 
 @dataclass(frozen=True)
 class SpeechContinues:
-    """More of a turn that was reported. speech_ms: speech in the turn so far."""
+    """More of a turn that was reported. speech_ms: speech in the turn so far. at_ms: where the sound so far ends."""
 
     speech_ms: float
+    at_ms: float
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ class TurnFinder:
         if p >= max(settings.threshold - SILENCE_MARGIN, MIN_SILENCE_BOUND):
             self._speech_ms += WINDOW_MS
             self._silence_ms = 0.0
-            return self._on_speech(self._start_ms, settings)
+            return self._on_speech(self._start_ms, end_ms, settings)
         self._silence_ms += WINDOW_MS
         if not self._is_reported:
             if self._silence_ms >= GAP_MS:
@@ -109,11 +114,11 @@ class TurnFinder:
         self._start_ms, self._floor_ms = None, end_ms
         return [SpeechOver(round(end_ms - self._silence_ms))]
 
-    def _on_speech(self, start_ms: float, settings: DetectorSettings) -> list[Heard]:
+    def _on_speech(self, start_ms: float, end_ms: float, settings: DetectorSettings) -> list[Heard]:
         if self._is_reported:
-            return [SpeechContinues(self._speech_ms)]
+            return [SpeechContinues(self._speech_ms, end_ms)]
         if self._speech_ms < CERTAIN_MS:
             return []
         self._is_reported = True
         padded = max(start_ms - settings.prefix_padding_ms, self._floor_ms)
-        return [SpeechHeard(round(padded), self._speech_ms)]
+        return [SpeechHeard(round(padded), self._speech_ms, end_ms)]

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from server.doors.realtime.sound.detector import DetectorSettings, Heard, SpeechDetector
+from server.doors.realtime.sound.detector import RATE_MS, DetectorSettings, Heard, SpeechDetector
 from worker.vad_network import shared_network
 
 CHUNK = 16_000  # samples at once at most, so that sessions with much sound do not delay the others
@@ -16,12 +16,13 @@ _POOL = ThreadPoolExecutor(max_workers=2, thread_name_prefix="voice")
 
 
 class VoiceFeed:
-    """Sound in, speech out. listener: called on the event loop."""
+    """Sound in, speech out. listener: called on the event loop. pushed_ms: all sound so far."""
 
     def __init__(self, settings: DetectorSettings, listener: Callable[[Heard], None]):
         self._settings, self._listener = settings, listener
         self._waiting: list[np.ndarray] = []
         self._n_waiting = 0
+        self.pushed_ms = 0.0
         self._changed = asyncio.Event()
         self._detector: SpeechDetector | None = None
 
@@ -33,6 +34,7 @@ class VoiceFeed:
 
     def push(self, samples: np.ndarray) -> None:
         """Add sound. samples: [n] float32 at 16 kHz."""
+        self.pushed_ms += len(samples) / RATE_MS
         self._waiting.append(samples)
         self._n_waiting += len(samples)
         while self._n_waiting > MAX_WAITING and len(self._waiting) > 1:

@@ -38,10 +38,10 @@ class RealtimeClient:
         return event
 
     async def until(self, kind: str, seconds: float = ANSWER_S) -> Json:
-        """The next event of this type."""
+        """The next event of this type. Only `until("error")` may pass over errors."""
         async with asyncio.timeout(seconds):
             while (event := await self.receive(seconds))["type"] != kind:
-                pass
+                assert event["type"] != "error", f"expected {kind}, got {event}"
         return event
 
     async def answer(self, kind: str, **fields: Any) -> Json:
@@ -51,9 +51,8 @@ class RealtimeClient:
 
     async def update(self, **session: Any) -> Json:
         """Send `session.update`. Returns: the session after it."""
-        event = await self.answer("session.update", session={"type": "realtime", **session})
-        assert event["type"] == "session.updated", event
-        return event["session"]
+        await self.send("session.update", session={"type": "realtime", **session})
+        return (await self.until("session.updated"))["session"]
 
     def kinds(self, since: str = "") -> list[str]:
         """The types in the log. since: from the first event of this type on."""

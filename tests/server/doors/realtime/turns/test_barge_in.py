@@ -1,28 +1,44 @@
 from server.doors.realtime.turns.barge_in import BargeIn
 
 
+def hear(barge_in: BargeIn, speech_ms: float, at_ms: float, *, is_responding: bool = True) -> int | None:
+    barge_in.hear(speech_ms, at_ms)
+    return barge_in.due(speech_ms, at_ms, is_responding=is_responding)
+
+
 def test_speech_is_announced_at_once_while_nothing_is_spoken() -> None:
     barge_in = BargeIn()
     barge_in.begin_turn(340)
-    assert barge_in.due(96, is_responding=False) == 340
-    assert barge_in.due(128, is_responding=False) is None, "expected one announcement"
+    assert hear(barge_in, 96, 736, is_responding=False) == 340
+    assert hear(barge_in, 128, 768, is_responding=False) is None, "expected one announcement"
 
 
 def test_a_short_noise_beside_a_response_is_not_announced() -> None:
     barge_in = BargeIn()
-    barge_in.begin_response()
+    barge_in.begin_response(0)
     barge_in.begin_turn(340)
-    assert barge_in.due(96, is_responding=True) is None
+    assert hear(barge_in, 96, 736) is None
     barge_in.end_turn()
     barge_in.begin_turn(900)
-    assert barge_in.due(192, is_responding=True) is None
-    assert barge_in.due(224, is_responding=True) == 900 and barge_in.is_confirmed(224)
+    assert hear(barge_in, 192, 1400) is None
+    assert hear(barge_in, 224, 1432) == 900 and barge_in.is_confirmed(224)
 
 
 def test_speech_before_the_response_does_not_interrupt_it() -> None:
     barge_in = BargeIn()
     barge_in.begin_turn(0)
-    barge_in.due(640, is_responding=False)
-    barge_in.begin_response()
-    assert not barge_in.is_confirmed(800)
-    assert barge_in.is_confirmed(840)
+    hear(barge_in, 640, 640, is_responding=False)
+    barge_in.begin_response(1500)
+    for speech_ms in (800, 1000, 1500):
+        hear(barge_in, speech_ms, speech_ms)
+        assert not barge_in.is_confirmed(speech_ms), "expected sound that was sent before to be ignored"
+    hear(barge_in, 1600, 1600)
+    assert not barge_in.is_confirmed(1600)
+    hear(barge_in, 1700, 1700)
+    assert barge_in.is_confirmed(1700)
+
+
+def test_a_turn_that_ended_before_the_response_is_answered() -> None:
+    barge_in = BargeIn()
+    barge_in.begin_response(1500)
+    assert barge_in.is_answered(1400) and not barge_in.is_answered(1600)
