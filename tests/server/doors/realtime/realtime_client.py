@@ -37,11 +37,11 @@ class RealtimeClient:
         self.log.append(event)
         return event
 
-    async def until(self, kind: str, seconds: float = ANSWER_S) -> Json:
-        """The next event of this type. Only `until("error")` may pass over errors."""
+    async def until(self, kind: str, seconds: float = ANSWER_S, *, with_errors: bool = False) -> Json:
+        """The next event of this type. with_errors: errors may come before it."""
         async with asyncio.timeout(seconds):
             while (event := await self.receive(seconds))["type"] != kind:
-                assert event["type"] != "error", f"expected {kind}, got {event}"
+                assert with_errors or event["type"] != "error", f"expected {kind}, got {event}"
         return event
 
     async def answer(self, kind: str, **fields: Any) -> Json:

@@ -179,7 +179,7 @@ def test_items_are_acknowledged_in_order_with_their_predecessors() -> None:
             await client.send("conversation.item.retrieve", item_id="b")
             await client.send("conversation.item.delete", item_id="b")
             await client.send("conversation.item.retrieve", item_id="b")
-            await client.until("conversation.item.deleted")
+            await client.until("conversation.item.deleted", with_errors=True)
             await client.until("error")
             added = [event for event in client.log if event["type"] == "conversation.item.added"]
             places = [(event["previous_item_id"], event["item"]["id"]) for event in added]
