@@ -5,6 +5,7 @@ Contains no handling of messages; the conversations have it.
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
@@ -18,7 +19,7 @@ from worker.http.error_codes import code_of
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd, SocketConversation
 from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
-from worker.protocol.connection import MAX_MESSAGE, STUCK_S, until_gone
+from worker.protocol.connection import MAX_MESSAGE, STUCK_S, bytes_of, until_gone
 from worker.protocol.messages import Error, write
 from worker.protocol.session_id import DEFAULT_ID, session_id_of
 from worker.protocol.wire import WireError
@@ -143,6 +144,7 @@ class WorkerSockets:
 
 async def _read(websocket: WebSocket, conversation: Talk, decoders: DecodingThreads) -> None:
     """Pass each message to the conversation, until the client disconnects."""
+    held = bytes_of(websocket)
     while True:
         event = await websocket.receive()
         if event["type"] == "websocket.disconnect":
@@ -150,15 +152,23 @@ async def _read(websocket: WebSocket, conversation: Talk, decoders: DecodingThre
         data: str | bytes | None = event.get("text")
         if data is None:
             data = event["bytes"]
-        received = time.monotonic()
+        received, n_bytes = time.monotonic(), len(data)
+        n_held = sys.getsizeof(data) if n_bytes > LONG_MESSAGE else 0
+        if held is not None:
+            held.add(n_held)
         try:
-            if len(data) > LONG_MESSAGE:
+            if n_bytes > LONG_MESSAGE:
                 message = await decoders.run(_parse, conversation, data)
             else:
                 message = _parse(conversation, data)
         except WireError as error:
-            message = error
-        await conversation.receive(message, len(data), received)
+            message = error.with_traceback(None)  # whose frames hold the message
+            n_bytes = 0
+        finally:
+            del event, data
+        await conversation.receive(message, n_bytes, received)
+        if held is not None:
+            held.add(-n_held)
 
 
 def _parse(conversation: Talk, data: str | bytes) -> object:
