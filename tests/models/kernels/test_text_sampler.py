@@ -24,6 +24,8 @@ DUPLEX = TokenSet(
     forbidden=(STOP, 32), length_ids=(40, 41), unremembered=(60,), listen_id=LISTEN, stop_id=STOP, pad_id=PAD
 )
 TURNS = TokenSet(forbidden=(50,), length_ids=(51,), pad_id=1)
+ALONE = 77  # the only id that a slot may choose
+MUST = TokenSet(forbidden=set(range(VOCAB)) - {ALONE}, pad_id=PAD)
 SETTINGS = {
     "duplex": DUPLEX_TEXT,
     "duplex, greedy": replace(DUPLEX_TEXT, greedy=True),
@@ -39,6 +41,8 @@ SETTINGS = {
     "listens by rank": TextSampling(listen_top_k=4, listen_scale=1.4, sign_blind=True, repetition_penalty=1.2),
     "odds of listening": TextSampling(listen_scale=0.5, listen_scale_on_probability=True, top_k=5, length_penalty=1.5),
     "stops, greedy": TextSampling(greedy=True, stop_probe=True),
+    "one id": replace(DUPLEX_TEXT, listen_top_k=VOCAB, set_index=2),
+    "one id, greedy": TextSampling(greedy=True, stop_probe=True, set_index=2),
 }
 
 
@@ -77,7 +81,7 @@ def logits_of(step: int, device: str) -> Tensor:
 def test_kernels_choose_the_same_tokens(device: str) -> None:
     from models.kernels.text_sampler import choose_tokens
 
-    sets = TokenSets.build([DUPLEX, TURNS], VOCAB, device)
+    sets = TokenSets.build([DUPLEX, TURNS, MUST], VOCAB, device)
     order = torch.randperm(len(SETTINGS), generator=torch.Generator().manual_seed(0)).tolist()
     slots = torch.tensor([*order, len(SETTINGS)], device=device)
     fed = slots != len(SETTINGS)
@@ -99,6 +103,8 @@ def test_kernels_choose_the_same_tokens(device: str) -> None:
         chosen.append(expected)
     ids, bad, _ = torch.stack(chosen, 1)
     assert LISTEN in ids[1] and STOP in ids[3], "expected the listen and stop tokens among the chosen ones"
+    forced = [slots.tolist().index(list(SETTINGS).index(name)) for name in ("one id", "one id, greedy")]
+    assert set(ids[:, forced].flatten().tolist()) <= {ALONE, PAD} and ALONE in ids[:, forced]
     assert int(bad[2].sum()) == 2 and int(bad[3].sum()) == 1
     assert len(ids.unique()) > 15
 
@@ -109,7 +115,7 @@ def test_ranking_and_bisection_draw_the_same_tokens(device: str, monkeypatch: py
     from models.kernels import text_sampler as tokens
 
     monkeypatch.setattr(tokens, "RANKED", 16)
-    sets = TokenSets.build([DUPLEX, TURNS], VOCAB, device)
+    sets = TokenSets.build([DUPLEX, TURNS, MUST], VOCAB, device)
     slots = torch.arange(len(SETTINGS), device=device)
     yes = torch.ones(len(SETTINGS), dtype=torch.bool, device=device)
     states = [new_state(device), new_state(device)]

@@ -7,7 +7,7 @@ import pytest
 
 from models.inputs.tokens import Tokenizer
 from tests.worker.loop.decoder_helpers import BOS, CUT, END, LISTEN, SPEAK, TTS_CUT, both, check, drive, make
-from worker.loop.unit_decoder import ControlTokens, DecoderStep
+from worker.loop.unit_decoder import ControlTokens, DecoderStep, TurnCap
 
 TINY = Path(__file__).parents[3] / "assets" / "tiny"
 
@@ -223,6 +223,52 @@ def test_interrupt_after_turn_eos_resets_speech(compat: bool, sampled: list[int]
 def test_interrupt_in_implicit_mode_feeds_no_terminator(compat: bool) -> None:
     run = drive(make(compat=compat, turn_open=True, explicit=False), [], interrupt_after=0)
     check(run, [END], terminator=None, all_ids=[END, LISTEN], is_listen=True)
+
+
+# limit of a turn
+
+
+@pytest.mark.parametrize("then", [3, CUT, TTS_CUT, LISTEN, SPEAK], ids=["word", "cut", "tts cut", "listen", "speak"])
+@both
+def test_turn_eos_replaces_the_token_after_the_limit(compat: bool, then: int) -> None:
+    run = drive(make(compat=compat, turn_open=True, cap=TurnCap(4, 6)), [SPEAK, 1, 2, then])
+    check(run, [SPEAK, 1, 2, END], spoken=[1, 2, END], terminator=CUT, is_listen=False, end_of_turn=True)
+    check(run, [SPEAK, 1, 2, END], turn_open=False, turn_limited=True, n_turn_tokens=0, forced_end=False)
+    assert run.rows == {0: 1, 1: 2, 2: END}
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_limit_at_the_end_of_a_full_unit_ends_the_turn_in_it(explicit: bool) -> None:
+    """One token more than the unit may have otherwise."""
+    n_fed = 3 if explicit else 4
+    words = [1, 2, 3][: n_fed - 1]
+    run = drive(make(max_tokens=4, explicit=explicit, cap=TurnCap(0, len(words))), [SPEAK, *words, 5])
+    check(run, [SPEAK, *words, END], spoken=[*words, END], terminator=CUT if explicit else None, turn_limited=True)
+
+
+def test_turn_may_end_by_itself_at_its_limit() -> None:
+    run = drive(make(cap=TurnCap(0, 2)), [SPEAK, 1, 2, END, LISTEN])
+    check(run, [SPEAK, 1, 2, END], spoken=[1, 2, END], end_of_turn=True, turn_limited=False, n_turn_tokens=0)
+
+
+def test_turn_beyond_its_limit_ends_with_the_first_token() -> None:
+    run = drive(make(turn_open=True, cap=TurnCap(9, 3)), [SPEAK])
+    check(run, [END], spoken=[], all_ids=[END, CUT], is_listen=False, end_of_turn=True, turn_limited=True)
+
+
+def test_turn_that_reopens_is_counted_anew() -> None:
+    run = drive(make(turn_open=True, cap=TurnCap(2, 3)), [SPEAK, 1, END, 2, CUT])
+    check(run, [SPEAK, 1, END, 2], turn_open=True, turn_limited=False, n_turn_tokens=1)
+
+
+def test_count_goes_on_over_units() -> None:
+    run = drive(make(cap=TurnCap(0, 9)), [SPEAK, 1, 2, CUT])
+    check(run, [SPEAK, 1, 2], turn_open=True, n_turn_tokens=2)
+    interrupted = drive(make(turn_open=True, cap=TurnCap(2, 9)), [], interrupt_after=0)
+    check(interrupted, [END], turn_open=False, n_turn_tokens=0, turn_limited=False)
+
+
+# order of calls
 
 
 def test_refuses_calls_out_of_order() -> None:
