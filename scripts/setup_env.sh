@@ -17,7 +17,7 @@ find_python() {
     fail "no Python 3.11 or newer found (tried python3, python3.13, python3.12, python3.11)"
 }
 
-# setup_env [dev]: with `dev`, also installs the dependencies of the tests.
+# setup_env [dev]: with `dev`, also installs the dependencies of the tests, stock clients included.
 setup_env() {
     local extra=${1:-} system_python hash stamp
     if [[ ! -x $PYTHON ]]; then
@@ -33,7 +33,9 @@ setup_env() {
     "$PYTHON" - "$extra" >.venv/base/requirements.txt <<'PY'
 import sys, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-print(*project["dependencies"], *project["optional-dependencies"].get(sys.argv[1], []), sep="\n")
+names = ["dev", "clients"] if sys.argv[1] == "dev" else []
+extras = [package for name in names for package in project["optional-dependencies"].get(name, [])]
+print(*project["dependencies"], *extras, sep="\n")
 PY
     "$PYTHON" -m pip install -qq --disable-pip-version-check --no-compile -r .venv/base/requirements.txt
     # On all cores, which pip does not use. Files for other Python versions fail to compile and are never imported.
