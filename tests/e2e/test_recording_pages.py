@@ -13,6 +13,7 @@ from tests.e2e.serving import ServerProcess, gateway_with_fake_worker
 from tests.server.recording.recorded import Conversation, recordings_in, result, tone, wait_done
 from tests.server.recording.test_duplex import MODEL, USER, picture
 from tests.server.recording.test_turns import b64
+from worker.protocol.text_messages import InsertText, TextInserted
 from worker.protocol.wire import json_text
 
 N_UNITS = 6
@@ -53,6 +54,9 @@ def _talk(recordings: Recordings) -> str:
     talk = Conversation(recording, system_prompt="Be kind.", config={"temperature": 0.5})
     for number in range(1, N_UNITS + 1):
         speaks = number in (3, 4)
+        if number == 3:
+            talk.client(InsertText(text="What is it?"))
+            talk.worker(TextInserted(n_rows=5))
         talk.chunk(USER if number < 3 else 0.02 * USER, picture("red", (160, 120)))
         words = {3: "It is ", 4: "a red ball."}.get(number, "")
         talk.worker(result(number, text=words, sound=MODEL if speaks else None, ends=number == 4))
@@ -89,6 +93,7 @@ def test_viewer_replays_a_duplex_session(context: BrowserContext, server: Server
     assert page.inner_text("h1") == "Video conversation"
     assert page.locator("#entries > li").count() == N_UNITS
     assert page.locator("#entries .words").all_inner_texts() == ["It is ", "a red ball."]
+    assert page.locator("#entries .written").all_inner_texts() == ["You: What is it?"]
     assert page.locator("#entries img").count() == N_UNITS
     page.wait_for_function("document.querySelector('#media').duration > 5 && document.querySelector('#clock').value")
     assert page.evaluate(PAINTED, 0) > 0.05 and page.evaluate(PAINTED, 1) > 0.05, "expected both channels"

@@ -79,10 +79,11 @@ MAX_PARTS = 64  # of a unit; partial results beyond them are left out
 
 @dataclass(eq=False)
 class _Pending:
-    """A message of the client that is not answered yet. samples, pictures: of a chunk."""
+    """A message of the client that is not answered yet. samples, pictures: of a chunk. text: of `insert_text`."""
 
     kind: str
     at_ms: float
+    text: str = ""
     samples: np.ndarray | None = None
     pictures: list[bytes] = field(default_factory=list)
 
@@ -98,6 +99,7 @@ class DuplexBuilder:
         self._pending: deque[_Pending] = deque()
         self._frames: list[bytes] = []
         self._parts: list[np.ndarray] = []
+        self._texts: list[str] = []  # inserted since the last unit
         self._turn = self._chunk_of_turn = 0
         self._turn_text = ""
 
@@ -140,7 +142,8 @@ class DuplexBuilder:
             case Prepare():
                 self._spec_in = message.spec
                 self._built.config = _config_of(message)
-        self._pending.append(_Pending(message.type, record.at_ms))
+        text = message.text if isinstance(message, InsertText) else ""
+        self._pending.append(_Pending(message.type, record.at_ms, text))
 
     def _add_frame(self, message: VideoFrame) -> None:
         try:
@@ -154,7 +157,7 @@ class DuplexBuilder:
             pictures = frames + message.pictures()
         except WireError:
             pictures = frames
-        return _Pending(message.type, at_ms, samples_of(message.audio_base64), pictures[:1])
+        return _Pending(message.type, at_ms, samples=samples_of(message.audio_base64), pictures=pictures[:1])
 
     # --- worker ----------------------------------------------------------------------------------
 
@@ -171,6 +174,8 @@ class DuplexBuilder:
                 self._form_out = form_of(message.fields.get("spec"), "sound_out")
                 self._end_turn()
             asked = self._take(ANSWERED[kind])
+            if kind == TextInserted.kind() and asked is not None:
+                self._texts.append(asked.text)
             if kind == Result.kind():
                 self._add_chunk(asked or _Pending(AudioChunk.kind(), 1000 * self._built.seconds), message)
 
@@ -199,6 +204,9 @@ class DuplexBuilder:
         entry["result"] = self._heard(fields) if is_listen else self._said(fields, sound, at_s)
         if unanswered:
             entry["unanswered"] = True
+        if self._texts:
+            entry["user_text"] = "\n".join(self._texts)
+            self._texts.clear()
         self._built.entries.append(entry)
 
     def _heard(self, fields: dict[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,12 @@ const STAGES = ["prefill_ms", "llm_ms", "tts_prep_ms", "tts_ms", "token2wav_ms"]
 
 /** @param {object} chunk of recording.json @param {{at: number, asset: Function, onPlay: Function}} page at: in the replay, seconds */
 export function unitEntry(chunk, { at, asset, onPlay }) {
-  const { result, user_audio: heard, user_frame: frame } = chunk;
+  const { result, user_audio: heard, user_frame: frame, user_text: written } = chunk;
   const speaks = result.mode === "SPEAK";
   const entry = make("li", { class: speaks ? "unit speaks" : "unit" }, seekButton(at, onPlay));
   if (frame) entry.append(make("img", { src: asset(frame), alt: t("picture_at", { n: chunk.index + 1 }), loading: "lazy" }));
   const body = make("div", { class: "body" });
+  if (written) body.append(make("p", { class: "written" }, `${t("you")}: ${written}`));
   if (speaks && result.text) body.append(make("p", { class: "words" }, result.text));
   else body.append(make("p", { class: "quietly" }, t(chunk.unanswered ? "unanswered" : speaks ? "speaks" : "listens")));
   const sounds = make("div", { class: "sounds" });

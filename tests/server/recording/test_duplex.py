@@ -161,6 +161,7 @@ def test_errors_and_other_answers_do_not_shift_the_results(tmp_path: Path) -> No
         peaks = [float(samples(folder / chunk["user_audio"])[1].max()) for chunk in chunks]
     assert peaks == pytest.approx([0.8, 0.1, 0.1], abs=0.01), f"expected the answered chunks, got {peaks}"
     assert [chunk["user_frame"] for chunk in chunks] == [None, "user_frames/001.jpg", None]
+    assert [chunk.get("user_text") for chunk in chunks] == [None, None, "Hi."], "expected the text before its unit"
 
 
 def test_chunks_without_an_answer_are_kept(tmp_path: Path) -> None:
