@@ -30,6 +30,7 @@ from server.doors.realtime.sound.voice_feed import VoiceFeed
 from server.doors.realtime.sound.wire_sound import without_padding
 from server.doors.realtime.turns.barge_in import BargeIn
 from server.doors.realtime.turns.clock import ClockState, UnitTimer, send_at
+from server.doors.realtime.turns.idle_timeout import IdleTimeout
 from server.doors.realtime.turns.turn_policy import TurnPolicy
 from server.doors.realtime.turns.user_turns import UserTurns
 from server.doors.realtime.usage import TokenUsage, usage_of
@@ -79,6 +80,7 @@ class DuplexLane:
         self.voice = VoiceFeed(_detector_settings(detection), self.on_heard)
         self._barge_in = BargeIn()
         self._timer = UnitTimer()
+        self._idle = IdleTimeout()
         self._buffer = UnitBuffer()
         self._texts: deque[InsertText] = deque()
         self._usage = TokenUsage()  # since the last response
@@ -96,7 +98,8 @@ class DuplexLane:
     def attach(self, units: UnitSession, history: list[InsertText]) -> None:
         """Use this session of a worker from now on. history: texts that its context begins with."""
         self._units, self._applied, self._in_flight = units, None, None
-        self._texts = deque([*history, *self._texts])
+        if history:  # it includes the texts that were not sent
+            self._texts = deque(history)
         self.policy.is_turn_open = False
         if self._is_begun:
             self._prepare()
@@ -159,6 +162,19 @@ class DuplexLane:
         self._prepare()
         self._pump()
 
+    def check_idle(self) -> None:
+        """Let the model speak if the user has been quiet for the idle timeout. Call this twice a second."""
+        timeout_ms = self.policy.detection.idle_timeout_ms
+        due_at = self._idle.due_at(timeout_ms)
+        if due_at is None or timeout_ms is None or self._clock() < due_at or self._host.response is not None:
+            return
+        self._idle.record_speech()
+        end_ms = round(self.voice.pushed_ms)
+        self._turns.time_out(max(0, end_ms - timeout_ms), end_ms)
+        self.policy.ask()
+        self._timer.start(self._clock())
+        self._pump()
+
     def cancel(self, reason: CancelReason) -> None:
         """End the open response now; what the worker still makes of it is dropped."""
         unit = self._in_flight
@@ -179,6 +195,7 @@ class DuplexLane:
     def on_heard(self, heard: Heard) -> None:
         """Follow the user's speech."""
         self._spoke_at = self._clock()
+        self._idle.record_speech()
         response = self._host.response
         if isinstance(heard, SpeechOver):
             self._barge_in.end_turn()
@@ -274,6 +291,9 @@ class DuplexLane:
             response.usage.add(self._usage)
             self._usage = TokenUsage()
             self._is_limited = False
+            now = self._clock()
+            played_at = now if response.first_sound_at is None else response.first_sound_at + response.sent_ms / 1000
+            self._idle.record_response(max(now, played_at))
             self._host.finish_response(end)
 
     # --- units ---------------------------------------------------------------------------------

@@ -287,6 +287,8 @@ class RealtimeConnection:
         """End the session at its limits. Raises: SessionOverError."""
         while True:
             await asyncio.sleep(DRAIN_POLL_S)
+            if self._session.is_duplex:
+                self._session.lane.check_idle()
             if time.time() >= self._expires_at:
                 raise SessionOverError(EXPIRED)
             if time.monotonic() - self._received_at > IDLE_S:

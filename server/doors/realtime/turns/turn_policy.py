@@ -47,10 +47,6 @@ class TurnPolicy:
         """The user speaks again: the answer to the turn before is not owed any more."""
         self._is_expected = False
 
-    def expect(self) -> None:
-        """A response is owed although the client has not asked: the idle timeout ran out."""
-        self._is_expected = True
-
     def cut(self, *, is_running: bool) -> None:
         """A response is cancelled. is_running: a unit runs or the model's turn is open, so the next unit ends it."""
         self._is_cut = is_running

@@ -47,6 +47,13 @@ class UserTurns:
             raise EventError("input_audio_buffer_commit_empty", message)
         return self._commit()
 
+    def time_out(self, start_ms: int, end_ms: int) -> None:
+        """The user has been quiet for the idle timeout. Times of the silence count from the first sample."""
+        self._open_id = new_id("item")
+        fields = {"audio_start_ms": start_ms, "audio_end_ms": end_ms, "item_id": self._open_id}
+        self._send("input_audio_buffer.timeout_triggered", **fields)
+        self._commit()
+
     def _commit(self) -> ConversationItem:
         item = ConversationItem(self._open_id or new_id("item"), role="user", parts=[ContentPart(type="input_audio")])
         self._open_id, self._appended_ms = None, 0.0

@@ -286,3 +286,16 @@ def test_nothing_a_client_sends_ends_the_session() -> None:
             assert updated["instructions"] == "Be brief."
 
     run(scenario)
+
+
+def test_a_quiet_user_is_spoken_to_after_the_idle_timeout() -> None:
+    async def scenario() -> None:
+        async with session(n_listen=1000, n_speak=1) as client:
+            await client.update(audio={"input": {"turn_detection": {"type": "server_vad", "idle_timeout_ms": 1000}}})
+            await client.send("response.create")
+            await client.until("response.done")
+            triggered = await client.until("input_audio_buffer.timeout_triggered")
+            assert (await client.until("conversation.item.added"))["item"]["id"] == triggered["item_id"]
+            assert (await client.until("response.done"))["response"]["status"] == "completed"
+
+    run(scenario)

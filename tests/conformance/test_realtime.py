@@ -1,0 +1,54 @@
+"""Realtime sessions with a real worker: both lanes, the change between them, and responses out of band."""
+
+from tests.conformance.servers import Servers
+from tests.server.doors.realtime.realtime_client import Json, RealtimeClient, realtime, speech
+from tests.server.live_gateway import run
+
+ASIDE = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Which day is it?"}]}]
+
+
+async def response_of(client: RealtimeClient, **options: object) -> Json:
+    """The response to `response.create`, once it is done."""
+    await client.send("response.create", response={"max_output_tokens": 4, **options})
+    done = (await client.until("response.done"))["response"]
+    assert done["status"] in ("completed", "incomplete"), done["status_details"]
+    assert done["usage"]["total_tokens"] == done["usage"]["input_tokens"] + done["usage"]["output_tokens"] > 0
+    return done
+
+
+def test_both_lanes_answer_in_one_session(servers: Servers) -> None:
+    async def scenario() -> None:
+        async with realtime(servers.gateway) as client:
+            text = [{"type": "input_text", "text": "Hello"}]
+            await client.send("conversation.item.create", item={"type": "message", "role": "user", "content": text})
+            told = await response_of(client, output_modalities=["text"], instructions="Greet.")
+            assert told["output"][0]["content"][0]["type"] == "output_text"
+
+            await client.update(audio={"input": {"turn_detection": None}})
+            await client.append(speech())
+            await client.send("input_audio_buffer.commit")
+            committed = await client.until("input_audio_buffer.committed")
+            await client.send("response.create")
+            await client.until("response.output_audio.delta")
+            await client.send("response.cancel")
+            spoken = (await client.until("response.done"))["response"]
+            assert spoken["status_details"] == {"type": "cancelled", "reason": "client_cancelled"}
+            heard = await response_of(client, output_modalities=["text"])
+            assert heard["usage"]["input_token_details"]["audio_tokens"] > 0
+            [added] = [
+                event
+                for event in client.log
+                if event["type"] == "conversation.item.added" and event["item"]["id"] == spoken["output"][0]["id"]
+            ]
+            assert added["previous_item_id"] == committed["item_id"]
+
+            aside = await response_of(client, conversation="none", input=ASIDE, output_modalities=["text"])
+            assert aside["conversation_id"] is None
+            await client.send("conversation.item.retrieve", item_id=aside["output"][0]["id"])
+            assert (await client.until("error", with_errors=True))["error"]["code"] == "item_retrieve_invalid_item_id"
+
+            await client.update(audio={"input": {"turn_detection": {"type": "server_vad"}}})
+            again = await response_of(client, output_modalities=["text"])
+            assert again["output"][0]["content"][0]["type"] == "output_text"
+
+    run(scenario)
