@@ -1,6 +1,7 @@
 """A ticket for clients that know no queue: they get a slot within seconds, or a refusal before the handshake."""
 
 from server.dispatch.dispatcher import PendingSession
+from server.doors.core.chat_turn import error_of_end
 from server.doors.errors import ApiError
 from server.live.closes import DRAINING, SessionEnd
 from server.live.live_sessions import LiveSession
@@ -12,14 +13,14 @@ MAX_WAIT_S = 10.0  # for a slot
 def ticket_within_wait(slots: SlotWait, session: LiveSession) -> PendingSession:
     """A ticket of the session for a slot that is expected within `MAX_WAIT_S`.
 
-    Raises: ApiError with status 503 and `retry-after` if there is none.
+    Raises: ApiError, with status 503 and `retry-after` if there is none.
     """
     if slots.live.draining:
-        raise ApiError(503, DRAINING.reason, headers={"retry-after": "10"})
+        raise error_of_end(SessionEnd(DRAINING))
     try:
         pending = slots.submit("audio_duplex", session.session_id, session.identity)
     except SessionEnd as end:
-        raise ApiError(503, end.close.reason, headers={"retry-after": "10"}) from None
+        raise error_of_end(end) from None
     position = slots.dispatcher.position_of(pending)
     if position is not None and (position.wait_s > MAX_WAIT_S or not slots.dispatcher.workers.n_ready):
         slots.dispatcher.finish(pending)

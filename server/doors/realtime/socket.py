@@ -3,16 +3,17 @@
 import asyncio
 import logging
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
 from server.access.identity import identity_of
 from server.admission import Admission
 from server.dispatch.dispatcher import PendingSession
-from server.doors.core.chat_turn import ChatTurns, error_of_end
+from server.doors.core.chat_turn import ChatTurns
+from server.doors.core.door_ticket import MAX_WAIT_S, ticket_within_wait
+from server.doors.core.event_writer import ClientGoneError, EventWriter
 from server.doors.core.unit_session import UnitSession
 from server.doors.errors import ApiError
 from server.doors.model_names import ModelNames
@@ -32,25 +33,21 @@ from server.doors.realtime.ends import (
 )
 from server.doors.realtime.events.client_events import EventRefusedError, read_event
 from server.doors.realtime.events.event_error import EventError
-from server.doors.realtime.events.server_events import EventSender, Json
+from server.doors.realtime.events.server_events import EventSender
 from server.doors.realtime.events.session_patch import read_patch
 from server.doors.realtime.session import RealtimeSession, SessionContext
 from server.doors.realtime.session_config import RealtimeConfig
 from server.doors.voices import VoiceNames
-from server.live.closes import DRAINING, SessionEnd
+from server.live.closes import SessionEnd
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession
 from server.live.recorder import Recorder
 from server.live.slot_wait import SlotWait
 from server.live.worker_link import WorkerLostError
 from server.recording.recordings import Recordings
-from worker.protocol.connection import STUCK_S
-from worker.protocol.wire import json_text
 
 LOG = logging.getLogger(__name__)
 LARGE_EVENT = 2**18  # characters, from which on an event is read on a thread
-MAX_UNSENT = 16 * 2**20  # characters of events that the client does not read
-MAX_WAIT_S = 10.0  # for a slot; the clients know no queue
 IDLE_S = 300.0  # without an event of the client
 DRAIN_POLL_S = 0.5
 SUBPROTOCOL = "realtime"
@@ -80,7 +77,7 @@ class RealtimeDoor:
         try:
             config = self._admitted(websocket)
             session = LiveSession(f"adx_rt_{time.time_ns():x}", Kind.DUPLEX, identity_of(websocket))
-            pending = self._ticket(session)
+            pending = ticket_within_wait(context.slots, session)
         except ApiError as error:
             await websocket.send_denial_response(error.response())
             return
@@ -116,35 +113,16 @@ class RealtimeDoor:
         except EventError as error:
             raise ApiError(400, error.message, param=error.param, code=error.code) from None
 
-    def _ticket(self, session: LiveSession) -> PendingSession:
-        """A ticket for a slot that is free within the time a client waits. Raises: ApiError."""
-        slots = self._context.slots
-        if slots.live.draining:
-            raise error_of_end(SessionEnd(DRAINING))
-        try:
-            pending = slots.submit("audio_duplex", session.session_id, session.identity)
-        except SessionEnd as end:
-            raise error_of_end(end) from None
-        position = slots.dispatcher.position_of(pending)
-        if position is not None and (position.wait_s > MAX_WAIT_S or not slots.dispatcher.workers.n_ready):
-            slots.dispatcher.finish(pending)
-            wait_s = max(1, round(position.wait_s))
-            message = f"No free slot: expected one within {MAX_WAIT_S:.0f} s, got {wait_s} s"
-            raise ApiError(503, message, headers={"retry-after": str(wait_s)})
-        session.pending = pending
-        return pending
-
 
 class RealtimeConnection:
     """One client's connection."""
 
     def __init__(self, websocket: WebSocket, context: DoorContext, live: LiveSession, config: RealtimeConfig):
         self._websocket, self._context, self._live = websocket, context, live
-        self._unsent: asyncio.Queue[str] = asyncio.Queue()
-        self._n_unsent = 0
+        self._writer = EventWriter(websocket)
         self._received_at = time.monotonic()
         self._expires_at = time.time() + SESSION_S
-        self._send = EventSender(self._put)
+        self._send = EventSender(self._writer.put)
         used = SessionContext(context.voices, context.turns, live.identity, int(self._expires_at), time.monotonic)
         self._session = RealtimeSession(self._send, config, used)
 
@@ -153,7 +131,7 @@ class RealtimeConnection:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for name, task in (
-                    ("realtime-write", self._write()),
+                    ("realtime-write", self._writer.run()),
                     ("realtime-units", self._run_units(pending)),
                     ("realtime-voice", self._session.lane.voice.run()),
                     ("realtime-limits", self._watch()),
@@ -163,6 +141,8 @@ class RealtimeConnection:
             over = errors.subgroup(SessionOverError)
             if over is not None:
                 return _first(over)
+            if errors.subgroup(ClientGoneError) is not None:
+                return GONE
             LOG.exception("session %s", self._live.session_id)
         finally:
             self._session.stop()
@@ -170,13 +150,9 @@ class RealtimeConnection:
 
     async def close(self, end: DoorEnd) -> None:
         """Send what is unsent and the close frame."""
-        with suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
-            async with asyncio.timeout(2.0):
-                if end.error is not None:
-                    self._send.error(end.error)
-                while not self._unsent.empty():
-                    await self._websocket.send_text(self._unsent.get_nowait())
-                await self._websocket.close(end.code, end.reason)
+        if end.error is not None:
+            self._send.error(end.error)
+        await self._writer.close(end.code, end.reason)
 
     # --- the client ----------------------------------------------------------------------------
 
@@ -202,24 +178,6 @@ class RealtimeConnection:
                 self._send.error(refused.error, refused.event_id)
                 continue
             await self._session.handle(given)
-
-    def _put(self, event: Json) -> None:
-        text = json_text(event)
-        self._n_unsent += len(text)
-        self._unsent.put_nowait(text)
-
-    async def _write(self) -> None:
-        """Send events in order."""
-        while True:
-            text = await self._unsent.get()
-            try:
-                async with asyncio.timeout(STUCK_S):
-                    await self._websocket.send_text(text)
-            except (WebSocketDisconnect, RuntimeError, TimeoutError):
-                raise SessionOverError(GONE) from None
-            self._n_unsent -= len(text)
-            if self._n_unsent > MAX_UNSENT:
-                raise SessionOverError(GONE)
 
     # --- the worker ----------------------------------------------------------------------------
 
