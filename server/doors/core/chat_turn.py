@@ -153,7 +153,7 @@ class DoorTurn:
         self._changed, self._room = asyncio.Event(), asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._recorder: Recorder | None = None
-        self._has_begun = False
+        self._has_begun = self._is_sent = False
 
     @property
     def session_id(self) -> str:
@@ -231,8 +231,9 @@ class DoorTurn:
         Raises: WorkerLostError; ApiError.
         """
         recorder, workers = self._recorder, self._slots.dispatcher.workers
-        if recorder is not None and recorder.is_enabled:
-            recorder.from_client(self._request, lease)
+        if recorder is not None and recorder.is_enabled and not self._is_sent:
+            recorder.from_client(self._request, lease)  # once, although another worker may get the request again
+        self._is_sent = True
         losing = asyncio.create_task(_abort_if_lost(lease.worker, link))
         try:
             await link.send(self._request)
