@@ -49,6 +49,8 @@ def test_turn_from_the_microphone(speaking: Browser, small_server: ServerProcess
     assert page.text("#spoken").strip(), "expected the answer in the live region"
     page.page.click("#stop")
     page.wait_state("ended")
+    page.page.click("#open-settings")
+    page.wait(lambda: page.page.locator("#set-mic option").count() > 1, "the microphones")
 
     [prepare] = page.sent_kind("prepare")
     assert prepare["config"] == {

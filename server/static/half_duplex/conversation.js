@@ -30,7 +30,7 @@ export class Conversation {
 
   /**
    * @param {() => Promise<object>} prepare fields of the message, before each start
-   * @param {object} on state(state, details), level(rms), turn(index), recorded(id), failed(code, text)
+   * @param {object} on mic(): id of the microphone, state(state, details), level(rms), turn(index), recorded(id), failed(code, text)
    */
   constructor(prepare, on) {
     this.#prepare = prepare;
@@ -58,7 +58,7 @@ export class Conversation {
     const context = (this.#context = new AudioContext({ latencyHint: "interactive" }));
     let stream;
     try {
-      [stream] = await Promise.all([Capture.open(), context.resume(), Capture.load(context), Player.load(context),
+      [stream] = await Promise.all([Capture.open(this.#on.mic()), context.resume(), Capture.load(context), Player.load(context),
         StereoRecorder.load(context)]);
     } catch {
       this.#finish("mic_refused", "");

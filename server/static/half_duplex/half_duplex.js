@@ -5,6 +5,7 @@ import { ANSWER_SETTINGS, SPEECH_SETTINGS } from "./settings.js";
 import { en } from "./texts/en.js";
 import { zh } from "./texts/zh.js";
 import { fetchJson } from "../shared/api.js";
+import { microphoneField } from "../shared/audio/microphones.js";
 import { defaultVoice } from "../shared/audio/voices.js";
 import { Character } from "../shared/character/character.js";
 import { ask, closable } from "../shared/dialogs.js";
@@ -29,12 +30,13 @@ addTexts(characterTexts);
 addTexts({ en, zh });
 applyTheme();
 
-const settings = new Settings("duologue_half_duplex", { preset: null, prompt: "", voice: "default", byItem: false, config: {} });
+const settings = new Settings("duologue_half_duplex", { preset: null, prompt: "", voice: "default", byItem: false, mic: "", config: {} });
 const toolbar = new Toolbar(byId("controls"));
 let place = null; // the last place in the queue
 let isMuted = false;
 
 const conversation = new Conversation(prepare, {
+  mic: () => settings.values.mic,
   state: (_, details) => {
     place = details;
     showState();
@@ -126,7 +128,11 @@ setInterval(showRemaining, 500);
 let isLeaving = false; // the user has agreed
 const openSettings = make("button", { class: "quiet icon", id: "open-settings", type: "button" }, icon("settings"));
 label(openSettings, "settings");
-openSettings.onclick = () => byId("settings").showModal();
+const refreshMicrophones = microphoneField(byId("set-mic"), settings);
+openSettings.onclick = () => {
+  refreshMicrophones();
+  byId("settings").showModal();
+};
 const header = fillHeader(byId("header"), {
   current: APP,
   help: "half-duplex",
