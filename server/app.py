@@ -28,6 +28,7 @@ from server.doors.gpt_live.socket import GptLiveDoor
 from server.doors.model_names import ModelNames
 from server.doors.model_routes import model_routes
 from server.doors.realtime.routes import REALTIME_PATHS, add_realtime_sockets
+from server.doors.realtime.secret_routes import secret_routes
 from server.doors.realtime.socket import DoorContext, RealtimeDoor
 from server.doors.speech.routes import SpeechDoor, speech_routes
 from server.doors.voices import VoiceNames
@@ -138,6 +139,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     app.include_router(completion_routes(ChatDoor(turns, names, voice_names, admission)))
     add_sockets(app, gateway.sockets, admission)
     door = DoorContext(gateway.slots, gateway.recordings, admission, names, voice_names, turns)
+    app.include_router(secret_routes(gateway.access, gateway.model_names))
     add_realtime_sockets(app, RealtimeDoor(door))
     add_gpt_live_socket(app, GptLiveDoor(door))
     refuse_other_sockets(app, *REALTIME_PATHS, GPT_LIVE_PATH)

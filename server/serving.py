@@ -30,6 +30,7 @@ from server.health_watch import HealthWatch
 from server.live.diagnostics import Diagnostics
 from server.live.http_chat import HttpChats
 from server.live.live_sessions import LiveSessions
+from server.live.quota_watch import QuotaWatch
 from server.live.slot_wait import SlotWait
 from server.live.sockets import GatewaySockets
 from server.loop_watch import LoopWatch
@@ -118,6 +119,8 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
         retention.start()
         loop_watch = LoopWatch(gateway.metrics)
         loop_watch.start()
+        quotas = QuotaWatch(gateway.live, gateway.dispatcher)
+        quotas.start()
         usage = UsageTask(gateway.access.usage)
         usage.start()
         try:
@@ -129,6 +132,7 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
             await watch.stop()
             await retention.stop()
             await loop_watch.stop()
+            await quotas.stop()
             await usage.stop()
             await asyncio.to_thread(gateway.recordings.close)
         return 0

@@ -44,7 +44,7 @@ class WorkerSettings:
         ref_audio: the default voice; None: no default.
         ref_folder: the voices that come with the server; clients name their files.
         voice_folder: registered voices, which clients name by name, id or file name.
-        idle_timeout: a session without messages ends after it; None: never.
+        idle_timeout: a session without units ends after it; None: never.
         max_backlog: bytes of a session's waiting messages.
         secret: of the launcher, which clients must know; None: none.
     """

@@ -63,7 +63,7 @@ class Dispatcher:
         owner = "" if permit is None else permit.identity.owner
         pending = PendingSession(self.queue.new_ticket(request_type, session_id, owner), permit=permit)
         if self.queue.head is None:
-            pending.lease = self.workers.acquire(request_type, session_id)
+            pending.lease = self.workers.acquire(request_type, session_id, owner)
         if pending.lease is None:
             self.queue.append(pending.ticket)
             self._pending[pending.ticket] = pending
@@ -107,7 +107,7 @@ class Dispatcher:
         """Assign free slots to the first tickets. Call this whenever a slot may have become free."""
         before = len(self.queue)
         while (ticket := self.queue.head) is not None:
-            lease = self.workers.acquire(ticket.request_type, ticket.session_id)
+            lease = self.workers.acquire(ticket.request_type, ticket.session_id, ticket.owner)
             if lease is None:
                 break
             self.queue.remove(ticket)

@@ -42,7 +42,7 @@ class WorkerAddress:
 class WorkerLease:
     """One slot of one worker, leased to one session.
 
-    since: monotonic s. started_at: Unix s. n_units: results received so far.
+    since: monotonic s. started_at: Unix s. n_units: results received so far. owner: whose session it is.
     """
 
     worker: "Worker"
@@ -52,6 +52,7 @@ class WorkerLease:
     started_at: float
     n_units: int = 0
     paused: bool = False
+    owner: str = ""
 
 
 @dataclass(eq=False)
@@ -210,13 +211,13 @@ class Workers:
 
     # --- slots ---------------------------------------------------------------------------------
 
-    def acquire(self, request_type: RequestType, session_id: str) -> WorkerLease | None:
+    def acquire(self, request_type: RequestType, session_id: str, owner: str = "") -> WorkerLease | None:
         """Lease a slot of the worker with the largest share of free slots; None if there is no free slot."""
         free = [worker for worker in self.all if worker.n_free > 0]
         if not free:
             return None
         worker = max(free, key=lambda one: one.n_free / one.n_slots)
-        lease = WorkerLease(worker, request_type, session_id, self._clock(), self._wall_clock())
+        lease = WorkerLease(worker, request_type, session_id, self._clock(), self._wall_clock(), owner=owner)
         worker.leases.append(lease)
         return lease
 

@@ -54,6 +54,12 @@ BUSY = SocketClose(
     "queue full",
     Error(error="The server buffers too many requests", code=ErrorCode.QUEUE_FULL),
 )
+QUOTA_USED = SocketClose(
+    CloseCode.POLICY_VIOLATION,
+    "Quota used up",
+    "limit",
+    Error(error="The minutes of this key are used up for today", code=ErrorCode.LIMIT_REACHED),
+)
 NO_REQUEST = SocketClose(CloseCode.POLICY_VIOLATION, "No request", "cancelled")
 
 

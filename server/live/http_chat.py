@@ -91,7 +91,7 @@ class HttpChats:
         async def check(lease: WorkerLease) -> None:
             await probe(slots.http, lease.worker)
 
-        recorder = Recorder(self._recordings, Kind.CHAT, session.session_id)
+        recorder = Recorder(self._recordings, Kind.CHAT, session.session_id, session.identity)
         try:
             for n_tries in range(1, MAX_TRIES + 1):
                 lease, _ = await slots.open(pending, check, None)

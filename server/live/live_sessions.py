@@ -71,9 +71,9 @@ class LiveSessions:
         """The sessions with this id. kinds: only sessions of these kinds; none: of all kinds."""
         return [one for one in self._all if one.session_id == session_id and (not kinds or one.kind in kinds)]
 
-    def end(self, session_id: str) -> int:
-        """End the sessions with this id. Returns: their number."""
-        found = self.find(session_id)
+    def end(self, session_id: str, identity: Identity) -> int:
+        """End the sessions with this id that the identity owns. Returns: their number."""
+        found = [one for one in self.find(session_id) if identity.owns(one.identity.owner)]
         for session in found:
             session.end(ENDED)
         return len(found)

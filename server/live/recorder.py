@@ -1,5 +1,6 @@
 """Records one session: from its first message to its end, if recordings are on."""
 
+from server.access.identity import Identity
 from server.dispatch.workers import WorkerLease
 from server.live.kinds import Kind, request_type_of
 from server.recording.recordings import AnyData, Recording, RecordingKind, Recordings
@@ -10,8 +11,9 @@ STAMPED = frozenset({"prepared", "prefill_done", "done"})  # messages that tell 
 class Recorder:
     """The recording of one session."""
 
-    def __init__(self, recordings: Recordings, kind: Kind, session_id: str):
+    def __init__(self, recordings: Recordings, kind: Kind, session_id: str, identity: Identity):
         self._recordings, self._session_id = recordings, session_id
+        self._owner = identity.owner if identity.has_key else None
         request_type = request_type_of(kind, session_id)
         self._kind: RecordingKind = "streaming" if kind is Kind.STREAMING else request_type
         self._recording: Recording | None = None
@@ -23,7 +25,9 @@ class Recorder:
     def from_client(self, data: str | bytes, lease: WorkerLease) -> None:
         """Record a message to the worker. The first one begins the recording, so that none is empty."""
         if self._recording is None:
-            self._recording = self._recordings.start(self._kind, self._session_id, worker_id=lease.worker.gpu_id)
+            self._recording = self._recordings.start(
+                self._kind, self._session_id, worker_id=lease.worker.gpu_id, owner=self._owner
+            )
         if self._recording is not None:
             self._recording.from_client(data)
 

@@ -5,6 +5,7 @@ Sends only messages about the queue, errors and close codes of its own. Everythi
 
 import asyncio
 import logging
+import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -54,12 +55,16 @@ REASONS = frozenset(CloseReason)
 
 @dataclass(frozen=True)
 class LiveClient:
-    """One client's connection and what belongs to it. inbox: its messages that are not forwarded yet."""
+    """One client's connection and what belongs to it. inbox: its messages that are not forwarded yet.
+
+    diagnostics_name: of its reports; differs from the session id while another session has the same one.
+    """
 
     websocket: WebSocket
     session: LiveSession
     inbox: Inbox
     recorder: Recorder
+    diagnostics_name: str
 
 
 class GatewaySockets:
@@ -83,8 +88,10 @@ class GatewaySockets:
             return
         session = LiveSession(session_id, kind, identity_of(websocket))
         inbox = Inbox(self._budget, MAX_BUFFERED, bytes_of(websocket))
-        recorder = Recorder(self._recordings, kind, session_id)
-        client = LiveClient(websocket, session, inbox, recorder)
+        recorder = Recorder(self._recordings, kind, session_id, session.identity)
+        is_first = not self._live.find(session_id)
+        name = session_id if is_first else f"{session_id}-{secrets.token_hex(4)}"
+        client = LiveClient(websocket, session, inbox, recorder, name)
         running = asyncio.create_task(self._run_session(client), name="session")
         session.task = running
         self._live.add(session)
@@ -190,7 +197,7 @@ class GatewaySockets:
         graceful = True
         try:
             await _send(ends.websocket, QueueDone())
-            intercept = partial(self._diagnostics.intercept, session_id=client.session.session_id)
+            intercept = partial(self._diagnostics.intercept, session_id=client.diagnostics_name)
             workers = self._slots.dispatcher.workers
             relay = Relay(ends, client.session, workers, self._metrics, intercept, client.recorder)
             ended = await relay.run()

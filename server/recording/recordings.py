@@ -14,7 +14,7 @@ from typing import Literal, Protocol, TypeVar
 
 from server.recording.ids import new_recording_id
 from server.recording.renderer import Renderer
-from server.recording.store import RecordingStore
+from server.recording.store import OWNER, RecordingStore
 from server.recording.timeline import RecordSource
 from server.recording.writer import RecordingWriter, WriterMetrics, WrittenRecording
 from worker.protocol.wire import json_text
@@ -118,13 +118,16 @@ class Recordings:
         """Whether the recording is in progress."""
         return recording_id in self._active
 
-    def start(self, kind: RecordingKind, session_id: str, *, worker_id: int = 0) -> Recording | None:
+    def start(
+        self, kind: RecordingKind, session_id: str, *, worker_id: int = 0, owner: str | None = None
+    ) -> Recording | None:
         """Begin a recording; None if recording is off.
 
         Args:
             kind: how the messages are read later.
             session_id: the client's; it stays readable in the recording's id.
             worker_id: number of the worker or of its GPU.
+            owner: whose session it is; None: not known.
         """
         if not self.is_enabled:
             return None
@@ -140,6 +143,8 @@ class Recordings:
             "title": session_id[:MAX_TITLE_CHARS],
             "config": {},
         }
+        if owner is not None:
+            meta[OWNER] = owner
         written = WrittenRecording(recording_id, self.store.folder_of(recording_id), meta)
         self._active[recording_id] = written
         self._metrics.record_recording_start(kind)

@@ -27,6 +27,7 @@ ASSET_TYPES = {
 }
 MAX_COMMENT_CHARS = 2000
 MAX_PATH_CHARS = 200
+OWNER = "owner"  # key in `meta.json`: whose session it was, if it came with a key
 _DELETED = ".deleted-"  # prefix of folders that are being removed
 
 
@@ -75,11 +76,19 @@ class RecordingStore:
         """Ids of the recordings that still have a timeline, oldest first."""
         return [one for one in reversed(self.ids()) if (self.root / one / FILE_NAME).is_file()]
 
-    def page(self, offset: int, limit: int) -> RecordingPage:
-        """`meta.json` of up to `limit` recordings, newest first, starting at number `offset`."""
-        ids = self.ids()
+    def page(self, offset: int, limit: int, owner: str | None = None) -> RecordingPage:
+        """`meta.json` of up to `limit` recordings, newest first, starting at number `offset`.
+
+        owner: whose recordings; None: all.
+        """
+        ids = self.ids() if owner is None else [one for one in self.ids() if self.owner(one) == owner]
         metas = [read_json(self.root / one / META) for one in ids[offset : offset + limit]]
         return RecordingPage(len(ids), [meta for meta in metas if meta is not None])
+
+    def owner(self, recording_id: str) -> str | None:
+        """Whose recording it is; None if that is not known. Raises: NoRecordingError for an invalid id."""
+        found = (read_json(self.folder_of(recording_id) / META) or {}).get(OWNER)
+        return found if isinstance(found, str) else None
 
     def meta(self, recording_id: str) -> dict[str, Any]:
         """The content of `meta.json`. Raises: NoRecordingError."""

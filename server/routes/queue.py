@@ -1,7 +1,8 @@
 """Routes of the queue and of the waiting time estimates."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
+from server.access.identity import identity_of
 from server.dispatch.dispatcher import Dispatcher
 from server.registry.gateway_state import GatewayState
 from server.routes.bodies import EtaRequest, EtaStatus, QueueStatus, Success, TicketFound, TicketUnknown
@@ -12,16 +13,18 @@ def queue_routes(dispatcher: Dispatcher, state: GatewayState) -> APIRouter:
     router = APIRouter()
 
     @router.get("/api/queue")
-    async def queue() -> QueueStatus:
-        return queue_status(dispatcher)
+    async def queue(request: Request) -> QueueStatus:
+        return queue_status(dispatcher, identity_of(request))
 
     @router.get("/api/queue/{ticket_id}")
-    async def one_ticket(ticket_id: str) -> TicketFound | TicketUnknown:
-        return ticket_status(dispatcher, ticket_id)
+    async def one_ticket(ticket_id: str, request: Request) -> TicketFound | TicketUnknown:
+        return ticket_status(dispatcher, ticket_id, identity_of(request))
 
     @router.delete("/api/queue/{ticket_id}")
-    async def cancel(ticket_id: str) -> Success:
-        return Success(success=dispatcher.cancel(ticket_id))
+    async def cancel(ticket_id: str, request: Request) -> Success:
+        ticket = dispatcher.queue.find(ticket_id)
+        is_owned = ticket is not None and identity_of(request).owns(ticket.owner)
+        return Success(success=is_owned and dispatcher.cancel(ticket_id))
 
     @router.get("/api/config/eta")
     async def eta() -> EtaStatus:

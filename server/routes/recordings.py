@@ -1,6 +1,7 @@
 """Routes of recordings: list, content, media, download, upload, comments, deletion.
 
-An id cannot be guessed. A client that knows it can read, comment and delete the recording.
+An id cannot be guessed. A client that knows it can read the recording. With keys, only the key that recorded it and
+administrators list, comment, extend and delete it.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from fastapi.responses import FileResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from server.access.identity import identity_of
 from server.recording.archive import zip_blocks
 from server.recording.files import META, RECORDING
 from server.recording.recordings import Recordings
@@ -72,13 +74,23 @@ def recording_routes(recordings: Recordings, traces: TraceLog) -> APIRouter:
     router = APIRouter()
     store = recordings.store
 
+    def check_owner(request: Request, session_id: str) -> None:
+        """Raises: NoRecordingError for a recording of another key."""
+        identity = identity_of(request)
+        if identity.has_key and not identity.owns(store.owner(session_id) or ""):
+            raise NoRecordingError("session id", expected="a recording of this key", got=session_id)
+
     @router.get("/api/sessions", responses=NOT_FOUND)
     def listed(
-        offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0, limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50
+        request: Request,
+        offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
     ) -> RecordingList:
         if not recordings.is_enabled:
             raise HTTPException(404, "recording.enabled: expected true, got false; sessions are not recorded")
-        page = store.page(offset, limit)
+        identity = identity_of(request)
+        sees_all = identity.is_admin or not identity.has_key
+        page = store.page(offset, limit, None if sees_all else identity.owner)
         return RecordingList(total=page.total, offset=offset, limit=limit, sessions=page.metas)
 
     @router.get("/api/sessions/{session_id}", response_class=_File, responses=JSON_FILE)
@@ -134,6 +146,7 @@ def recording_routes(recordings: Recordings, traces: TraceLog) -> APIRouter:
     )
     async def upload(session_id: str, request: Request) -> Uploaded:
         try:
+            await asyncio.to_thread(check_owner, request, session_id)
             folder = await asyncio.to_thread(store.existing, session_id)
             length = request.headers.get("content-length", "0")
             if length.isascii() and length.isdigit() and int(length[:20]) > MAX_UPLOAD_BODY:
@@ -150,13 +163,14 @@ def recording_routes(recordings: Recordings, traces: TraceLog) -> APIRouter:
         return Uploaded(path=path, size_bytes=n_bytes)
 
     @router.post("/api/sessions/{session_id}/comment", responses={**BAD_BODY, **NOT_FOUND, **TOO_LARGE})
-    def set_comment(session_id: str, request: CommentRequest) -> CommentSaved:
-        if not isinstance(request.comment, str):
-            raise HTTPException(400, f"comment: expected text, got {type(request.comment).__name__}")
-        comment = request.comment.strip()
+    def set_comment(session_id: str, body: CommentRequest, request: Request) -> CommentSaved:
+        if not isinstance(body.comment, str):
+            raise HTTPException(400, f"comment: expected text, got {type(body.comment).__name__}")
+        comment = body.comment.strip()
         if len(comment) > MAX_COMMENT_CHARS:
             raise HTTPException(413, f"comment: expected at most {MAX_COMMENT_CHARS} characters, got {len(comment)}")
         try:
+            check_owner(request, session_id)
             store.set_comment(session_id, comment)
         except (NoRecordingError, FileNotFoundError):
             raise _not_found(session_id) from None
@@ -170,8 +184,9 @@ def recording_routes(recordings: Recordings, traces: TraceLog) -> APIRouter:
             raise _not_found(session_id) from None
 
     @router.delete("/api/sessions/{session_id}", responses=NOT_FOUND)
-    async def delete(session_id: str) -> Success:
+    async def delete(session_id: str, request: Request) -> Success:
         try:
+            await asyncio.to_thread(check_owner, request, session_id)
             if recordings.discard(session_id) or await asyncio.to_thread(store.delete, session_id):
                 return Success(success=True)
         except NoRecordingError:

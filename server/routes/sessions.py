@@ -6,6 +6,7 @@ import httpx
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response
 
+from server.access.identity import identity_of
 from server.dispatch.workers import iso
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession, LiveSessions
@@ -22,11 +23,16 @@ def session_routes(live: LiveSessions, http: httpx.AsyncClient) -> APIRouter:
     """http: client for the workers."""
     router = APIRouter()
 
-    async def stop(path: str, body: StopBody | None, *kinds: Kind) -> StopAnswer:
+    async def stop(request: Request, path: str, body: StopBody | None, *kinds: Kind) -> StopAnswer:
+        identity = identity_of(request)
         session_id = body.session_id if body is not None else None
         if session_id is None:  # a client that does not know its id must not stop the answers of others
             return StopAnswer(success=False, stopped=[], message="session_id: expected an id, got none")
-        found = [session for session in live.find(session_id, *kinds) if session.lease is not None]
+        found = [
+            session
+            for session in live.find(session_id, *kinds)
+            if session.lease is not None and identity.owns(session.identity.owner)
+        ]
         if not found:
             return StopAnswer(success=False, stopped=[], message=f"No session {session_id[:100]} has a slot")
         stopped = [session.session_id for session in found if await _stop(http, path, session)]
@@ -39,22 +45,24 @@ def session_routes(live: LiveSessions, http: httpx.AsyncClient) -> APIRouter:
             page = request.url.replace(scheme="", netloc="", path=RECORDINGS_PAGE)
             return RedirectResponse(page, 302, headers={**BY_ACCEPT, "Cache-Control": "no-store"})
         response.headers.update(BY_ACCEPT)
-        return LiveSessionList(total=len(live), sessions=[_info(session) for session in live.all])
+        identity = identity_of(request)
+        owned = [_info(session) for session in live.all if identity.owns(session.identity.owner)]
+        return LiveSessionList(total=len(owned), sessions=owned)
 
     @router.delete("/sessions/{session_id}", responses=UNKNOWN)
-    async def end(session_id: str) -> SessionsEnded:
-        n_ended = live.end(session_id)
+    async def end(session_id: str, request: Request) -> SessionsEnded:
+        n_ended = live.end(session_id, identity_of(request))
         if not n_ended:
             raise HTTPException(404, f"Session not found: {session_id[:100]}")
         return SessionsEnded(ended=n_ended)
 
     @router.post("/api/streaming/stop")
-    async def stop_streaming(body: StopBody | None = None) -> StopAnswer:
-        return await stop("/streaming/stop", body, Kind.STREAMING, Kind.CHAT)
+    async def stop_streaming(request: Request, body: StopBody | None = None) -> StopAnswer:
+        return await stop(request, "/streaming/stop", body, Kind.STREAMING, Kind.CHAT)
 
     @router.post("/api/half_duplex/stop")
-    async def stop_half_duplex(body: StopBody | None = None) -> StopAnswer:
-        return await stop("/half_duplex/stop", body, Kind.HALF_DUPLEX)
+    async def stop_half_duplex(request: Request, body: StopBody | None = None) -> StopAnswer:
+        return await stop(request, "/half_duplex/stop", body, Kind.HALF_DUPLEX)
 
     return router
 

@@ -2,10 +2,11 @@
 
 from datetime import datetime
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from server.access.identity import identity_of
 from server.dispatch.dispatcher import Dispatcher
 from server.live.live_sessions import LiveSessions
 from server.metrics import GatewayMetrics
@@ -30,12 +31,12 @@ def status_routes(dispatcher: Dispatcher, live: LiveSessions, metrics: GatewayMe
         return JSONResponse(body.model_dump(), 200 if body.ready else 503)
 
     @router.get("/status")
-    async def status() -> ServiceStatus:
-        return service_status(dispatcher, draining=live.draining, n_connections=len(live))
+    async def status(request: Request) -> ServiceStatus:
+        return service_status(dispatcher, identity_of(request), draining=live.draining, n_connections=len(live))
 
     @router.get("/workers")
-    async def workers() -> WorkerList:
-        return worker_list(dispatcher)
+    async def workers(request: Request) -> WorkerList:
+        return worker_list(dispatcher, identity_of(request))
 
     @router.get("/api/cache")
     @router.get("/cache")

@@ -3,6 +3,7 @@
 Values from a worker's /health are copied if they have the expected type, and left out otherwise.
 """
 
+from server.access.identity import Identity
 from server.dispatch.dispatcher import Dispatcher, QueuePosition
 from server.dispatch.eta import CONFIG_FIELDS
 from server.dispatch.queue import Ticket
@@ -47,8 +48,8 @@ def readiness(dispatcher: Dispatcher, *, draining: bool) -> Ready:
     )
 
 
-def service_status(dispatcher: Dispatcher, *, draining: bool, n_connections: int) -> ServiceStatus:
-    """GET /status."""
+def service_status(dispatcher: Dispatcher, identity: Identity, *, draining: bool, n_connections: int) -> ServiceStatus:
+    """GET /status. identity: who asks, and sees sessions of its own only."""
     workers = dispatcher.workers
     statuses = [worker.status for worker in workers.all]
     n_idle = sum(worker.n_free > 0 for worker in workers.all)
@@ -62,12 +63,17 @@ def service_status(dispatcher: Dispatcher, *, draining: bool, n_connections: int
         offline_workers=statuses.count(OFFLINE),
         queue_length=len(dispatcher.queue),
         max_queue_size=dispatcher.queue.max_size,
-        running_tasks=[running_task(dispatcher, lease) for lease in workers.leases],
+        running_tasks=running_tasks(dispatcher, identity),
         draining=draining,
         connections=n_connections,
         slots=Slots(total=workers.n_slots, free=workers.n_free, leased=len(workers.leases)),
         random_weights=any(worker.has_random_weights for worker in workers.all),
     )
+
+
+def running_tasks(dispatcher: Dispatcher, identity: Identity) -> list[RunningTask]:
+    """The sessions with a slot that the identity may see."""
+    return [running_task(dispatcher, lease) for lease in dispatcher.workers.leases if identity.owns(lease.owner)]
 
 
 def running_task(dispatcher: Dispatcher, lease: WorkerLease) -> RunningTask:
@@ -83,14 +89,15 @@ def running_task(dispatcher: Dispatcher, lease: WorkerLease) -> RunningTask:
     )
 
 
-def worker_list(dispatcher: Dispatcher) -> WorkerList:
-    """GET /workers."""
+def worker_list(dispatcher: Dispatcher, identity: Identity) -> WorkerList:
+    """GET /workers. identity: who asks, and sees sessions of its own only."""
     workers = dispatcher.workers.all
-    return WorkerList(total=len(workers), workers=[worker_info(worker) for worker in workers])
+    return WorkerList(total=len(workers), workers=[worker_info(worker, identity) for worker in workers])
 
 
-def worker_info(worker: Worker) -> WorkerInfo:
-    first = worker.leases[0] if worker.leases else None
+def worker_info(worker: Worker, identity: Identity) -> WorkerInfo:
+    leases = [lease for lease in worker.leases if identity.owns(lease.owner)]
+    first = leases[0] if leases else None
     error = worker.health.get("error")
     return WorkerInfo(
         worker_id=worker.name,
@@ -108,7 +115,7 @@ def worker_info(worker: Worker) -> WorkerInfo:
         error=None if error is None else _text(error),
         progress=_progress(worker.health.get("progress")),
         slots=Slots(total=worker.n_slots, free=worker.n_free, leased=len(worker.leases)),
-        sessions=[lease.session_id for lease in worker.leases],
+        sessions=[lease.session_id for lease in leases],
     )
 
 
@@ -130,13 +137,17 @@ def cache_status(dispatcher: Dispatcher) -> CacheStatus:
     return CacheStatus(workers=found)
 
 
-def queue_status(dispatcher: Dispatcher) -> QueueStatus:
-    """GET /api/queue."""
+def queue_status(dispatcher: Dispatcher, identity: Identity) -> QueueStatus:
+    """GET /api/queue. identity: who asks, and sees tickets and sessions of its own only."""
     return QueueStatus(
         queue_length=len(dispatcher.queue),
         max_queue_size=dispatcher.queue.max_size,
-        items=[queue_item(dispatcher, ticket, position) for ticket, position in dispatcher.positions().items()],
-        running_tasks=[running_task(dispatcher, lease) for lease in dispatcher.workers.leases],
+        items=[
+            queue_item(dispatcher, ticket, position)
+            for ticket, position in dispatcher.positions().items()
+            if identity.owns(ticket.owner)
+        ],
+        running_tasks=running_tasks(dispatcher, identity),
     )
 
 
@@ -152,10 +163,10 @@ def queue_item(dispatcher: Dispatcher, ticket: Ticket, position: QueuePosition) 
     )
 
 
-def ticket_status(dispatcher: Dispatcher, ticket_id: str) -> TicketFound | TicketUnknown:
-    """GET /api/queue/{ticket_id}."""
+def ticket_status(dispatcher: Dispatcher, ticket_id: str, identity: Identity) -> TicketFound | TicketUnknown:
+    """GET /api/queue/{ticket_id}. identity: who asks; tickets of others do not exist for it."""
     ticket = dispatcher.queue.find(ticket_id)
-    if ticket is None:
+    if ticket is None or not identity.owns(ticket.owner):
         return TicketUnknown(message=f"No ticket {ticket_id[:60]} waits")
     item = queue_item(dispatcher, ticket, dispatcher.positions()[ticket])
     return TicketFound(ticket=TicketStatus(**item.model_dump(exclude={"wait_elapsed_s"})))

@@ -1,5 +1,6 @@
 """Command lines, ports and addresses of the launch plan."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from launcher.devices import CPU, Device
 from launcher.options import parser, settings
-from launcher.plan import LaunchPlan, make_plan
+from launcher.plan import LaunchPlan, RunSecrets, make_plan
 from launcher.supervise import announcement
 from models.errors import ModelError, SettingsError
 from server.main import parser as server_parser
@@ -147,3 +148,33 @@ def test_announcement_lists_addresses_and_warnings_if_remote() -> None:
     _, address, *warnings = announcement(plan_of("--port", "8006", "--remote"), "1 worker, 4 slots", ["10.0.0.7"])
     assert address.strip() == "http://10.0.0.7:8006"
     assert len(warnings) == 2 and "no keys" in warnings[0] and "camera and microphone" in warnings[1]
+
+
+def test_remote_run_without_keys_makes_one(tmp_path: Path) -> None:
+    """Its links open the pages; gateway and workers share a secret; no command line contains either."""
+    empty = {"DUOLOGUE_SERVICE_DATA_DIR": str(tmp_path)}
+
+    def run_of(*flags: str, environ: dict[str, str] | None = None) -> tuple[LaunchPlan, list[str]]:
+        args, environ = parser().parse_args(flags), {**empty, **(environ or {})}
+        config = settings(args, environ)[0]
+        plan = make_plan(config, args, [CPU], environ, 8, RunSecrets.make(config, args))
+        return plan, announcement(plan, "1 worker, 4 slots", ["10.0.0.7"])
+
+    plan, lines = run_of("--remote", "--port", "8006")
+    key = plan.start_key
+    assert key is not None and plan.gateway.environ["DUOLOGUE_START_KEY"] == key
+    assert f"http://localhost:8006/#{key}" in lines[2] and f"http://10.0.0.7:8006/#{key}" in lines[3], lines
+    assert not any("no keys" in line for line in lines)
+    worker = plan.workers[0]
+    secret = plan.gateway.environ["DUOLOGUE_WORKER_SECRET"]
+    assert worker.environ["DUOLOGUE_WORKER_SECRET"] == secret and "DUOLOGUE_START_KEY" not in worker.environ
+    assert not {key, secret} & {*plan.gateway.command, *worker.command}
+
+    plan, lines = run_of("--remote", "--insecure")
+    assert plan.start_key is None and gateway_flags(plan).insecure and any("no keys" in line for line in lines)
+    assert run_of()[0].start_key is None, "expected no key for this machine alone"
+    entry = json.dumps([{"name": "x", "hash": f"sha256:{'0' * 64}"}])
+    plan, lines = run_of("--remote", environ={"DUOLOGUE_SERVICE_API_KEYS": entry})
+    assert plan.start_key is None and not any("no keys" in line for line in lines)
+    (tmp_path / "api_keys.json").write_text('{"keys": []}')
+    assert run_of("--remote")[0].start_key is None, "expected the file of keys to count"

@@ -241,3 +241,26 @@ def test_stop_closes_sessions_after_timeout(root: Path, tmp_path: Path) -> None:
                 assert not worker.sessions, worker.sessions
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("flags", "makes_key"), [(["--remote"], True), (["--remote", "--insecure"], False), ([], False)]
+)
+def test_remote_gateway_without_keys_makes_one(
+    flags: list[str],
+    makes_key: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It prints a link with the key, once, and hands the key to the server."""
+    served: list[ServeOptions] = []
+    monkeypatch.setenv("DUOLOGUE_SERVICE_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr("server.main.serve", lambda config, bound, options: served.append(options) or 0)
+    with listen("127.0.0.1", 0) as one:
+        port = one.getsockname()[1]
+    assert main([*flags, "--http", "--port", str(port)]) == 0
+    [options], printed = served, capsys.readouterr().out
+    assert (options.start_key is not None) == makes_key and printed.count("open http") == makes_key, printed
+    assert options.start_key is None or f"/#{options.start_key}\n" in printed
+    assert repr(options).count("duo_") == 0, "expected no key in a text of the options"

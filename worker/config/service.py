@@ -148,7 +148,7 @@ class DuplexSection(Settings):
 
     pause_timeout: float = Field(60.0, ge=0.1, le=MAX_S, description="seconds until a paused session ends")
     idle_timeout: float | None = Field(
-        None, ge=1, le=MAX_S, description="seconds without a message until a session ends; null: never"
+        300.0, ge=1, le=MAX_S, description="seconds without a unit until a session ends; null: never"
     )
     max_sessions: int | None = Field(None, ge=1, le=1024, description="slots; null: as many as free memory holds")
     context_rows: int = Field(8192, ge=1, le=1_000_000, description="context length of a slot in tokens")

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from worker.engine import EngineError
 from worker.http.error_codes import code_of, not_now
+from worker.http.idle_clock import IdleClock
 from worker.http.inbox import InboxClosedError, MessageInbox, PendingMessage, WaitingFrames
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd
@@ -79,6 +80,7 @@ class DuplexConversation:
         self._prompt = SystemPrompt("", "")  # of the prepared session
         self._pause_ends: float | None = None
         self._pause_timeout = 0.0
+        self._idle = IdleClock(service.settings.idle_timeout, self._loop.time)
         self._frames = WaitingFrames(service.settings.max_backlog)
         self._inserting: asyncio.Future[InsertedText | Failure] | None = None
         self._counters = TurnCounters()
@@ -145,15 +147,11 @@ class DuplexConversation:
             return ConversationEnd(CloseCode.INTERNAL_ERROR, CloseReason.ENGINE)
         except TimeoutError:
             return await self._time_out()
-        is_over = self._pause_ends is not None and self._loop.time() >= self._pause_ends
-        return await self._time_out() if is_over else pending
+        return await self._time_out() if self._idle.is_past(self._deadline()) else pending
 
     def _deadline(self) -> float | None:
         """The time, on the loop's clock, at which waiting for a message ends the conversation."""
-        if self._pause_ends is not None:
-            return self._pause_ends
-        idle = self._service.settings.idle_timeout
-        return None if idle is None else self._loop.time() + idle
+        return self._idle.deadline if self._pause_ends is None else self._idle.while_paused(self._pause_ends)
 
     async def _time_out(self) -> ConversationEnd:
         await self._wait_in_flight(0)
@@ -166,6 +164,7 @@ class DuplexConversation:
         message = pending.message
         if isinstance(message, AudioChunk):
             await self._unit(message, pending.received)
+            self._idle.on_unit()
             return None
         if isinstance(message, VideoFrame):
             self._frames.add(message, pending.n_bytes)
@@ -184,6 +183,7 @@ class DuplexConversation:
                 self._pause(message)
             case Resume():
                 self.paused, self._pause_ends = False, None
+                self._idle.on_resume()
                 self._send(Resumed())
             case Interrupt():
                 self._send(Interrupted())
@@ -259,7 +259,9 @@ class DuplexConversation:
     def _pause(self, message: Pause) -> None:
         default = self._service.settings.pause_timeout
         self._pause_timeout = default if message.timeout is None else message.timeout
-        self.paused, self._pause_ends = True, self._loop.time() + self._pause_timeout
+        ends = self._loop.time() + self._pause_timeout
+        self._pause_ends = ends if self._pause_ends is None else min(ends, self._pause_ends)  # no pause is extended
+        self.paused = True
         self._send(Paused(timeout=self._pause_timeout))
 
     # --- units ---------------------------------------------------------------------------------

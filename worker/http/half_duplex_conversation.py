@@ -16,6 +16,7 @@ from worker.chat.config import HalfDuplexConfig, ReplyConfig
 from worker.chat.half_duplex import HalfDuplex
 from worker.engine import EngineError
 from worker.http.error_codes import code_of
+from worker.http.idle_clock import IdleClock
 from worker.http.inbox import InboxClosedError, MessageInbox, PendingMessage
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd
@@ -80,6 +81,7 @@ class HalfDuplexConversation:
         self._loop = asyncio.get_running_loop()
         self._inbox: MessageInbox[Received] = MessageInbox(service.settings.max_backlog)
         self._began, self._timeout_s = self._loop.time(), TIMEOUT_S
+        self._idle = IdleClock(service.settings.idle_timeout, self._loop.time)
         self._is_answering = False
         self._n_chunks = 0
         self._text = ""
@@ -136,8 +138,8 @@ class HalfDuplexConversation:
 
     async def _next(self) -> PendingMessage[Received] | ConversationEnd:
         idle_s = self._service.settings.idle_timeout
-        idle = None if idle_s is None else self._loop.time() + idle_s
         while True:
+            idle = None if self._is_answering else self._idle.deadline
             ends = self._began + self._timeout_s + GRACE_S * self._is_answering
             if self._loop.time() >= ends:
                 return self._time_out(CloseReason.SESSION, self._timeout_s)
@@ -159,7 +161,9 @@ class HalfDuplexConversation:
                 raise message
             case SpeechChunk():
                 await self._hear(message)
+                self._idle.on_unit()
             case Notice.ANSWER_OVER:
+                self._idle.on_unit()
                 if self._talk is not None:
                     await self._service.decoders.run(self._talk.answer_waiting)
             case HalfDuplexPrepare():

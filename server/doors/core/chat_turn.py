@@ -132,7 +132,7 @@ class ChatTurns:
         session = LiveSession(new_session_id(Kind.CHAT), Kind.CHAT, identity)
         turn = DoorTurn(self._slots, session, request.path, text)
         if request.path is TurnPath.CHAT:
-            turn.record_with(Recorder(self._recordings, Kind.CHAT, session.session_id))
+            turn.record_with(Recorder(self._recordings, Kind.CHAT, session.session_id, session.identity))
         self._budget.used += len(text)
         live.add(session)
         try:

@@ -205,7 +205,7 @@ class GptLiveConnection:
     async def _run_units(self, pending: PendingSession) -> None:
         """Keep a worker's session; a lost one begins again with the texts so far."""
         context, session = self._context, self._session
-        recorder = Recorder(context.recordings, Kind.DUPLEX, self._live.session_id)
+        recorder = Recorder(context.recordings, Kind.DUPLEX, self._live.session_id, self._live.identity)
         is_first = True
         try:
             while True:

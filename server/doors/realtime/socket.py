@@ -34,7 +34,7 @@ from server.doors.realtime.ends import (
 from server.doors.realtime.events.client_events import EventRefusedError, read_event
 from server.doors.realtime.events.event_error import EventError
 from server.doors.realtime.events.server_events import EventSender
-from server.doors.realtime.events.session_patch import read_patch
+from server.doors.realtime.initial_config import initial_config
 from server.doors.realtime.session import RealtimeSession, SessionContext
 from server.doors.realtime.session_config import RealtimeConfig
 from server.doors.voices import VoiceNames
@@ -107,11 +107,8 @@ class RealtimeDoor:
         if refusal is not None:
             raise ApiError(403, refusal)
         names, identity = self._context.model_names, identity_of(websocket)
-        model = names.resolve_for(query.get("model") or names.served, identity)
-        try:
-            return RealtimeConfig(model).merged(read_patch(identity.session or {}))
-        except EventError as error:
-            raise ApiError(400, error.message, param=error.param, code=error.code) from None
+        model = query.get("model") or names.served
+        return initial_config(names, identity, {**(identity.session or {}), "model": model})
 
 
 class RealtimeConnection:
@@ -184,7 +181,7 @@ class RealtimeConnection:
     async def _run_units(self, pending: PendingSession) -> None:
         """Keep a worker's session while the duplex lane needs one. Handles the client's events from the first on."""
         session = self._session
-        recorder = Recorder(self._context.recordings, Kind.DUPLEX, self._live.session_id)
+        recorder = Recorder(self._context.recordings, Kind.DUPLEX, self._live.session_id, self._live.identity)
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._run_in_slot(pending, recorder, tasks)

@@ -6,9 +6,10 @@ from typing import Any
 from server.access.keys import hash_of
 from worker.config.access import ApiKeyEntry, ClientLimits
 from worker.config.service import Config, default_config
-from worker.key_text import new_key
+from worker.key_text import KEY_PREFIX
 
-USER, ADMIN = new_key(), new_key()
+# As long as real ones; fixed, so that all test processes name their tests alike.
+USER, ADMIN = f"{KEY_PREFIX}user{'Uu5' * 13}", f"{KEY_PREFIX}boss{'Bb7' * 13}"
 
 
 def entry(name: str, key: str, **fields: Any) -> ApiKeyEntry:

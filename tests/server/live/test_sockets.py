@@ -236,6 +236,25 @@ def test_diagnostics_are_stored_and_not_forwarded(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_sessions_of_one_id_have_diagnostics_of_their_own(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with FakeWorker(slots=2) as worker, running_gateway(worker, reports=tmp_path) as gateway:
+            clients = [await (await gateway.connect("omni_x")).prepared() for _ in range(2)]
+            for number, client in enumerate(clients):
+                await client.send({"type": "client_diagnostic", "number": number}, CHUNK)
+                await client.receive("result")
+
+            def written() -> list[str]:
+                return [line for path in tmp_path.glob("diag_omni_x*.jsonl") for line in path.read_text().splitlines()]
+
+            await wait_until(lambda: len(written()) == 2, "two reports on disk")
+            files = sorted(path.name for path in tmp_path.iterdir())
+            assert len(files) == 2 and "diag_omni_x.jsonl" in files, files
+            assert json.loads((tmp_path / "diag_omni_x.jsonl").read_text())["number"] == 0
+
+    run(scenario)
+
+
 def test_foreign_origins_are_refused() -> None:
     async def scenario() -> None:
         settings = {"allowed_origins": ("https://talk.example.org/",)}

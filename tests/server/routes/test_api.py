@@ -9,6 +9,7 @@ import pytest
 import websockets
 
 from benchmarks.serve.fake_worker import FakeWorker
+from server.access.identity import Identity
 from server.registry.apps import KNOWN
 from server.routes.bodies import WorkerInfo
 from server.routes.status_report import service_status
@@ -97,7 +98,7 @@ def test_status_counts_every_worker_once() -> None:
         workers = gateway.dispatcher.workers
         workers.record_health(workers.all[0], IDLE)
         workers.record_health(workers.all[1], {**IDLE, "slots": {"total": 1, "free": 0}})
-        assert not service_status(gateway.dispatcher, draining=False, n_connections=0).random_weights
+        assert not service_status(gateway.dispatcher, Identity(), draining=False, n_connections=0).random_weights
         workers.record_health(
             workers.all[1], {**IDLE, "slots": {"total": 1, "free": 0}, "model": {"random_weights": True}}
         )

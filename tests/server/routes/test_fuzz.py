@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.serve.fake_worker import FakeWorker
+from server.access.identity import Identity
 from server.dispatch.dispatcher import Dispatcher
 from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue
@@ -47,8 +48,11 @@ def test_arbitrary_health_does_not_break_responses(health: object) -> None:
         for _ in range(3):
             dispatcher.submit("omni_duplex", "x")
         assert workers.n_slots >= len(workers.leases) >= 0
-        service_status(dispatcher, draining=False, n_connections=0)
-        json.dumps(jsonable_encoder([worker_info(workers.all[0]), queue_status(dispatcher)]), allow_nan=False)
+        here = Identity(address="127.0.0.1")
+        service_status(dispatcher, here, draining=False, n_connections=0)
+        json.dumps(
+            jsonable_encoder([worker_info(workers.all[0], here), queue_status(dispatcher, here)]), allow_nan=False
+        )
         metrics.render(dispatcher)
 
     run(scenario)

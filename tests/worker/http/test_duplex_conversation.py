@@ -22,7 +22,7 @@ from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd
 from worker.loop.results import Failure, FedRows, InsertedText, PartialResult, UnitResult
 from worker.loop.session import OrderError
-from worker.protocol.codes import CloseCode
+from worker.protocol.codes import CloseCode, ErrorCode
 from worker.protocol.messages import (
     MAX_UNIT_PICTURES,
     AudioChunk,
@@ -41,7 +41,7 @@ from worker.protocol.messages import (
 )
 from worker.protocol.text_messages import InsertText, TextInserted
 from worker.protocol.unit_counters import Mark, UnitUsage
-from worker.protocol.wire import Sound
+from worker.protocol.wire import Sound, WireError
 from worker.serving import worker_settings
 from worker.slots import SlotUse
 
@@ -170,15 +170,18 @@ def staged(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[], None]
 
 @staged
 async def test_idle_timeout_ends_session() -> None:
-    """The timeout counts from the last message."""
+    """The timeout counts from the last unit: other messages and errors do not extend it."""
     stage = Stage(idle_timeout=1.0)
-    for _ in range(4):
-        await asyncio.sleep(0.3)
-        await stage.say(Interrupt())
+    begun = asyncio.get_running_loop().time()
+    for _ in range(3):
+        await asyncio.sleep(0.25)
+        await stage.say(Interrupt(), WireError(ErrorCode.BAD_JSON, "message", expected="JSON", got="text"))
         assert isinstance(await stage.hear(), Interrupted)
+        assert isinstance(await stage.hear(), Error)
     timeout = await stage.hear()
     assert isinstance(timeout, Timeout), f"expected a timeout, got {timeout!r}"
     assert timeout.reason == "Idle timeout (1.0s)", f"expected the reason, got {timeout!r}"
+    assert asyncio.get_running_loop().time() - begun < 1.25, "expected the end 1 s after the start"
     end = await stage.end()
     assert end.code == CloseCode.NORMAL, f"expected close code {CloseCode.NORMAL}, got {end}"
 

@@ -1,0 +1,79 @@
+"""Routes that make ephemeral secrets for browsers, each with the settings of its sessions."""
+
+import secrets
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from server.access.access import Access
+from server.access.client_secrets import ClientSecret
+from server.access.identity import identity_of
+from server.access.refusal import AccessRefusedError
+from server.doors.errors import ApiError, ApiErrorBody
+from server.doors.model_names import ModelNames
+from server.doors.realtime.initial_config import initial_config
+from server.doors.realtime.session_config import Json
+
+DEFAULT_S, MIN_S, MAX_S = 600, 10, 7200
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ApiErrorBody, "description": "the settings are invalid"},
+    404: {"model": ApiErrorBody, "description": "the model is unknown"},
+    429: {"model": ApiErrorBody, "description": "the client has too many secrets"},
+}
+
+
+class ExpiresAfter(BaseModel):
+    """When a secret ends. seconds: after it is made."""
+
+    anchor: Literal["created_at"] = "created_at"
+    seconds: int = Field(DEFAULT_S, ge=MIN_S, le=MAX_S)
+
+
+class SecretRequest(BaseModel):
+    """session: settings of a Realtime session, as in `session.update`. Other fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    expires_after: ExpiresAfter | None = None
+    session: dict[str, Any] | None = None
+
+
+class SecretAnswer(BaseModel):
+    """value: the secret. expires_at: Unix s. session: the settings of its sessions."""
+
+    value: str
+    expires_at: int
+    session: dict[str, Any]
+
+
+def secret_routes(access: Access, names: ModelNames) -> APIRouter:
+    router = APIRouter()
+
+    def make(request: Request, session: Mapping[str, Any], seconds: int) -> tuple[ClientSecret, Json]:
+        identity = identity_of(request)
+        config = initial_config(names, identity, session)
+        try:
+            secret = access.secrets.make(identity, access.keys, seconds, session)
+        except AccessRefusedError as error:
+            raise ApiError(429, str(error), headers={"retry-after": str(error.retry_after_s)}) from None
+        shown = {**config.described(), "id": f"sess_{secrets.token_hex(12)}", "expires_at": secret.expires_at}
+        return secret, shown
+
+    @router.post("/v1/realtime/client_secrets", responses=ERRORS)
+    async def client_secret(request: Request, response: Response, body: SecretRequest | None = None) -> SecretAnswer:
+        body = body or SecretRequest()
+        secret, shown = make(request, body.session or {}, (body.expires_after or ExpiresAfter()).seconds)
+        response.headers["Cache-Control"] = "no-store"
+        return SecretAnswer(value=secret.value, expires_at=secret.expires_at, session=shown)
+
+    @router.post("/v1/realtime/sessions", responses=ERRORS)
+    async def legacy_session(
+        request: Request, response: Response, session: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        secret, shown = make(request, session or {}, DEFAULT_S)
+        response.headers["Cache-Control"] = "no-store"
+        return {**shown, "client_secret": {"value": secret.value, "expires_at": secret.expires_at}}
+
+    return router

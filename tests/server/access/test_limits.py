@@ -1,0 +1,210 @@
+"""Limits and quotas: exact with parallel requests, per key and per address, kept over a restart."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.access.clients import Clients, TokenBucket
+from server.access.identity import Identity, IdentityKind, KeyLimits
+from server.access.refusal import AccessRefusedError
+from server.access.usage import DAY_S, DayUsage
+from server.live.closes import SessionEnd
+from server.live.kinds import Kind
+from server.live.live_sessions import LiveSession, LiveSessions
+from server.live.quota_watch import QuotaWatch
+from tests.server.access.keyed_gateway import ADMIN, USER, bearer, user_and_admin
+from tests.server.routes.asgi_gateway import IDLE, asgi_client, gateway_of
+from worker.config.access import ClientLimits
+
+KEY = Identity("user", IdentityKind.KEY, "192.0.2.1", KeyLimits(sessions=2, requests_per_day=3, minutes_per_day=1))
+NOON = 20_000 * DAY_S + DAY_S / 2
+
+
+def usage_in(folder: Path, now: float = NOON) -> DayUsage:
+    return DayUsage(folder / "usage.json", lambda: now)
+
+
+def test_daily_requests_are_exact_with_50_parallel_ones(tmp_path: Path) -> None:
+    gateway = gateway_of(config=user_and_admin(tmp_path, requests_per_day=20))
+
+    async def scenario() -> None:
+        async with asgi_client(gateway) as client:
+
+            async def post() -> Any:
+                return await client.raw.post("/api/streaming/stop", json={}, headers=bearer(USER))
+
+            answers = await asyncio.gather(*(post() for _ in range(50)))
+            statuses = [answer.status_code for answer in answers]
+            assert (statuses.count(200), statuses.count(429)) == (20, 30), statuses
+            refused = next(answer for answer in answers if answer.status_code == 429)
+            assert 1 <= int(refused.headers["retry-after"]) <= DAY_S
+            assert "requests of this key today: expected at most 20, got more" in refused.json()["detail"]
+            error = await client.raw.post("/v1/audio/speech", json={}, headers=bearer(USER))
+            assert error.json()["error"]["code"] == "rate_limit_exceeded" and "retry-after" in error.headers
+            assert (await client.raw.get("/status", headers=bearer(USER))).status_code == 200, "reading is not counted"
+            assert (await client.raw.post("/api/streaming/stop", json={}, headers=bearer(ADMIN))).status_code == 200
+            listed = (await client.raw.get("/api/access/keys", headers=bearer(ADMIN))).json()["keys"]
+            assert [(key["name"], key["today"]["requests"]) for key in listed] == [("user", 20), ("boss", 1)], listed
+
+    asyncio.run(scenario())
+
+
+def test_sessions_at_once_are_exact_with_50_parallel_ones(tmp_path: Path) -> None:
+    gateway = gateway_of(config=user_and_admin(tmp_path))
+    slots, dispatcher = gateway.slots, gateway.dispatcher
+
+    async def submit(identity: Identity) -> Any:
+        try:
+            return slots.submit("chat", "x", identity)
+        except SessionEnd as end:
+            return end.close
+
+    async def scenario() -> None:
+        dispatcher.workers.record_health(dispatcher.workers.all[0], {**IDLE, "slots": {"total": 8, "free": 8}})
+        admitted: list[Any] = []
+        anonymous, here = Identity(address="192.0.2.9"), Identity(address="127.0.0.1")
+        for identity, expected in ((KEY, 2), (anonymous, 4), (here, 50)):
+            got = await asyncio.gather(*(submit(identity) for _ in range(50)))
+            admitted = [one for one in got if hasattr(one, "ticket")]
+            assert len(admitted) == expected, f"{identity.owner}: expected {expected}, got {len(admitted)}"
+            refused = [one for one in got if not hasattr(one, "ticket")]
+            assert all(one.retry_after_s and one.error.code == "limit_reached" for one in refused)
+            for pending in admitted:
+                dispatcher.finish(pending)
+                dispatcher.finish(pending)  # counts once
+            again = await submit(identity)
+            assert hasattr(again, "ticket"), f"{identity.owner}: expected a session after the others ended"
+            dispatcher.finish(again)
+
+    asyncio.run(scenario())
+
+
+def test_full_queue_returns_the_permit(tmp_path: Path) -> None:
+    config = user_and_admin(tmp_path)
+    service = config.service.model_copy(update={"max_queue_size": 0})
+    gateway = gateway_of(config=config.model_copy(update={"service": service}))
+    for _ in range(5):
+        with pytest.raises(SessionEnd) as caught:
+            gateway.slots.submit("chat", "x", KEY)
+        assert caught.value.close.reason == "Queue full", caught.value.close
+
+
+def test_minutes_end_running_sessions_and_refuse_new_ones(tmp_path: Path) -> None:
+    gateway = gateway_of(config=user_and_admin(tmp_path, minutes_per_day=1.0))
+    dispatcher, usage = gateway.dispatcher, gateway.access.usage
+    key = gateway.access.keys.named("user")
+    assert key is not None
+    identity = key.identity("192.0.2.1")
+
+    async def scenario() -> None:
+        dispatcher.workers.record_health(dispatcher.workers.all[0], IDLE)
+        session = LiveSession("x", Kind.DUPLEX, identity)
+        session.pending = gateway.slots.submit("omni_duplex", "x", identity)
+        session.task = asyncio.ensure_future(asyncio.sleep(60))
+        live = LiveSessions()
+        live.add(session)
+        watch = QuotaWatch(live, dispatcher)
+        lease = session.pending.lease
+        assert lease is not None
+        lease.since -= 40
+        watch.look()
+        watch.look()
+        assert 40 <= usage.of("user").session_s < 41 and session.forced_close is None
+        lease.since -= 25
+        watch.look()
+        assert session.forced_close is not None and session.forced_close.how == "limit"
+        dispatcher.finish(session.pending)
+        assert 65 <= usage.of("user").session_s < 66
+        with pytest.raises(SessionEnd, match="Limit reached"):
+            gateway.slots.submit("omni_duplex", "y", identity)
+        await asyncio.gather(session.task, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_counters_survive_a_restart_and_end_with_the_day(tmp_path: Path) -> None:
+    usage = usage_in(tmp_path)
+    for _ in range(3):
+        usage.count_request(KEY)
+    usage.add_session(KEY, 61.5)
+    asyncio.run(usage.save())
+    again = usage_in(tmp_path)
+    assert (again.of("user").requests, again.of("user").session_s) == (3, 61.5)
+    with pytest.raises(AccessRefusedError) as caught:
+        again.count_request(KEY)
+    assert caught.value.status == 429 and caught.value.retry_after_s == DAY_S / 2
+    with pytest.raises(AccessRefusedError):
+        again.check_minutes(KEY)
+    tomorrow = usage_in(tmp_path, NOON + DAY_S)
+    tomorrow.count_request(KEY)
+    tomorrow.check_minutes(KEY)
+    assert tomorrow.of("user").requests == 1
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"day": "x"}', '{"day": 1, "keys": {"user": {"requests": -1}}}'])
+def test_damaged_counters_begin_again(tmp_path: Path, content: str) -> None:
+    (tmp_path / "usage.json").write_text(content)
+    assert usage_in(tmp_path).of("user").requests == 0
+
+
+def test_sockets_and_requests_of_an_address(tmp_path: Path) -> None:
+    now = 0.0
+    clients = Clients(ClientLimits(sockets=2, requests_per_s=1.0), usage_in(tmp_path), lambda: now)
+    one, other, here = (Identity(address=text) for text in ("192.0.2.1", "192.0.2.2", "::1"))
+    for identity in (one, other):
+        clients.open_socket(identity)
+        clients.open_socket(identity)
+        with pytest.raises(AccessRefusedError) as caught:
+            clients.open_socket(identity)
+        assert caught.value.status == 429 and caught.value.retry_after_s
+    for _ in range(100):
+        clients.open_socket(here)
+        clients.count_request(here)
+    clients.close_socket(one)
+    clients.open_socket(one)
+    for _ in range(10):
+        clients.count_request(one)
+    with pytest.raises(AccessRefusedError):
+        clients.count_request(one)
+    now = 2.0
+    clients.count_request(one)
+    clients.count_request(replace(KEY, address="192.0.2.1"))  # a key is a client of its own
+    assert len(clients) == 3
+    clients.close_socket(other)
+    clients.close_socket(other)
+    now = 500.0
+    clients.count_request(KEY)
+    assert len(clients) == 2, "expected clients without sockets to be forgotten"
+
+
+def test_bucket_refuses_without_counting() -> None:
+    bucket = TokenBucket(2.0, 0.0)
+    assert [bucket.take(0.0) for _ in range(20)] == [0.0] * 20
+    assert bucket.take(0.0) == bucket.take(0.0) == 0.5
+    assert bucket.take(0.5) == 0.0 and bucket.take(0.5) > 0
+    assert bucket.spend(10, 100.0) == 0.0 and bucket.spend(30, 100.0) == 10.0
+
+
+def test_fast_senders_are_slowed_down(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clients = Clients(ClientLimits(messages_per_s=100.0, mb_per_s=0.1), usage_in(tmp_path))
+        sender = Identity(address="192.0.2.1")
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "websocket.receive", "bytes": b"x" * 1000}
+
+        paced = clients.paced(receive, sender)
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        for _ in range(1000):  # the burst of 1 MB
+            await paced()
+        burst_s, begun = loop.time() - begun, loop.time()
+        for _ in range(20):
+            await paced()
+        assert loop.time() - begun > 0.1, f"expected 0.2 s for 20 kB, got {loop.time() - begun:.3f} s after {burst_s}"
+        assert clients.paced(receive, Identity(address="127.0.0.1")) is receive
+
+    asyncio.run(scenario())
