@@ -19,6 +19,7 @@ FIELD = "file"
 UPLOAD_TYPES = {"video/webm": ".webm", "video/mp4": ".mp4", "audio/wav": ".wav", "audio/webm": ".webm"}
 WRITE_BYTES = 2**20
 MAX_HEADER_BYTES = 8192
+MAX_PARTS = 100
 
 
 class UploadError(ModelError, ValueError):
@@ -39,10 +40,13 @@ class _FilePart:
         self.is_complete = False
         self._name, self._value, self._n_header = bytearray(), bytearray(), 0
         self._headers: dict[bytes, bytes] = {}
-        self._is_file = False
+        self._is_file, self._n_parts = False, 0
 
     def on_part_begin(self) -> None:
         self._headers, self._is_file = {}, False
+        self._n_parts += 1
+        if self._n_parts > MAX_PARTS:
+            raise UploadError("body", expected=f"at most {MAX_PARTS} parts", got="more")
 
     def on_header_field(self, data: bytes, start: int, end: int) -> None:
         self._name += self._header_part(data, start, end)

@@ -126,11 +126,12 @@ def read_preset(file: Path) -> LoadedPreset:
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
-        data = file.read_bytes()
+        with file.open("rb") as opened:
+            data = opened.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise ConfigError(str(file), expected="a readable file", got=error.strerror) from None
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(str(file), expected=f"at most {MAX_FILE_BYTES} bytes", got=f"{len(data)} bytes")
+        raise ConfigError(str(file), expected=f"at most {MAX_FILE_BYTES} bytes", got="more")
     try:
         value = yaml.safe_load(data)
     except yaml.MarkedYAMLError as error:

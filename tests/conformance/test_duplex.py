@@ -156,3 +156,28 @@ def test_item_16_slices_of_large_frames(servers: Servers) -> None:
         client.until("prepared")
         got = slices(client, large, {**large, "max_slice_nums": 1})
         assert got == [3, 1], f"prepared with 2: expected 3 slices, and 1 for the chunk's own limit, got {got}"
+
+
+def test_adjust_passes_the_gateway_and_refuses_unknown_fields(servers: Servers) -> None:
+    with conversation(servers, "omni_adjusted") as client:
+        unit(client)
+        client.send(type="adjust", config={"temperature": 0.5}, voice="deep")
+        refused = client.receive()
+        assert (refused["type"], refused["code"]) == ("error", "bad_message") and "voice" in refused["error"], refused
+        client.send(type="adjust", config={"temperature": 0.5}, system_prompt="Be brief.")
+        adjusted = client.receive()
+        assert (adjusted["type"], adjusted["config"]["temperature"], adjusted["from_unit"]) == ("adjusted", 0.5, 2)
+        assert unit(client, 1)["current_time"] == 2
+
+
+def test_storms_of_control_messages_are_answered_in_order(servers: Servers) -> None:
+    """100 times each, without waiting for an answer; the session continues."""
+    kinds = ("adjust", "pause", "resume", "interrupt")
+    answers = ["adjusted", "paused", "resumed", "interrupted"]
+    with conversation(servers, "omni_storm") as client:
+        for number in range(100):
+            for kind in kinds:
+                client.send(type=kind, **({"config": {"temperature": 0.5 + number / 1000}} if kind == "adjust" else {}))
+        got = [client.receive()["type"] for _ in range(400)]
+        assert got == 100 * answers
+        assert unit(client)["current_time"] == 1

@@ -19,6 +19,7 @@ from worker.media import MediaError, ffmpeg_program
 
 FPS = 4  # pictures change once a second, subtitles at most as often
 MAX_WIDTH, MAX_HEIGHT = 1280, 1280
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")  # as in units; PIL has others that start programs
 MAX_PIXELS = 2**26  # of a picture; larger ones are left out
 MAX_CAPTION_CHARS = 160
 MIN_TIMEOUT_S = 120.0
@@ -55,7 +56,7 @@ def _usable(folder: Path, work: Path, slides: list[Slide]) -> list[Slide]:
     for number, slide in enumerate(slides):
         path = (folder / slide.path).resolve()
         try:
-            with Image.open(path) as picture:
+            with Image.open(path, formats=FORMATS) as picture:
                 if picture.width * picture.height > MAX_PIXELS:
                     continue
                 if picture.format != "JPEG":

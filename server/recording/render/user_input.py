@@ -14,6 +14,7 @@ from worker.protocol.wire import WireError, base64_bytes, picture_bytes
 # How sound files begin, as against raw samples.
 CONTAINERS = (b"RIFF", b"ID3", b"OggS", b"fLaC", b"\x1aE\xdf\xa3", b"FORM", b"\xff\xfb", b"\xff\xf3", b"\xff\xf1")
 DECODE_S = 60.0
+MAX_SOUND_S = 600  # of one file, so that a small one cannot fill the memory; requests have shorter ones
 
 
 class UserInput:
@@ -65,7 +66,7 @@ def _samples(data: bytes) -> np.ndarray:
         return np.frombuffer(data[: len(data) // 4 * 4], "<f4").astype(np.float32)
     command = [ffmpeg_program(), "-nostdin", "-hide_banner", "-loglevel", "error"]
     command += ["-protocol_whitelist", "pipe", "-i", "pipe:0", "-vn"]
-    command += ["-ac", "1", "-ar", str(SAMPLE_RATE), "-f", "f32le", "pipe:1"]
+    command += ["-t", str(MAX_SOUND_S), "-ac", "1", "-ar", str(SAMPLE_RATE), "-f", "f32le", "pipe:1"]
     try:
         done = subprocess.run(command, input=data, capture_output=True, timeout=DECODE_S, check=False)
     except subprocess.TimeoutExpired:

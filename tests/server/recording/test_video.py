@@ -48,7 +48,10 @@ def test_missing_ffmpeg_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_pictures_that_cannot_be_decoded_are_noted(tmp_path: Path) -> None:
-    content = completed(tmp_path / "x", b"\xff\xd8 no picture", b"neither")
+    postscript = (
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"  # PIL would start a program
+    )
+    content = completed(tmp_path / "x", b"\xff\xd8 no picture", b"neither", postscript)
     assert content["merged_replay_video"] is None and "at least one that can be decoded" in str(content["notes"])
 
 

@@ -227,6 +227,9 @@ def test_wrong_uploads_are_refused_and_leave_nothing(tmp_path: Path, monkeypatch
         await client.request("POST", path, 400, content=b"nothing", headers=multipart)
         cut = b'--b\r\nContent-Disposition: form-data; name="file"\r\nContent-Type: video/webm\r\n\r\nhalf'
         await client.request("POST", path, 400, content=cut, headers=multipart)
+        await client.request(
+            "POST", path, 400, content=101 * b"--b\r\n\r\nx\r\n" + cut + b"\r\n--b--", headers=multipart
+        )
         files = {"file": ("x", b"x", "video/webm")}
         await client.request("POST", path.replace(recording_id, recording_id[:-1] + "x"), 404, files=files)
         await client.request("POST", path, 413, headers={**multipart, "Content-Length": str(2**30)}, content=b"")
