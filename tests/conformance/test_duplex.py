@@ -166,7 +166,7 @@ def test_adjust_passes_the_gateway_and_refuses_unknown_fields(servers: Servers) 
         assert (refused["type"], refused["code"]) == ("error", "bad_message") and "voice" in refused["error"], refused
         client.send(type="adjust", config={"temperature": 0.5}, system_prompt="Be brief.")
         adjusted = client.receive()
-        assert (adjusted["type"], adjusted["config"]["temperature"], adjusted["from_unit"]) == ("adjusted", 0.5, 2)
+        assert adjusted["type"] == "adjusted" and adjusted["from_unit"] == 2, adjusted
         assert unit(client, 1)["current_time"] == 2
 
 
