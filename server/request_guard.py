@@ -1,9 +1,10 @@
 """Middleware: host check, and for HTTP requests origin check, limit of the body size, and HEAD for every GET route."""
 
+import logging
 import re
 
 from fastapi import HTTPException
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.identity import identity_of
@@ -12,6 +13,7 @@ from server.origins import Origins
 from worker.protocol.connection import MAX_MESSAGE, bytes_of
 from worker.protocol.held_bytes import ConnectionBytes
 
+LOG = logging.getLogger(__name__)
 MAX_BODY_BYTES = 65_536
 MAX_VOICE_BODY = 24 * 2**20  # a sound file of 16 MiB in base64
 MAX_UPLOAD_BODY = 200 * 2**20 + 65_536  # a recording of 200 MiB with its multipart headers
@@ -63,6 +65,8 @@ class RequestGuard:
         body = LimitedBody(receive, limit, None if limit == MAX_UPLOAD_BODY else held)
         try:
             await self._app(scope, body.receive, send)
+        except ClientDisconnect:
+            LOG.debug("%s %s: the client has gone within its body", request.method, request.url.path)
         finally:
             body.release()
 

@@ -8,6 +8,7 @@ import wave
 import numpy as np
 from fastapi import HTTPException, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
 
 from worker.describe import shown
 from worker.http.chat_conversation import ChatConversation, mode_of
@@ -50,7 +51,10 @@ async def answer_chat(request: Request, service: Service, metrics: WorkerMetrics
     """
     if not service.is_ready:
         raise HTTPException(503, f"worker: expected one that is ready, got {service.status.state}")
-    body = await _body(request)
+    try:
+        body = await _body(request)
+    except ClientDisconnect:
+        return Response(status_code=499)  # never sent
     conversation = ChatConversation(service, metrics, session_id_of(request.query_params.get("session_id"), "chat"))
     try:
         given, mode = await asyncio.to_thread(_read, body)

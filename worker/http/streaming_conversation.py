@@ -40,6 +40,7 @@ from worker.slots import SlotUse
 from worker.status import StateError
 
 LOG = logging.getLogger(__name__)
+MAX_UNSENT = 64  # messages; a client that does not read them gets no further answers
 HOLD_S = 60.0  # a turn without `generate` gives its slot back
 
 
@@ -90,6 +91,8 @@ class StreamingConversation:
             except TimeoutError:
                 self._send(Timeout(reason=f"{CloseReason.IDLE} ({idle:.1f}s)"))
                 return ConversationEnd(CloseCode.NORMAL, CloseReason.IDLE)
+            if self.outbox.qsize() > MAX_UNSENT:
+                await self.outbox.join()
             if isinstance(message, StreamingClose):
                 return ConversationEnd(CloseCode.NORMAL, CloseReason.STOPPED)
             try:
