@@ -1,6 +1,7 @@
 """Chats and streamed turns without a socket and a model: ends by the worker, slots that idle turns give back."""
 
 import asyncio
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -11,7 +12,7 @@ from worker.http import streaming_conversation
 from worker.http.chat_conversation import ChatConversation
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket import WorkerSockets
-from worker.http.streaming_conversation import StreamingConversation
+from worker.http.streaming_conversation import MAX_UNSENT, StreamingConversation
 from worker.loop.results import Event, PartialResult, Prefilled, ReplyResult
 from worker.protocol.chat_messages import ChatRequest, PrefillDone
 from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
@@ -118,3 +119,16 @@ def test_turn_without_generate_gives_its_slot_back_and_goes_on(monkeypatch: pyte
     assert (chunk.text_delta, last.is_final, done.text) == ("Hello", True, "Hello")
     assert isinstance(timeout, Timeout) and timeout.reason == "Idle timeout (0.3s)"
     assert len(answers) == 2 and not any(answer.has_slot for answer in answers)
+
+
+def test_client_that_does_not_read_its_turns_gets_few_answers() -> None:
+    async def scenario() -> None:
+        conversation = StreamingConversation(fake_service(None), WorkerMetrics(), "s")
+        for _ in range(3 * MAX_UNSENT):  # each is refused: there is nothing to answer
+            await conversation.receive(TurnGenerate(), 100, 0.0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await conversation.run()
+        assert conversation.outbox.qsize() == MAX_UNSENT + 1
+
+    asyncio.run(scenario())
