@@ -46,6 +46,7 @@ class ConversationItem:
         sound: [n] float32 at 16 kHz of the user's turn, for the turn lane. pictures: encoded, for the turn lane.
         sent_ms: sound of it that was sent to the client.
         marks: of a spoken item, in order.
+        heard_ms: sound of it that the user has heard; None: all.
         is_camera: a picture without text, of which only the id is kept after a while.
     """
 
@@ -62,6 +63,7 @@ class ConversationItem:
     pictures: list[bytes] = field(default_factory=list)
     sent_ms: float = 0.0
     marks: list[HeardMark] = field(default_factory=list)
+    heard_ms: int | None = None
     is_camera: bool = False
 
     @property
@@ -80,7 +82,8 @@ class ConversationItem:
         return {**shown, "output": self.output}
 
     def cut(self, audio_ms: int) -> None:
-        """Keep the part of the transcript that belongs to the first `audio_ms` of its sound."""
+        """Keep the part of the transcript that belongs to the first `audio_ms` of its sound, also of what follows."""
+        self.heard_ms = audio_ms
         for index, part in enumerate(self.parts):
             if part.transcript is not None:
                 kept = heard_text(part.transcript, self.marks, audio_ms)

@@ -153,6 +153,8 @@ class RealtimeResponse:
         self._send("response.content_part.done", **self._ids, part=part)
         item = self.item
         item.parts, item.status = [content], "completed" if end.status == "completed" else "incomplete"
+        if item.heard_ms is not None:
+            item.cut(item.heard_ms)
         if self.shape.in_conversation:
             self._send("conversation.item.done", previous_item_id=self._previous_id(), item=item.described())
         self._send("response.output_item.done", response_id=self.id, output_index=0, item=item.described())

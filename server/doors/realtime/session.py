@@ -84,7 +84,7 @@ class RealtimeSession:
         self._turn_lane = TurnLane()
         self._answers = TurnAnswers(context.turns, context.identity, self._on_answer_end, context.clock)
         self.lane_changed = asyncio.Event()
-        self._handlers: dict[type[events.ClientEvent], Callable[[Any], Awaitable[None]]] = {
+        self._handlers: dict[type[events.ClientEvent | events.AppendAudio], Callable[[Any], Awaitable[None]]] = {
             events.SessionUpdate: self._on_session_update,
             events.AppendAudio: self._on_append,
             events.CommitAudio: self._on_commit,
@@ -117,7 +117,7 @@ class RealtimeSession:
         """The session object."""
         return {**self.config.described(), "id": self.id, "expires_at": self._context.expires_at}
 
-    async def handle(self, event: events.ClientEvent) -> None:
+    async def handle(self, event: events.ClientEvent | events.AppendAudio) -> None:
         """React to an event; errors that it causes are sent."""
         try:
             await self._handlers[type(event)](event)

@@ -45,9 +45,11 @@ from server.live.recorder import Recorder
 from server.live.slot_wait import SlotWait
 from server.live.worker_link import WorkerLostError
 from server.recording.recordings import Recordings
+from worker.protocol.connection import until_gone
 
 LOG = logging.getLogger(__name__)
 LARGE_EVENT = 2**18  # characters, from which on an event is read on a thread
+MAX_FIRST_WAIT_S = 30.0  # for the first slot, if the estimate was too low
 IDLE_S = 300.0  # without an event of the client
 DRAIN_POLL_S = 0.5
 SUBPROTOCOL = "realtime"
@@ -132,6 +134,7 @@ class RealtimeConnection:
                     ("realtime-units", self._run_units(pending)),
                     ("realtime-voice", self._session.lane.voice.run()),
                     ("realtime-limits", self._watch()),
+                    ("realtime-gone", self._wait_gone()),
                 ):
                     tasks.create_task(task, name=name)
         except BaseExceptionGroup as errors:
@@ -176,6 +179,11 @@ class RealtimeConnection:
                 continue
             await self._session.handle(given)
 
+    async def _wait_gone(self) -> None:
+        """End the session when the connection is lost, also before its events are read. Raises: SessionOverError."""
+        await until_gone(self._websocket)
+        raise SessionOverError(GONE)
+
     # --- the worker ----------------------------------------------------------------------------
 
     async def _run_units(self, pending: PendingSession) -> None:
@@ -210,7 +218,7 @@ class RealtimeConnection:
         changed = asyncio.create_task(session.lane_changed.wait(), name="realtime-lane")
         running: asyncio.Task[None] | None = None
         try:
-            async with asyncio.timeout(MAX_WAIT_S if reader is None else None):
+            async with asyncio.timeout(MAX_WAIT_S if reader is None else MAX_FIRST_WAIT_S):
                 await units.open(pending)
             if reader is not None:
                 await session.begin()

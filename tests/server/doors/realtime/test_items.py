@@ -119,3 +119,13 @@ def test_kept_words_are_a_beginning(text: str, lengths: list[int], audio_ms: int
     kept = heard_text(text, marks, audio_ms)
     assert text.startswith(kept)
     assert len(kept) <= len(heard_text(text, marks, audio_ms + 500))
+
+
+def test_an_item_that_is_cut_while_it_is_spoken_stays_cut() -> None:
+    item = ConversationItem("a", role="assistant", status="in_progress", marks=list(MARKS))
+    item.cut(1000)
+    item.marks.append(HeardMark(3000, 40))
+    item.parts = [ContentPart(type="output_audio", transcript=WORDS)]
+    assert item.heard_ms == 1000
+    item.cut(item.heard_ms)
+    assert item.text.rstrip() == "One two and"
