@@ -14,9 +14,9 @@ SPEECH_RATE = 24_000  # Hz, of sound from the engine
 STEP = np.float32(1 / 32768)  # of PCM16
 
 # Of the low-pass filter at the common multiple of both rates, relative to the lower rate: a tone below 0.4375 of it
-# (7 kHz at 16 kHz) passes, and one above 0.53 is suppressed by 80 dB.
-PASS, STOP = 0.4375, 0.53
-ATTENUATION_DB = 85.0
+# (7 kHz at 16 kHz) passes, and one above 0.5625 (9 kHz) is suppressed by 76 dB.
+PASS, STOP = 0.4375, 0.5625
+ATTENUATION_DB = 76.0
 
 
 @functools.cache
@@ -40,6 +40,20 @@ def _phases(up: int, down: int) -> tuple[np.ndarray, int]:
     return rows, (n_taps - 1) // 2
 
 
+@functools.cache
+def _block(up: int, down: int, phase: int) -> np.ndarray:
+    """The filter of `up` outputs in a row, [n, up] float32, for the inputs from that of the first output on.
+
+    phase: of the first output.
+    """
+    rows, _ = _phases(up, down)
+    places = [divmod(phase + index * down, up) for index in range(up)]
+    block = np.zeros((rows.shape[1] + places[-1][0], up), np.float32)
+    for index, (shift, row) in enumerate(places):
+        block[shift : shift + rows.shape[1], index] = rows[row]
+    return block
+
+
 class StreamResampler:
     """A polyphase resampler for one stream of mono sound.
 
@@ -51,34 +65,33 @@ class StreamResampler:
     def __init__(self, rate_in: int, rate_out: int):
         common = math.gcd(rate_in, rate_out)
         self._up, self._down = rate_out // common, rate_in // common
-        self._taps, delay = _phases(self._up, self._down)
+        rows, delay = _phases(self._up, self._down)
+        self._n_kept = rows.shape[1] - 1
         self.delay_s = 0.0 if self._up == self._down else delay / (rate_in * self._up)
         self.reset()
 
     def reset(self) -> None:
         """Forget the sound so far."""
-        self._kept = np.zeros(self._taps.shape[1] - 1, np.float32)
+        self._kept = np.zeros(self._n_kept, np.float32)
         self._at = 0  # of the next output, at the common rate, from the next input sample
 
     def push(self, samples: np.ndarray) -> np.ndarray:
         """The output that the sound so far determines, [m] float32. samples: [n] float32."""
-        if self._up == self._down:
+        up, down = self._up, self._down
+        if up == down:
             return samples
-        width = self._taps.shape[1]
-        sound = np.concatenate((self._kept, samples))
-        n_out = max(0, -(-(len(samples) * self._up - self._at) // self._down))
-        out = np.empty(n_out, np.float32)
+        n_out = max(0, -(-(len(samples) * up - self._at) // down))
+        first, phase = divmod(self._at, up)
+        block = _block(up, down, phase)
+        n_blocks, width = -(-n_out // up), len(block)
+        n_missing = first + (n_blocks - 1) * down + width - self._n_kept - len(samples)
+        sound = np.concatenate((self._kept, samples, np.zeros(max(0, n_missing), np.float32)))
+        # Overlapping windows as a copy: a view would keep the product from using BLAS.
         size = sound.itemsize
-        for first in range(min(self._up, n_out)):
-            at = self._at + first * self._down
-            n = (n_out - first - 1) // self._up + 1
-            # A view of overlapping windows; `sliding_window_view` takes longer than the product for 20 ms of sound.
-            windows: np.ndarray = np.ndarray(
-                (n, width), np.float32, sound, at // self._up * size, (self._down * size, size)
-            )
-            out[first :: self._up] = windows @ self._taps[at % self._up]
-        self._at += n_out * self._down - len(samples) * self._up
-        self._kept = sound[len(sound) - width + 1 :].copy()
+        windows: np.ndarray = np.ndarray((n_blocks, width), np.float32, sound, first * size, (down * size, size))
+        out: np.ndarray = (windows.copy() @ block).reshape(-1)[:n_out]
+        self._at += n_out * down - len(samples) * up
+        self._kept = sound[len(samples) : len(samples) + self._n_kept].copy()
         return out
 
 
