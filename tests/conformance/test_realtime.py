@@ -1,5 +1,7 @@
 """Realtime sessions with a real worker: both lanes, the change between them, and responses out of band."""
 
+import pytest
+
 from tests.conformance.servers import Servers
 from tests.server.doors.realtime.realtime_client import Json, RealtimeClient, realtime, speech
 from tests.server.live_gateway import run
@@ -50,5 +52,26 @@ def test_both_lanes_answer_in_one_session(servers: Servers) -> None:
             await client.update(audio={"input": {"turn_detection": {"type": "server_vad"}}})
             again = await response_of(client, output_modalities=["text"])
             assert again["output"][0]["content"][0]["type"] == "output_text"
+
+    run(scenario)
+
+
+def test_the_stock_sdk_converses(servers: Servers) -> None:
+    openai = pytest.importorskip("openai")
+
+    async def scenario() -> None:
+        client = openai.AsyncOpenAI(api_key="none", base_url=f"http://127.0.0.1:{servers.gateway}/v1")
+        async with client, client.realtime.connect(model="gpt-realtime") as connection:
+            await connection.session.update(session={"type": "realtime", "instructions": "Be brief."})
+            content = [{"type": "input_text", "text": "Hello"}]
+            await connection.conversation.item.create(item={"type": "message", "role": "user", "content": content})
+            await connection.response.create(response={"output_modalities": ["text"], "max_output_tokens": 4})
+            texts: list[str] = []
+            async for event in connection:
+                if event.type == "response.output_text.delta":
+                    texts.append(event.delta)
+                elif event.type == "response.done":
+                    break
+            assert event.response.output[0].content[0].text == "".join(texts) != ""
 
     run(scenario)
