@@ -1,6 +1,6 @@
-"""Generated sounds for the voice detector: speech, noise, music, short knocks and coughs, echo of the reply.
+"""Sounds on which the thresholds of the voice detector were chosen: speech, noise, music, knocks and coughs, echo.
 
-All sounds are 16 kHz, float64, one channel. The voices are those of `assets/ref_audio`, which are synthetic.
+All sounds are generated, 16 kHz, float64, one channel. The voices are those of `assets/ref_audio`, which are synthetic.
 """
 
 from dataclasses import dataclass
@@ -26,10 +26,9 @@ class VoiceCase:
     onset: int | None = None
 
 
-def cases(seed: int = 0) -> list[VoiceCase]:
+def tuning_cases(seed: int = 0) -> list[VoiceCase]:
     rng = np.random.default_rng(seed)
-    found = [*_speech(rng), *_noise(rng), *_echo(rng)]
-    return found
+    return [*_speech(rng), *_noise(rng), *_echo(rng)]
 
 
 def voice(name: str, speed: int = 100) -> np.ndarray:
@@ -45,7 +44,7 @@ def begin(sound: np.ndarray) -> int:
     return int(np.argmax(level > ONSET_SHARE * level.max())) * 160
 
 
-def _band(sound: np.ndarray, low: float, high: float) -> np.ndarray:
+def band(sound: np.ndarray, low: float, high: float) -> np.ndarray:
     """The sound between two frequencies in Hz, with slopes of the second order."""
     frequency = np.maximum(1e-3, np.fft.rfftfreq(len(sound), 1 / RATE))
     gain = 1 / np.sqrt((1 + (low / frequency) ** 4) * (1 + (frequency / high) ** 4))
@@ -57,7 +56,7 @@ def _convolved(sound: np.ndarray, response: np.ndarray) -> np.ndarray:
     return np.fft.irfft(np.fft.rfft(sound, n) * np.fft.rfft(response, n), n)
 
 
-def _coloured(rng: np.random.Generator, seconds: float, slope: float) -> np.ndarray:
+def coloured(rng: np.random.Generator, seconds: float, slope: float) -> np.ndarray:
     """Noise whose power falls with frequency**slope, RMS 1."""
     n = int(seconds * RATE)
     spectrum = np.fft.rfft(rng.standard_normal(n))
@@ -75,7 +74,7 @@ def _speech(rng: np.random.Generator) -> list[VoiceCase]:
                     sound = 0.6 * voice(name, speed)
                     lead = int(LEAD_S * RATE) + shift
                     mic = np.concatenate([np.zeros(lead), sound])
-                    mic += 10 ** (noise_db / 20) * _coloured(rng, len(mic) / RATE, 1)[: len(mic)]
+                    mic += 10 ** (noise_db / 20) * coloured(rng, len(mic) / RATE, 1)[: len(mic)]
                     onset = lead + begin(sound)
                     found.append(
                         VoiceCase("speech", f"{name} {speed} % noise {noise_db} dB", mic, np.zeros(len(mic)), onset)
@@ -88,9 +87,9 @@ def _noise(rng: np.random.Generator) -> list[VoiceCase]:
     for level_db in (-40, -26, -14):
         level = 10 ** (level_db / 20)
         kinds = {
-            "white": _coloured(rng, 10, 0),
-            "pink": _coloured(rng, 10, 1),
-            "brown": _coloured(rng, 10, 2),
+            "white": coloured(rng, 10, 0),
+            "pink": coloured(rng, 10, 1),
+            "brown": coloured(rng, 10, 2),
             "claps": _bursts(rng, 0.03, 1800, 3000),
             "knocks": _bursts(rng, 0.05, 120, 400),
             "keys": _bursts(rng, 0.01, 2500, 6000),
@@ -109,7 +108,7 @@ def _bursts(rng: np.random.Generator, decay_s: float, low: float, high: float) -
     sound = 1e-4 * rng.standard_normal(10 * RATE)
     for start in np.arange(0.5, 9.5, 0.45) + rng.uniform(0, 0.2, 20):
         n = int(6 * decay_s * RATE)
-        burst = _band(rng.standard_normal(n), low, high) * np.exp(-np.arange(n) / RATE / decay_s)
+        burst = band(rng.standard_normal(n), low, high) * np.exp(-np.arange(n) / RATE / decay_s)
         at = int(start * RATE)
         sound[at : at + n] += burst[: len(sound) - at]
     return sound
@@ -122,7 +121,7 @@ def _coughs(rng: np.random.Generator) -> np.ndarray:
         n = int(0.45 * RATE)
         time = np.arange(n) / RATE
         air = rng.standard_normal(n)
-        tone = _band(air, 350, 900) + _band(air, 1200, 2600)
+        tone = band(air, 350, 900) + band(air, 1200, 2600)
         shape = np.exp(-time / 0.05) + 0.35 * np.exp(-(((time - 0.22) / 0.06) ** 2))
         at = int(start * RATE)
         sound[at : at + n] += tone * shape
@@ -142,6 +141,19 @@ def _music(rng: np.random.Generator, decay: float) -> np.ndarray:
     return sound
 
 
+def echo_of(played: np.ndarray, delay_ms: float, level_db: float, rng: np.random.Generator) -> np.ndarray:
+    """What a microphone hears of a loudspeaker: delay, room, a small loudspeaker's frequencies, noise."""
+    room = np.zeros(int(0.3 * RATE))
+    room[0] = 1
+    tail = np.arange(len(room)) / RATE
+    room += 0.15 * rng.standard_normal(len(room)) * np.exp(-tail / 0.08)
+    heard = band(_convolved(played, room), 250, 6000)
+    heard *= played.std() / heard.std() * 10 ** (level_db / 20)
+    delay = int(delay_ms * RATE / 1000)
+    mic = np.concatenate([np.zeros(delay), heard])[: len(played)]
+    return mic + 1e-3 * rng.standard_normal(len(mic))
+
+
 def _echo(rng: np.random.Generator) -> list[VoiceCase]:
     """The reply alone in a room without echo cancellation, and the user speaking over it."""
     found = []
@@ -149,15 +161,7 @@ def _echo(rng: np.random.Generator) -> list[VoiceCase]:
         for delay_ms in (20, 60, 120, 250, 400):
             for level_db in (-30, -20, -10):
                 played = 0.6 * np.tile(voice(mine), 3)
-                room = np.zeros(int(0.3 * RATE))
-                room[0] = 1
-                tail = np.arange(len(room)) / RATE
-                room += 0.15 * rng.standard_normal(len(room)) * np.exp(-tail / 0.08)
-                heard = _band(_convolved(played, room), 250, 6000)
-                heard *= played.std() / heard.std() * 10 ** (level_db / 20)
-                delay = int(delay_ms * RATE / 1000)
-                mic = np.concatenate([np.zeros(delay), heard])[: len(played)]
-                mic += 1e-3 * rng.standard_normal(len(mic))
+                mic = echo_of(played, delay_ms, level_db, rng)
                 label = f"{delay_ms} ms {level_db} dB"
                 found.append(VoiceCase("echo", f"{mine} {label}", mic, played))
                 if level_db > -20:

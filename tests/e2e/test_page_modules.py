@@ -334,19 +334,50 @@ def test_speech_network_matches_onnxruntime(page: Page) -> None:
     np.testing.assert_allclose(got, expected, atol=1e-3)
 
 
-def test_onset_needs_speech_without_pause_and_no_echo(page: Page) -> None:
+def test_onset_needs_speech_without_pause(page: Page) -> None:
     """Windows of 32 ms until speech is confirmed; null: not confirmed."""
-    body = """const windows = (list, isEcho) => {
+    body = """const windows = (list, loud = 1, isHidden = false) => {
             const onset = new lib.Onset();
             onset.confirmMs = given;
-            const at = list.findIndex((p) => onset.add(p, () => isEcho));
+            const at = list.findIndex((p) => onset.add(p, Uint8Array.of(loud, loud, loud, loud), isHidden));
             return at < 0 ? null : at + 1;
         };
         const speech = Array(30).fill(0.9), syllables = speech.map((p, i) => (i % 5 ? p : 0));
-        return [windows(speech), windows([0.2, 0.2, ...speech]), windows(syllables), windows(Array(30).fill(0.4)),
-            windows(speech, true)]"""
-    assert call(page, "shared/audio/onset.js", body, 200) == [7, 7, None, None, None]
-    assert call(page, "shared/audio/onset.js", body, 320)[0] == 10
+        const led = [0.2, 0.2, ...speech], quiet = [0, 0, ...speech], fading = [0.45, ...Array(29).fill(0.2)];
+        return [windows(speech), windows(led), windows(quiet, 0), windows(speech, 1, true),
+            windows(syllables), windows(Array(30).fill(0.39)), windows(fading)]"""
+    assert call(page, "shared/audio/onset.js", body, 200) == [7, 7, 9, 5, None, None, None]
+    assert call(page, "shared/audio/onset.js", body, 320)[0] == 11
+
+
+def test_echo_is_told_from_other_sound(page: Page) -> None:
+    """The microphone hears a third of the played sound 80 ms later, then the user over it; or only the user."""
+    body = """let seed = 1;
+        const random = () => (seed = (seed * 16807) % 2147483647) / 2147483647;
+        const sound = (pace) => Array.from({ length: 600 }, (_, frame) => {
+            const syllable = Math.sin(frame / pace + 3 * Math.sin(frame / 50)) > 0 ? 1 : 0.01;
+            return Float32Array.from({ length: 14 }, () => syllable * (0.3 + random()));
+        });
+        const [played, user] = [sound(8), sound(5)];
+        const others = (gain) => {
+            const echo = new lib.Echo(), found = [];
+            for (let at = 0; at < 600; at += 4) {
+                const window = (one) =>
+                    Float32Array.from({ length: 56 }, (_, i) => one(at + Math.floor(i / 14), i % 14));
+                const mic = window((frame, band) => gain * (played[frame - 10]?.[band] ?? 0)
+                    + (frame >= 400 || !gain ? 2 * user[frame][band] : 0));
+                echo.add(mic, window((frame, band) => played[frame][band]));
+                let n = 0;
+                for (let frame = 0; frame < 4; frame++) n += echo.isPresent && !echo.isOther(frame, mic) ? 0 : 1;
+                found.push(n);
+            }
+            const sum = (from, to) => found.slice(from, to).reduce((all, one) => all + one, 0) / (4 * (to - from));
+            return [sum(50, 100), sum(100, 120)];
+        };
+        return [...others(0.3), ...others(0)]"""
+    echo, user_over_echo, user, later = call(page, "shared/audio/echo.js", body)
+    assert echo < 0.05, f"expected echo, got other sound in {echo:.0%} of the frames"
+    assert user_over_echo > 0.4 and user > 0.9 and later > 0.9, (user_over_echo, user, later)
 
 
 def test_heard_text_ends_with_the_last_whole_word_that_was_played(page: Page) -> None:

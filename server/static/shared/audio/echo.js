@@ -1,100 +1,175 @@
 /**
- * Whether the microphone's sound is the echo of what was played shortly before.
+ * How loud the echo of what is played is in the microphone.
  *
- * The browser removes the echo of the loudspeaker, but not all of it. What is left is quieter than the sound that is
- * played and has a similar spectrogram. Room and loudspeaker change its phase and its tone color, so levels of bands are
- * compared, without their means, at all delays up to half a second.
+ * The browser removes the echo of the loudspeaker, but not all of it. What is left follows the levels of the played
+ * sound with a delay, a gain in each band and the room's decay. Those are measured while the model speaks: the delay as
+ * the one with the highest correlation of levels, the gain as the median ratio at that delay.
  */
 
-const BINS = 129;
-const FRAMES = 4; // of a window, 8 ms each
-const EDGES = [3, 5, 7, 9, 11, 13, 16, 19, 23, 28, 34, 42, 52, 64, 80]; // bins of 62.5 Hz: 190 Hz to 5 kHz
-const BANDS = EDGES.length - 1;
-const SPAN = 28; // frames that are compared: 224 ms
-const MAX_DELAY = 64; // frames: 512 ms
-const KEPT = SPAN + MAX_DELAY;
-const LOUD = 0.4; // of the amplitude that is played: louder sound is no echo (-8 dB)
-const DIFFERENT = 0.3; // similarity below which quieter sound is no echo
-const FLOOR = 1e-3; // magnitude; quieter bands count as silent
+import { BANDS, FRAMES } from "./bands.js";
+
+const DELAYS = 65; // frames: up to 512 ms
+const KEPT = 248; // frames for the gains: 2 s
+const SIZE = KEPT + DELAYS;
+const UPDATE = 4; // windows between two measurements of the gains
+const MEAN = 0.95; // of the mean level that is kept for each frame: 160 ms
+const MEMORY = 0.9947; // of the correlation: 1.5 s
+const DECAY = 0.9; // of the room for each frame: 0.9 dB
+const SIMILAR = 0.3; // correlation from which there is an echo
+const DOUBTFUL = 0.15; // the same while the gains are not known
+const ABOVE = 2.5; // times the predicted echo: other sound (8 dB)
+const ABOVE_BANDS = 5; // with other sound in a frame that is not echo
+const AUDIBLE = 0.01; // amplitude
+const PLAYED = 0.05; // amplitude from which a frame of the played sound counts
+const MEASURED = 0.02; // amplitude of the played sound from which a band counts for its gain
+const MIN_MEASURED = 12; // frames of a band
+const LEARNING = 150; // frames of played sound after which the gains are known
+const GUESS = 0.4; // gain before that
+const VERY_LOUD = 0.7; // of the played amplitude: before that, louder sound is not echo
+const SPAN = 28; // frames whose amplitude is compared for that
+const FLOOR = 1e-3; // amplitude
 
 export class Echo {
-  #mic = new Float32Array(KEPT * BANDS); // levels in nepers, newest frame last
-  #played = new Float32Array(KEPT * BANDS);
-  #a = new Float32Array(SPAN * BANDS);
-  #b = new Float32Array(SPAN * BANDS);
+  // Rings of the last frames; frame t is in row t % SIZE.
+  #mic = new Float32Array(SIZE * BANDS);
+  #tail = new Float32Array(SIZE * BANDS); // the played sound with the room's decay
+  #level = new Float32Array(SIZE * BANDS); // logarithm of the played sound, without its mean
+  #power = [new Float32Array(SIZE), new Float32Array(SIZE)]; // of microphone and played sound
+  #means = [new Float32Array(BANDS), new Float32Array(BANDS)];
+  #last = new Float32Array(BANDS); // row of `#tail`
+  #products = new Float32Array(DELAYS);
+  #playedPowers = new Float32Array(DELAYS);
+  #micPower = 0;
+  #gains = new Float32Array(BANDS);
+  #ratios = new Float32Array(KEPT);
+  #time = 0; // frames since the reset
+  #played = 0; // of them with played sound
+  #heard = 0; // time of the last one
+  #delay = 0;
+  isPresent = false; // the newest window may be echo
 
   constructor() {
     this.reset();
   }
 
   reset() {
-    this.#mic.fill(Math.log(FLOOR));
-    this.#played.fill(Math.log(FLOOR));
+    for (const array of [this.#mic, this.#tail, this.#level, ...this.#power, this.#last, this.#gains]) array.fill(0);
+    for (const mean of this.#means) mean.fill(Math.log(FLOOR));
+    this.#products.fill(0);
+    this.#playedPowers.fill(1e-9);
+    this.#micPower = 1e-9;
+    this.#time = this.#played = this.#delay = 0;
+    this.#heard = -Infinity;
+    this.isPresent = false;
   }
 
-  /** Append a window. @param {Float32Array} mic [4, 129] magnitudes @param {Float32Array} played the same */
+  /** Append a window. @param {Float32Array} mic [4, 14] amplitudes @param {Float32Array} played the same */
   add(mic, played) {
-    append(this.#mic, mic);
-    append(this.#played, played);
-  }
-
-  /** Whether the last 224 ms are echo. */
-  get isEcho() {
-    const mic = amplitude(this.#mic, KEPT - SPAN);
-    let played = 0;
-    for (let delay = 0; delay <= MAX_DELAY; delay += FRAMES) {
-      played = Math.max(played, amplitude(this.#played, KEPT - SPAN - delay));
+    for (let frame = 0; frame < FRAMES; frame++) {
+      this.#append(mic.subarray(frame * BANDS, (frame + 1) * BANDS), played.subarray(frame * BANDS, (frame + 1) * BANDS));
     }
-    return mic < LOUD * played && this.similarity >= DIFFERENT;
-  }
-
-  /** From -1 to 1: the highest correlation over all delays of the last 224 ms with what was played; 0 after silence. */
-  get similarity() {
-    centred(this.#mic, KEPT - SPAN, this.#a);
-    let best = 0;
-    for (let delay = 0; delay <= MAX_DELAY; delay++) {
-      if (!centred(this.#played, KEPT - SPAN - delay, this.#b)) continue;
-      let sum = 0;
-      for (let i = 0; i < SPAN * BANDS; i++) sum += this.#a[i] * this.#b[i];
-      best = Math.max(best, sum);
+    let similarity = 0;
+    for (let delay = 0; delay < DELAYS; delay++) {
+      const one = this.#products[delay] / Math.sqrt(this.#micPower * this.#playedPowers[delay]);
+      if (one > similarity) [similarity, this.#delay] = [one, delay];
     }
-    return best;
+    if ((this.#time / FRAMES) % UPDATE === 0) this.#measure();
+    this.isPresent = similarity >= (this.#played < LEARNING ? DOUBTFUL : SIMILAR) && !this.#isVeryLoud;
   }
-}
 
-function append(levels, spectrum) {
-  levels.copyWithin(0, FRAMES * BANDS);
-  const start = levels.length - FRAMES * BANDS;
-  for (let frame = 0; frame < FRAMES; frame++) {
+  /** Whether a frame of the newest window has other sound than echo. @param {Float32Array} mic its window */
+  isOther(frame, mic) {
+    const at = this.#time - FRAMES + frame;
+    let bands = 0;
     for (let band = 0; band < BANDS; band++) {
-      let sum = 0;
-      for (let bin = EDGES[band]; bin < EDGES[band + 1]; bin++) sum += spectrum[frame * BINS + bin] ** 2;
-      levels[start + frame * BANDS + band] = Math.log(FLOOR + Math.sqrt(sum));
+      let echo = this.#gains[band] * this.#tail[row(at - this.#delay) + band];
+      if (this.#played < LEARNING) {
+        for (let delay = 0; delay < DELAYS; delay++) echo = Math.max(echo, GUESS * this.#tail[row(at - delay) + band]);
+      }
+      if (mic[frame * BANDS + band] > Math.max(ABOVE * echo, AUDIBLE)) bands += 1;
     }
+    return bands >= ABOVE_BANDS;
+  }
+
+  #append(mic, played) {
+    const start = row(this.#time);
+    const [micMean, playedMean] = this.#means;
+    let [micPower, playedPower, highest] = [0, 0, 0];
+    for (let band = 0; band < BANDS; band++) {
+      highest = Math.max(highest, played[band]);
+      micPower += mic[band] ** 2;
+      playedPower += played[band] ** 2;
+      const level = Math.log(FLOOR + played[band]);
+      micMean[band] = MEAN * micMean[band] + (1 - MEAN) * Math.log(FLOOR + mic[band]);
+      playedMean[band] = MEAN * playedMean[band] + (1 - MEAN) * level;
+      this.#level[start + band] = level - playedMean[band];
+      this.#last[band] = Math.max(played[band], DECAY * this.#last[band]);
+      this.#tail[start + band] = this.#last[band];
+      this.#mic[start + band] = mic[band];
+    }
+    this.#power[0][this.#time % SIZE] = micPower;
+    this.#power[1][this.#time % SIZE] = playedPower;
+    if (highest > PLAYED) {
+      this.#played += 1;
+      this.#heard = this.#time;
+    }
+    if (this.#time - this.#heard < DELAYS) this.#correlate(mic, micMean); // nothing can be learned from silence
+    this.#time += 1;
+  }
+
+  #correlate(mic, micMean) {
+    const level = Float32Array.from(mic, (value, band) => Math.log(FLOOR + value) - micMean[band]);
+    this.#micPower = MEMORY * this.#micPower + dot(level, 0, level);
+    for (let delay = 0; delay < DELAYS; delay++) {
+      const at = row(this.#time - delay);
+      this.#products[delay] = MEMORY * this.#products[delay] + dot(this.#level, at, level);
+      this.#playedPowers[delay] = MEMORY * this.#playedPowers[delay] + power(this.#level, at);
+    }
+  }
+
+  /** Gains at the present delay; bands in which too little was played keep theirs. */
+  #measure() {
+    for (let band = 0; band < BANDS; band++) {
+      let count = 0;
+      for (let back = 1; back <= Math.min(KEPT, this.#time - this.#delay); back++) {
+        const at = this.#time - back - this.#delay;
+        const played = this.#tail[row(at) + band];
+        const isDecay = played <= 1.001 * DECAY * this.#tail[row(at - 1) + band];
+        if (played > MEASURED && !isDecay) this.#ratios[count++] = this.#mic[row(this.#time - back) + band] / played;
+      }
+      if (count >= MIN_MEASURED) this.#gains[band] = this.#ratios.subarray(0, count).sort()[count >> 1];
+    }
+  }
+
+  get #isVeryLoud() {
+    if (this.#played >= LEARNING) return false;
+    let loudest = 0;
+    for (let delay = 0; delay <= DELAYS; delay += FRAMES) loudest = Math.max(loudest, this.#sum(1, delay));
+    return this.#sum(0, 0) > VERY_LOUD ** 2 * loudest;
+  }
+
+  /** Power of SPAN frames that end `delay` frames ago. */
+  #sum(which, delay) {
+    let sum = 0;
+    for (let back = 1; back <= SPAN; back++) {
+      const at = this.#time - delay - back;
+      if (at >= 0) sum += this.#power[which][at % SIZE];
+    }
+    return sum;
   }
 }
 
-/** Effective amplitude of SPAN frames from `from` on. */
-function amplitude(levels, from) {
+/** First value of a frame's row. Frames before the reset have rows of zeros. */
+const row = (time) => ((time + SIZE) % SIZE) * BANDS;
+
+function dot(a, at, b) {
   let sum = 0;
-  for (let i = from * BANDS; i < (from + SPAN) * BANDS; i++) sum += Math.exp(2 * levels[i]);
-  return Math.sqrt(sum / SPAN);
+  for (let band = 0; band < BANDS; band++) sum += a[at + band] * b[band];
+  return sum;
 }
 
-/** SPAN frames from `from` on, without the mean of each band, with norm 1. @returns {boolean} false if they are silent */
-function centred(levels, from, out) {
-  let power = 0;
-  for (let band = 0; band < BANDS; band++) {
-    let mean = 0;
-    for (let i = 0; i < SPAN; i++) mean += levels[(from + i) * BANDS + band] / SPAN;
-    for (let i = 0; i < SPAN; i++) {
-      const value = levels[(from + i) * BANDS + band] - mean;
-      out[i * BANDS + band] = value;
-      power += value * value;
-    }
-  }
-  const norm = Math.sqrt(power);
-  if (norm < 1) return false;
-  for (let i = 0; i < out.length; i++) out[i] /= norm;
-  return true;
+function power(a, at) {
+  let sum = 0;
+  for (let band = 0; band < BANDS; band++) sum += a[at + band] ** 2;
+  return sum;
 }

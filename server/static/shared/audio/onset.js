@@ -1,39 +1,79 @@
-/** Confirms that speech has begun: enough of it without a pause, and not the echo of what is played. */
+/**
+ * Confirms that speech has begun: enough of it without a pause.
+ *
+ * The network hesitates at an onset, so speech begins with the loud or doubtful frames that lead into the first window
+ * which the network recognizes. The sum of probabilities decides together with the duration, because loud frames alone
+ * are no speech.
+ */
 
-const WINDOW_MS = 32;
-const SPEECH = 0.5; // probability of a window that is speech
-const RISING = 0.1; // the network hesitates at an onset: windows from this on count, once speech follows
-const MAX_RISING = 4; // windows
-const PAUSE = 0.35; // probability after speech below which the count starts again
+import { FRAMES, FRAME_MS } from "./bands.js";
+
+const FIRST = 0.4; // probability of the first window of speech
+const DOUBTFUL = 0.05; // probability of a window that may lead into speech
+const LEAD = 6; // windows that may lead into speech
+const MAX_GAP = 1; // quiet frames between those that lead into speech
+const SPEECH = 0.35; // probability of a later window of speech
+const NO_SPEECH = 0.1; // probability below which a loud window ends speech too
+const HIDDEN = 8; // frames of an onset that background noise hides
+const EVIDENCE = 0.013; // sum of probabilities for each ms to confirm: 2.6 for 200 ms
+const OVERLAP_MS = 16; // length of a frame: it may be loud that much before the onset
 
 export class Onset {
-  #rising = 0; // windows before the first of speech
-  #speech = 0; // windows from the first of speech on
+  #windows = []; // [probability, loud frames] of the last windows without speech
+  #frames = 0; // from the onset on
+  #evidence = 0;
   #reported = false;
   confirmMs = 200;
 
   reset() {
-    this.#rising = this.#speech = 0;
+    this.#windows = [];
+    this.#frames = this.#evidence = 0;
     this.#reported = false;
   }
 
   /**
-   * @param {number} probability of the newest window
-   * @param {() => boolean} isEcho whether the last windows are what is played; called only where it decides
+   * @param {number} probability of the newest window; 0 if it is echo
+   * @param {Uint8Array} loud its four frames
+   * @param {boolean} isHidden whether the background may hide its onset
    * @returns {boolean} whether speech is confirmed by this window; once until `reset`
    */
-  add(probability, isEcho) {
-    if (probability >= SPEECH) this.#speech += 1;
-    else if (this.#speech && probability < PAUSE) this.#rising = this.#speech = 0;
-    else if (!this.#speech) this.#rising = probability < RISING ? 0 : Math.min(MAX_RISING, this.#rising + 1);
-    const isLong = this.ms >= this.confirmMs && 2 * this.#speech * WINDOW_MS >= this.confirmMs;
-    if (this.#reported || !this.#speech || !isLong) return false;
-    this.#reported = !isEcho();
-    return this.#reported;
+  add(probability, loud, isHidden) {
+    if (this.#frames) this.#continue(probability, loud);
+    else if (probability >= FIRST) this.#begin(probability, loud, isHidden);
+    if (!this.#frames) {
+      this.#windows.push([probability, Uint8Array.from(loud)]);
+      if (this.#windows.length > LEAD) this.#windows.shift();
+    }
+    if (this.#reported || this.ms < this.confirmMs || this.#evidence < EVIDENCE * this.confirmMs) return false;
+    this.#reported = true;
+    return true;
+  }
+
+  #begin(probability, loud, isHidden) {
+    let lead = 0;
+    for (let back = 1, gap = 0; back <= FRAMES * this.#windows.length && gap <= MAX_GAP; back++) {
+      const [before, frames] = this.#windows.at(-Math.ceil(back / FRAMES));
+      gap = frames.at(-1 - ((back - 1) % FRAMES)) || before >= DOUBTFUL ? 0 : gap + 1;
+      if (!gap) lead = back;
+    }
+    if (!lead) lead = -Math.max(0, loud.indexOf(1));
+    this.#frames = FRAMES + (isHidden ? Math.max(lead, HIDDEN) : lead);
+    this.#evidence = probability;
+    this.#windows = [];
+  }
+
+  #continue(probability, loud) {
+    const isQuiet = loud[0] + loud[1] + loud[2] + loud[3] < FRAMES / 2;
+    if (probability < NO_SPEECH || (probability < SPEECH && isQuiet)) {
+      this.#frames = this.#evidence = 0;
+      return;
+    }
+    this.#frames += FRAMES;
+    if (probability >= SPEECH) this.#evidence += probability;
   }
 
   /** Speech so far, ms. */
   get ms() {
-    return this.#speech ? WINDOW_MS * (this.#rising + this.#speech) : 0;
+    return Math.max(0, FRAME_MS * this.#frames - OVERLAP_MS);
   }
 }

@@ -1,0 +1,116 @@
+"""Sounds on which no threshold of the voice detector was chosen: other speakers, other noises, other rooms."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from benchmarks.page.recordings import HELD_OUT, READER, Recordings, onsets
+from benchmarks.page.sounds import RATE, VoiceCase, band, coloured, echo_of
+
+SECONDS = 10
+REPLIES = ((READER.format(870), 0.2, 6.0), ("data/forever/input_4_16k.wav", 0.7, 5.7))
+USERS = (("regression/chan3.raw", 11.3, 13.5), ("data/tidigits/dhd.2934z.raw", 0.2, 2.3))
+
+
+def held_out_cases(recordings: Recordings, seed: int = 1) -> list[VoiceCase]:
+    rng = np.random.default_rng(seed)
+    return [*recordings.cases(HELD_OUT, rng), *_noise(rng), *_echo(recordings, rng), *_interruptions(recordings, rng)]
+
+
+def _noise(rng: np.random.Generator) -> Iterator[VoiceCase]:
+    n = SECONDS * RATE
+    time = np.arange(n) / RATE
+
+    def repeated(make: Callable[[np.ndarray], np.ndarray], seconds: float, every: float) -> np.ndarray:
+        sound = 1e-4 * rng.standard_normal(n)
+        for start in np.arange(0.4, 9.2, every):
+            part = make(np.arange(int(seconds * RATE)) / RATE)
+            at = int((start + rng.uniform(0, 0.1)) * RATE)
+            sound[at : at + len(part)] += part[: n - at]
+        return sound
+
+    def noise(t: np.ndarray) -> np.ndarray:
+        return rng.standard_normal(len(t))
+
+    def tones(t: np.ndarray, frequency: np.ndarray, n_tones: int) -> np.ndarray:
+        phase = 2 * np.pi * np.cumsum(frequency * np.ones(len(t))) / RATE
+        return sum(np.sin(k * phase) / k for k in range(1, n_tones))
+
+    def cough(t: np.ndarray) -> np.ndarray:
+        air = noise(t)
+        breath = band(air, 250, 700) + band(air, 1500, 3200)
+        voice = band(tones(t, 140 + 60 * np.exp(-t / 0.05), 12), 200, 2500)
+        shape = np.exp(-t / 0.04) + 0.4 * np.exp(-(((t - 0.2) / 0.05) ** 2))
+        return breath * shape + 0.25 * voice * np.exp(-(((t - 0.17) / 0.05) ** 2))
+
+    def bark(t: np.ndarray) -> np.ndarray:
+        return tones(t, 500 - 900 * t, 9) * np.exp(-t / 0.06) + 0.3 * noise(t) * np.exp(-t / 0.05)
+
+    def bell(t: np.ndarray) -> np.ndarray:
+        return sum(np.sin(2 * np.pi * 523 * k * t) * np.exp(-2 * k * t) for k in (1, 2, 3))
+
+    def bird(t: np.ndarray) -> np.ndarray:
+        return tones(t, 2500 + 1500 * np.sin(2 * np.pi * 20 * t), 2) * np.sin(np.pi * t / 0.15)
+
+    def drum(t: np.ndarray) -> np.ndarray:
+        return tones(t, 60 + 120 * np.exp(-t / 0.02), 2) * np.exp(-t / 0.08)
+
+    def organ(t: np.ndarray) -> np.ndarray:
+        return sum(tones(t, np.full(len(t), f), 6) for f in rng.choice(ORGAN, 3, replace=False))
+
+    sounds = {
+        "hum": tones(time, np.full(n, 50.0), 12),
+        "fan": coloured(rng, SECONDS, 1.5) * (1 + 0.4 * np.sin(2 * np.pi * 7 * time)),
+        "vacuum cleaner": band(noise(time), 300, 4000) + 0.8 * tones(time, np.full(n, 230.0), 8),
+        "rain": sum(repeated(lambda t: noise(t) * np.exp(-t / 0.002), 0.02, 0.011) for _ in range(3)),
+        "barks": repeated(bark, 0.18, 0.7),
+        "voiced coughs": repeated(cough, 0.35, 1.1),
+        "slams": repeated(lambda t: band(noise(t), 40, 900) * np.exp(-t / 0.07), 0.5, 1.3),
+        "bells": repeated(bell, 1.0, 1.1),
+        "breaths": repeated(lambda t: band(noise(t), 500, 3500) * np.sin(np.pi * t / 0.7) ** 2, 0.7, 1.4),
+        "drums": repeated(drum, 0.2, 0.3),
+        "birds": repeated(bird, 0.15, 0.4),
+        "organ": repeated(organ, 0.6, 0.6),
+    }
+    for level_db in (-40, -26, -14):
+        for name, sound in sounds.items():
+            mic = np.clip(10 ** (level_db / 20) * sound / sound.std(), -1, 1)
+            yield VoiceCase("noise", f"{name} {level_db} dB", mic, np.zeros(n))
+
+
+ORGAN = 130 * 2 ** (np.array([0, 3, 5, 7, 10, 12, 15]) / 12)
+
+
+def _echo(recordings: Recordings, rng: np.random.Generator) -> Iterator[VoiceCase]:
+    """A reply without echo cancellation, alone and with the user over it from 2.1 s on."""
+    for reply, user in zip(REPLIES, USERS, strict=True):
+        played, said = recordings.sound(*reply), recordings.sound(*user)
+        for delay_ms in (50, 110, 220, 330, 480):
+            for level_db in (-30, -20, -10):
+                mic = echo_of(played, delay_ms, level_db, rng)
+                label = f"{reply[0]} {delay_ms} ms {level_db} dB"
+                yield VoiceCase("echo", label, mic, played)
+                if level_db <= -20:
+                    yield _over("over echo", label, mic, played, said, 2.1)
+
+
+def _interruptions(recordings: Recordings, rng: np.random.Generator) -> Iterator[VoiceCase]:
+    """The user over the first seconds of the first reply, with headphones and with echo: nothing is learned yet."""
+    silence = np.zeros(RATE)
+    for reply, user in zip(REPLIES, USERS, strict=True):
+        played, said = np.concatenate([silence, recordings.sound(*reply)]), recordings.sound(*user)
+        for level_db in (None, -30, -20):
+            for after_s in (0.25, 0.6, 1.0, 2.1):
+                delay_ms = int(rng.choice([40, 100, 180, 300]))
+                mic = 1e-3 * rng.standard_normal(len(played))
+                if level_db is not None:
+                    mic = echo_of(played, delay_ms, level_db, rng)
+                kind = "over a new reply, headphones" if level_db is None else "over a new reply, echo"
+                yield _over(kind, f"{user[0]} {level_db} dB after {after_s} s", mic, played, said, 1 + after_s)
+
+
+def _over(kind: str, label: str, mic: np.ndarray, played: np.ndarray, said: np.ndarray, at_s: float) -> VoiceCase:
+    lead = int(at_s * RATE)
+    both = mic.copy()
+    both[lead : lead + len(said)] += said[: len(both) - lead]
+    return VoiceCase(kind, label, both, played, lead + onsets(said)[0])
