@@ -1,4 +1,4 @@
-"""Sounds on which no threshold of the voice detector was chosen: other speakers, other noises, other rooms."""
+"""Sounds of other speakers, noises and rooms than those on which the thresholds of the voice detector were chosen."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,8 +8,8 @@ from benchmarks.page.recordings import HELD_OUT, READER, Recordings, onsets
 from benchmarks.page.sounds import RATE, VoiceCase, band, coloured, echo_of
 
 SECONDS = 10
-REPLIES = ((READER.format(870), 0.2, 6.0), ("data/forever/input_4_16k.wav", 0.7, 5.7))
-USERS = (("regression/chan3.raw", 11.3, 13.5), ("data/tidigits/dhd.2934z.raw", 0.2, 2.3))
+REPLIES = ((READER.format(890), 0.2, 5.3), ("regression/chan3.raw", 5.7, 11.2))
+USERS = (("data/forever/input_2_16k.wav", 0.13, 2.2), (READER.format(870), 0.2, 2.4))
 
 
 def held_out_cases(recordings: Recordings, seed: int = 1) -> list[VoiceCase]:
@@ -85,7 +85,7 @@ def _echo(recordings: Recordings, rng: np.random.Generator) -> Iterator[VoiceCas
     """A reply without echo cancellation, alone and with the user over it from 2.1 s on."""
     for reply, user in zip(REPLIES, USERS, strict=True):
         played, said = recordings.sound(*reply), recordings.sound(*user)
-        for delay_ms in (50, 110, 220, 330, 480):
+        for delay_ms in (30, 75, 150, 270, 420):
             for level_db in (-30, -20, -10):
                 mic = echo_of(played, delay_ms, level_db, rng)
                 label = f"{reply[0]} {delay_ms} ms {level_db} dB"
@@ -101,7 +101,7 @@ def _interruptions(recordings: Recordings, rng: np.random.Generator) -> Iterator
         played, said = np.concatenate([silence, recordings.sound(*reply)]), recordings.sound(*user)
         for level_db in (None, -30, -20):
             for after_s in (0.25, 0.6, 1.0, 2.1):
-                delay_ms = int(rng.choice([40, 100, 180, 300]))
+                delay_ms = int(rng.choice([25, 60, 130, 220]))
                 mic = 1e-3 * rng.standard_normal(len(played))
                 if level_db is not None:
                     mic = echo_of(played, delay_ms, level_db, rng)

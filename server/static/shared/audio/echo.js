@@ -16,7 +16,7 @@ const MEAN = 0.95; // of the mean level that is kept for each frame: 160 ms
 const MEMORY = 0.9947; // of the correlation: 1.5 s
 const DECAY = 0.9; // of the room for each frame: 0.9 dB
 const SIMILAR = 0.3; // correlation from which there is an echo
-const DOUBTFUL = 0.15; // the same while the gains are not known
+const DOUBTFUL = 0.25; // the same while the gains are not known
 const ABOVE = 2.5; // times the predicted echo: other sound (8 dB)
 const ABOVE_BANDS = 5; // with other sound in a frame that is not echo
 const AUDIBLE = 0.01; // amplitude
@@ -63,17 +63,22 @@ export class Echo {
     this.isPresent = false;
   }
 
-  /** Append a window. @param {Float32Array} mic [4, 14] amplitudes @param {Float32Array} played the same */
-  add(mic, played) {
+  /**
+   * Append a window.
+   * @param {Float32Array} mic [4, 14] amplitudes @param {Float32Array} played the same
+   * @param {boolean} isUser the user speaks, so nothing is learned from it
+   */
+  add(mic, played, isUser = false) {
     for (let frame = 0; frame < FRAMES; frame++) {
-      this.#append(mic.subarray(frame * BANDS, (frame + 1) * BANDS), played.subarray(frame * BANDS, (frame + 1) * BANDS));
+      const [from, to] = [frame * BANDS, (frame + 1) * BANDS];
+      this.#append(mic.subarray(from, to), played.subarray(from, to), isUser);
     }
     let similarity = 0;
     for (let delay = 0; delay < DELAYS; delay++) {
       const one = this.#products[delay] / Math.sqrt(this.#micPower * this.#playedPowers[delay]);
       if (one > similarity) [similarity, this.#delay] = [one, delay];
     }
-    if ((this.#time / FRAMES) % UPDATE === 0) this.#measure();
+    if ((this.#time / FRAMES) % UPDATE === 0 && !isUser) this.#measure();
     this.isPresent = similarity >= (this.#played < LEARNING ? DOUBTFUL : SIMILAR) && !this.#isVeryLoud;
   }
 
@@ -91,7 +96,7 @@ export class Echo {
     return bands >= ABOVE_BANDS;
   }
 
-  #append(mic, played) {
+  #append(mic, played, isUser) {
     const start = row(this.#time);
     const [micMean, playedMean] = this.#means;
     let [micPower, playedPower, highest] = [0, 0, 0];
@@ -113,7 +118,7 @@ export class Echo {
       this.#played += 1;
       this.#heard = this.#time;
     }
-    if (this.#time - this.#heard < DELAYS) this.#correlate(mic, micMean); // nothing can be learned from silence
+    if (this.#time - this.#heard < DELAYS && !isUser) this.#correlate(mic, micMean); // silence teaches nothing
     this.#time += 1;
   }
 

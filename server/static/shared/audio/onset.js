@@ -14,6 +14,7 @@ const LEAD = 6; // windows that may lead into speech
 const MAX_GAP = 1; // quiet frames between those that lead into speech
 const SPEECH = 0.35; // probability of a later window of speech
 const NO_SPEECH = 0.1; // probability below which a loud window ends speech too
+const MAX_MASKED = 1; // windows in a row that echo may mask without ending speech
 const HIDDEN = 8; // frames of an onset that background noise hides
 const EVIDENCE = 0.013; // sum of probabilities for each ms to confirm: 2.6 for 200 ms
 const OVERLAP_MS = 16; // length of a frame: it may be loud that much before the onset
@@ -22,12 +23,13 @@ export class Onset {
   #windows = []; // [probability, loud frames] of the last windows without speech
   #frames = 0; // from the onset on
   #evidence = 0;
+  #masked = 0; // windows in a row
   #reported = false;
   confirmMs = 200;
 
   reset() {
     this.#windows = [];
-    this.#frames = this.#evidence = 0;
+    this.#frames = this.#evidence = this.#masked = 0;
     this.#reported = false;
   }
 
@@ -35,10 +37,13 @@ export class Onset {
    * @param {number} probability of the newest window; 0 if it is echo
    * @param {Uint8Array} loud its four frames
    * @param {boolean} isHidden whether the background may hide its onset
+   * @param {boolean} isMasked whether echo may hide speech in the window
    * @returns {boolean} whether speech is confirmed by this window; once until `reset`
    */
-  add(probability, loud, isHidden) {
-    if (this.#frames) this.#continue(probability, loud);
+  add(probability, loud, isHidden, isMasked = false) {
+    this.#masked = isMasked ? this.#masked + 1 : 0;
+    if (this.#frames && isMasked && this.#masked <= MAX_MASKED) this.#frames += FRAMES;
+    else if (this.#frames) this.#continue(probability, loud);
     else if (probability >= FIRST) this.#begin(probability, loud, isHidden);
     if (!this.#frames) {
       this.#windows.push([probability, Uint8Array.from(loud)]);
@@ -70,6 +75,11 @@ export class Onset {
     }
     this.#frames += FRAMES;
     if (probability >= SPEECH) this.#evidence += probability;
+  }
+
+  /** Whether speech has begun and not paused. */
+  get isOpen() {
+    return this.#frames > 0;
   }
 
   /** Speech so far, ms. */

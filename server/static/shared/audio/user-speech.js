@@ -35,7 +35,8 @@ export class UserSpeech {
     const probability = this.#network.probability(mic);
     bandAmplitudes(this.#network.spectrum, this.#mic);
     this.#background.add(this.#mic);
-    this.#echo.add(this.#mic, bandAmplitudes(this.#reference.transform(played), this.#played));
+    bandAmplitudes(this.#reference.transform(played), this.#played);
+    this.#echo.add(this.#mic, this.#played, isWanted && this.onset.isOpen);
     if (!isWanted) return false;
     const { loud, isStrong } = this.#background;
     if (!this.#echo.isPresent) return this.onset.add(probability, loud, !isStrong);
@@ -44,6 +45,7 @@ export class UserSpeech {
       if (loud[frame] && !this.#echo.isOther(frame, this.#mic)) loud[frame] = 0;
       others += loud[frame];
     }
-    return this.onset.add(2 * others >= FRAMES ? probability : 0, loud, false);
+    const isEcho = 2 * others < FRAMES;
+    return this.onset.add(isEcho ? 0 : probability, loud, false, isEcho);
   }
 }
