@@ -20,7 +20,7 @@ import numpy as np
 from playwright.sync_api import Page, sync_playwright
 
 from benchmarks.page.held_out import held_out_cases
-from benchmarks.page.recordings import TUNING, Recordings
+from benchmarks.page.recordings import TUNING, SpeechArchive
 from benchmarks.page.sounds import RATE, VoiceCase, tuning_cases
 from server.routes.speech_weights import packed_weights
 
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--half", choices=("held-out", "tuning"), default="held-out")
     parser.add_argument("--speech", type=Path, required=True, help="pocketsphinx-5.1.1.tar.gz; see recordings.py")
     args = parser.parse_args()
-    recordings = Recordings(args.speech)
+    recordings = SpeechArchive(args.speech)
     if args.half == "held-out":
         cases = held_out_cases(recordings)
     else:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from benchmarks.page.recordings import HELD_OUT, READER, Recordings, onsets
+from benchmarks.page.recordings import HELD_OUT, READER, SpeechArchive, onsets
 from benchmarks.page.sounds import RATE, VoiceCase, band, coloured, echo_of
 
 SECONDS = 10
@@ -12,7 +12,7 @@ REPLIES = ((READER.format(890), 0.2, 5.3), ("regression/chan3.raw", 5.7, 11.2))
 USERS = (("data/forever/input_2_16k.wav", 0.13, 2.2), (READER.format(870), 0.2, 2.4))
 
 
-def held_out_cases(recordings: Recordings, seed: int = 1) -> list[VoiceCase]:
+def held_out_cases(recordings: SpeechArchive, seed: int = 1) -> list[VoiceCase]:
     rng = np.random.default_rng(seed)
     return [*recordings.cases(HELD_OUT, rng), *_noise(rng), *_echo(recordings, rng), *_interruptions(recordings, rng)]
 
@@ -81,7 +81,7 @@ def _noise(rng: np.random.Generator) -> Iterator[VoiceCase]:
 ORGAN = 130 * 2 ** (np.array([0, 3, 5, 7, 10, 12, 15]) / 12)
 
 
-def _echo(recordings: Recordings, rng: np.random.Generator) -> Iterator[VoiceCase]:
+def _echo(recordings: SpeechArchive, rng: np.random.Generator) -> Iterator[VoiceCase]:
     """A reply without echo cancellation, alone and with the user over it from 2.1 s on."""
     for reply, user in zip(REPLIES, USERS, strict=True):
         played, said = recordings.sound(*reply), recordings.sound(*user)
@@ -94,7 +94,7 @@ def _echo(recordings: Recordings, rng: np.random.Generator) -> Iterator[VoiceCas
                     yield _over("over echo", label, mic, played, said, 2.1)
 
 
-def _interruptions(recordings: Recordings, rng: np.random.Generator) -> Iterator[VoiceCase]:
+def _interruptions(recordings: SpeechArchive, rng: np.random.Generator) -> Iterator[VoiceCase]:
     """The user over the first seconds of the first reply, with headphones and with echo: nothing is learned yet."""
     silence = np.zeros(RATE)
     for reply, user in zip(REPLIES, USERS, strict=True):

@@ -35,7 +35,7 @@ BEFORE, AFTER = 25, 20  # frames: quiet ones before an onset, and those after it
 KEPT_S = 2.5
 
 
-class Recordings:
+class SpeechArchive:
     """The recordings of an archive."""
 
     def __init__(self, archive: Path):
