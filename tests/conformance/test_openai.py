@@ -51,23 +51,20 @@ def test_errors_have_the_classes_of_the_sdk(client: openai.OpenAI) -> None:
     assert refused.value.code == "context_length_exceeded"
 
 
-def test_speech_has_the_same_sound_in_both_streams(client: openai.OpenAI) -> None:
-    given: dict[str, Any] = {"model": "tts-1", "voice": "alloy", "input": TEXT, "extra_body": {"seed": 5}}
-    create = client.audio.speech.with_streaming_response.create
-    with create(**given, response_format="flac") as response:
-        assert response.headers["content-type"] == "audio/flac"
-        file = b"".join(response.iter_bytes())
+def test_speech_is_a_stream_of_a_file_with_sound(client: openai.OpenAI) -> None:
+    speech = client.audio.speech.create(
+        model="tts-1", voice="alloy", input=TEXT, response_format="flac", stream_format="sse"
+    )
+    *deltas, done = (json.loads(line.removeprefix("data: ")) for line in speech.text.split("\n\n") if line)
+    assert len(deltas) > 1, "expected several parts"
+    file = b"".join(base64.b64decode(one["audio"]) for one in deltas)
     with av.open(io.BytesIO(file)) as container:
         stream = container.streams.audio[0]
         samples = np.concatenate([frame.to_ndarray().reshape(-1) for frame in container.decode(stream)])
-        assert stream.rate == RATE and len(samples) > RATE // 2
-    pcm = samples.astype("<i2").tobytes()
-    assert loudest(pcm) > 0.01
-    speech = client.audio.speech.create(**given, response_format="pcm", stream_format="sse")
-    events = [line.removeprefix("data: ") for line in speech.text.split("\n\n") if line]
-    *deltas, done = map(json.loads, events)
-    assert b"".join(base64.b64decode(one["audio"]) for one in deltas) == pcm
-    assert done["type"] == "speech.audio.done" and done["usage"]["output_tokens"] > 0
+        assert stream.rate == RATE
+    assert loudest(samples.astype("<i2").tobytes()) > 0.01
+    n_speech = done["usage"]["output_tokens"]
+    assert done["type"] == "speech.audio.done" and abs(len(samples) / RATE - n_speech / 25) < 0.5
 
 
 def test_chat_answers_whole_and_in_parts(client: openai.OpenAI) -> None:

@@ -1,6 +1,7 @@
 """Bodies of errors below /v1 and elsewhere, ids of requests, and the list of models."""
 
 import asyncio
+from functools import cache
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ EVIL = {"origin": "https://evil.example"}
 BROWSER = {"accept": "text/html"}
 
 
+@cache
 def application() -> FastAPI:
     app = build_app(gateway_of())
 
