@@ -13,6 +13,7 @@ setup_env dev
 if [[ -z $quick ]]; then
     ensure_compiler
     ensure_chromium
+    setup_stock_clients
 fi
 step "ruff check"
 "$PYTHON" -m ruff check .

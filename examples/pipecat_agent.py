@@ -16,6 +16,7 @@ from pipecat.frames.frames import (
     ErrorFrame,
     Frame,
     InputAudioRawFrame,
+    LLMRunFrame,
     TTSAudioRawFrame,
     TTSStoppedFrame,
     TTSTextFrame,
@@ -100,6 +101,8 @@ async def converse(options: argparse.Namespace) -> bytes:
     for block in read_blocks(options.input):
         await worker.queue_frame(InputAudioRawFrame(audio=block, sample_rate=RATE, num_channels=1))
         await asyncio.sleep(BLOCK_S)
+    if options.ask:
+        await worker.queue_frame(LLMRunFrame())
     await asyncio.wait_for(reply.done.wait(), options.timeout)
     print()
     await worker.queue_frame(EndFrame())
@@ -113,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("input", help="sound file")
     parser.add_argument("--save", default="reply.wav", help="where the answer goes")
+    parser.add_argument("--ask", action="store_true", help="ask for an answer instead of waiting for one")
     parser.add_argument("--base-url", default="ws://localhost:8006/v1/realtime")
     parser.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY", "none"))
     parser.add_argument("--instructions", default="You are a helpful assistant.")

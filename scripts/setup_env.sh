@@ -43,6 +43,22 @@ PY
     touch "$stamp"
 }
 
+# The stock clients of the examples, in .venv/clients: their dependencies are many, and none of the server's.
+setup_stock_clients() {
+    local hash stamp
+    hash=$(sha256sum pyproject.toml | cut -c1-16)
+    stamp=.venv/clients/.installed-$hash
+    [[ -e $stamp ]] && return
+    step "installing stock clients into .venv/clients"
+    [[ -x .venv/clients/bin/python ]] || "$PYTHON" -m venv .venv/clients
+    "$PYTHON" -c 'import tomllib
+extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]
+print(*extras["stock"], sep="\n")' >.venv/clients/requirements.txt
+    .venv/clients/bin/python -m pip install -qq --disable-pip-version-check --no-compile -r .venv/clients/requirements.txt
+    .venv/clients/bin/python -m compileall -qq -j 0 .venv/clients/lib || true
+    touch "$stamp"
+}
+
 # torch.compile builds its CPU kernels with a C++ compiler.
 ensure_compiler() {
     local name

@@ -1,0 +1,55 @@
+"""The programs of `examples/`, with the stock clients that they show, against a gateway and a worker."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import soundfile
+
+from tests.conformance.servers import Servers
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv" / "clients" / "bin" / "python"
+INPUT = ROOT / "assets" / "ref_audio" / "default.wav"
+LIMIT_S = 1.5
+TIMEOUT_S = 120.0
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not PYTHON.exists(), reason="no stock clients: `setup_stock_clients` of run_tests.sh"),
+]
+
+
+def run_example(name: str, *arguments: object) -> str:
+    """What an example prints."""
+    command = [str(PYTHON), str(ROOT / "examples" / name), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, f"{name}: expected exit status 0, got {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("openai_realtime.py", "http://127.0.0.1:{port}/v1"),
+        ("livekit_agent.py", "http://127.0.0.1:{port}/v1"),
+        ("pipecat_agent.py", "ws://127.0.0.1:{port}/v1/realtime"),
+    ],
+)
+def test_realtime_clients_get_a_spoken_answer(servers: Servers, name: str, address: str, tmp_path: Path) -> None:
+    file, url = tmp_path / "reply.wav", address.format(port=servers.gateway)
+    printed = run_example(name, INPUT, "--ask", "--limit", LIMIT_S, "--save", file, "--base-url", url)
+    sound, rate = soundfile.read(file)
+    assert rate == 24_000 and 0.3 < len(sound) / rate < LIMIT_S + 2, f"{len(sound) / rate} s"
+    assert abs(sound).max() > 0.01, "expected sound, got silence"
+    assert len(printed.splitlines()) >= 2, f"expected a transcript, got {printed!r}"
+
+
+def test_http_clients_get_speech_and_text(servers: Servers, tmp_path: Path) -> None:
+    file = tmp_path / "speech.mp3"
+    url = f"http://127.0.0.1:{servers.gateway}/v1"
+    printed = run_example("openai_http.py", "Good morning.", "--save", file, "--base-url", url)
+    sound, rate = soundfile.read(file)
+    assert rate == 24_000 and abs(sound).max() > 0.01
+    assert re.search(r"^answer: +\S", printed, re.MULTILINE), f"expected an answer, got {printed!r}"
