@@ -63,13 +63,18 @@ class ContentPart(_Fields):
     detail: Literal["auto", "low", "high"] | None = None
 
 
+def _no_null(value: object) -> object:
+    """Clients that write all fields of an item give null for the content of a function call."""
+    return [] if value is None else value
+
+
 class GivenItem(_Fields):
     """An item as a client creates it."""
 
     id: Id | None = None
     type: Literal["message", "function_call", "function_call_output"]
     role: Literal["system", "user", "assistant"] | None = None
-    content: list[ContentPart] = []
+    content: Annotated[list[ContentPart], BeforeValidator(_no_null)] = []
     call_id: Id | None = None
     name: str | None = Field(None, max_length=MAX_ID)
     arguments: str | None = Field(None, max_length=MAX_TEXT)

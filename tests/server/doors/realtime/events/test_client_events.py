@@ -57,6 +57,9 @@ def test_events_of_stock_clients_are_read() -> None:
     }
     created = read_event(json.dumps({"type": "conversation.item.create", "item": item, "extra": 1}))
     assert isinstance(created, CreateItem) and created.item.content[0].text == "Hi"
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}", "content": None, "role": None}
+    called = read_event(json.dumps({"type": "conversation.item.create", "item": call}))
+    assert isinstance(called, CreateItem) and called.item.content == []
     options = {"modalities": ["audio", "text"], "metadata": {"client_event_id": "x"}}
     asked = read_event(json.dumps({"type": "response.create", "response": options}))
     assert isinstance(asked, CreateResponse) and asked.response is not None
