@@ -17,7 +17,7 @@ from server.dispatch.workers import WorkerLease
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession
 from server.live.recorder import Recorder
-from server.live.slot_wait import SlotWait
+from server.live.slot_wait import Notify, SlotWait
 from server.live.worker_link import WorkerLostError, close_link, open_link
 from worker.protocol.codec import FromClient
 from worker.protocol.codes import CloseCode
@@ -62,10 +62,11 @@ class UnitSession:
         slots: give slots.
         session: counts as the owner of the slot, from `open` to `close`.
         recorder: records the messages.
+        spec: options of the protocol.
     """
 
-    def __init__(self, slots: SlotWait, session: LiveSession, recorder: Recorder):
-        self._slots, self._session, self._recorder = slots, session, recorder
+    def __init__(self, slots: SlotWait, session: LiveSession, recorder: Recorder, spec: Spec = UNIT_SPEC):
+        self._slots, self._session, self._recorder, self._spec = slots, session, recorder, spec
         self._unanswered: deque[FromClient] = deque()
         self._unsent: asyncio.Queue[FromClient] = asyncio.Queue()
         self._link: ClientConnection | None = None
@@ -77,19 +78,25 @@ class UnitSession:
         """Messages that were sent and are not answered yet."""
         return len(self._unanswered)
 
-    async def open(self, pending: PendingSession) -> None:
-        """Wait for a slot and connect to its worker. pending: the session's ticket. Raises: SessionEnd."""
+    async def open(self, pending: PendingSession, notify: Notify | None = None) -> None:
+        """Wait for a slot and connect to its worker.
+
+        Args:
+            pending: the session's ticket.
+            notify: sends messages about the queue; None for a client that gets none.
+        Raises: SessionEnd.
+        """
 
         async def connect(lease: WorkerLease) -> ClientConnection:
             return await open_link(self._slots.http, lease, Kind.DUPLEX)
 
         self._session.pending = pending
-        self._lease, self._link = await self._slots.open(pending, connect, None)
+        self._lease, self._link = await self._slots.open(pending, connect, notify)
 
     def send(self, message: FromClient) -> None:
-        """Send a message after all earlier ones. `prepare` gets the spec of doors."""
+        """Send a message after all earlier ones. `prepare` gets the session's options."""
         if isinstance(message, Prepare):
-            message = message.model_copy(update={"spec": UNIT_SPEC})
+            message = message.model_copy(update={"spec": self._spec})
             self._is_paused = False
         elif isinstance(message, Pause):
             self._is_paused = True
@@ -146,7 +153,7 @@ class UnitSession:
 
     async def _transmit(self, link: ClientConnection, lease: WorkerLease) -> None:
         while True:
-            data = write(await self._unsent.get(), UNIT_SPEC)
+            data = write(await self._unsent.get(), self._spec)
             self._session.touch()
             self._recorder.from_client(data, lease)
             try:
@@ -165,7 +172,7 @@ class UnitSession:
                 got = "none" if closed.rcvd is None else f"{code} {closed.rcvd.reason}"
                 raise WorkerLostError(lease.worker.name, expected="an open session", got=got) from None
             self._recorder.from_worker(data)
-            message = read_server(data, UNIT_SPEC)
+            message = read_server(data, self._spec)
             self._count(message, lease)
             if isinstance(message, Partial):
                 listener.on_partial(message)

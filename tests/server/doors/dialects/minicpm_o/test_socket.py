@@ -1,0 +1,245 @@
+"""Sessions with `mode` over real sockets, with a worker that follows a cycle, or a script of turns."""
+
+import asyncio
+import base64
+import io
+import json
+import wave
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import websockets
+
+from benchmarks.serve.fake_worker import FakeWorker
+from tests.server.doors.stub_worker import PREFILLED, SPOKEN, TEXT, TONE, forever, stub_gateway, until_idle
+from tests.server.live_gateway import ANSWER_S, RunningGateway, run, running_gateway
+
+Json = dict[str, Any]
+SECOND = base64.b64encode(bytes(4 * 16_000)).decode()
+
+
+class ModeClient:
+    """One connection."""
+
+    def __init__(self, socket: websockets.ClientConnection):
+        self.socket = socket
+
+    async def send(self, kind: str, **fields: Any) -> None:
+        await self.socket.send(json.dumps({"type": kind, **fields}))
+
+    async def receive(self, kind: str) -> Json:
+        """The next event, which must be of this type."""
+        async with asyncio.timeout(ANSWER_S):
+            event = json.loads(await self.socket.recv())
+        assert event["type"] == kind, f"expected {kind}, got {str(event)[:300]}"
+        return event
+
+    async def created(self, **payload: Any) -> Json:
+        """Begin in the newer form, as soon as there is a slot."""
+        await self.receive("session.queue_done")
+        await self.send("session.init", payload=payload)
+        return await self.receive("session.created")
+
+    async def unit(self, **fields: Any) -> Json:
+        """Send a second of silence. Returns: the first delta of its answer."""
+        await self.send("input.append", input={"audio": SECOND, **fields})
+        return await self.receive("response.output.delta")
+
+    async def closed(self) -> tuple[str, int | None]:
+        """The reason of `session.closed` and the close code."""
+        reason = (await self.receive("session.closed"))["reason"]
+        await self.socket.wait_closed()
+        return reason, self.socket.close_code
+
+
+async def connect(gateway: RunningGateway, query: str) -> ModeClient:
+    url = f"ws://127.0.0.1:{gateway.port}/v1/realtime?{query}"
+    return ModeClient(await websockets.connect(url, compression=None, proxy=None, max_size=None, close_timeout=2))
+
+
+@asynccontextmanager
+async def gateway_with(**cycle: int) -> AsyncIterator[RunningGateway]:
+    """A gateway with one worker, which must be idle afterwards. cycle: of the worker's units."""
+    async with FakeWorker(**cycle) as worker, running_gateway(worker) as gateway:
+        yield gateway
+        await gateway.wait_idle()
+
+
+def samples_of(text: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), "<f4")
+
+
+def wav_text(seconds: float) -> str:
+    """A WAV file of a tone, in base64."""
+    steps = (8000 * np.sin(np.arange(int(16_000 * seconds)) / 6)).astype("<i2")
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(16_000)
+        out.writeframes(steps.tobytes())
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def test_the_newer_form_has_one_kind_of_output_in_each_event() -> None:
+    async def scenario() -> None:
+        async with gateway_with(n_listen=1, n_speak=2) as gateway:
+            client = await connect(gateway, "mode=video&session_id=robot_7")
+            created = await client.created(system_prompt="Be brief.", config={"length_penalty": 1.1})
+            assert (created["session_id"], created["mode"]) == ("robot_7", "video")
+            listened = await client.unit(input_id=5)
+            assert (listened["kind"], listened["input_id"], listened["chunk_index"]) == ("listen", 5, 1)
+            assert listened["metrics"]["kv_cache_length"] == 1 and listened["session_id"] == "robot_7"
+            parts = []
+            for _ in range(2):
+                parts += [await client.unit(), await client.receive("response.output.delta")]
+            assert [part["kind"] for part in parts] == ["text", "audio", "text", "audio"]
+            assert all(("chunk_index" in part, "usage" in part) == (part["kind"] == "text",) * 2 for part in parts)
+            assert parts[0]["text"] and len(samples_of(parts[1]["audio"])) == 24_000
+            assert [part.get("end_of_turn") for part in parts] == [None, False, None, True]
+            again = await client.unit(force_speak=True)
+            ids = [event["response_id"] for event in (listened, *parts, again)]
+            assert len(set(ids[:-1])) == 1 and ids[-1] != ids[0], "expected one id a turn"
+            await client.receive("response.output.delta")
+            await client.send("session.close", reason="user_stop")
+            assert await client.closed() == ("stopped", 1000)
+
+    run(scenario)
+
+
+def test_the_form_of_april_has_one_event_for_each_unit_and_takes_wav_voices() -> None:
+    async def scenario() -> None:
+        async with gateway_with(n_listen=1, n_speak=1) as gateway:
+            client = await connect(gateway, "mode=audio")
+            await client.receive("session.queue_done")
+            voice = {"ref_audio": wav_text(1.0), "tts_ref_audio": SECOND}
+            await client.send("session.update", session={"instructions": "Be brief.", **voice})
+            created = await client.receive("session.created")
+            assert created["prompt_length"] == len("Be brief.") and "rt_" in created["session_id"]
+            await client.send("input_audio_buffer.append", audio=SECOND)
+            assert (await client.receive("response.listen"))["kv_cache_length"] == 1
+            await client.send("input_audio_buffer.append", audio=SECOND, video_frames=[])
+            spoken = await client.receive("response.output_audio.delta")
+            assert spoken["text"] and spoken["end_of_turn"] and spoken["kv_cache_length"] == 2
+            assert len(samples_of(spoken["audio"])) == 24_000
+            await client.send("input_audio_buffer.append", audio=SECOND, force_listen=True)
+            await client.receive("response.listen")
+            await client.socket.close()
+
+    run(scenario)
+
+
+def test_a_bad_message_gets_an_error_and_the_session_goes_on() -> None:
+    async def scenario() -> None:
+        async with gateway_with(n_listen=9, n_speak=1) as gateway:
+            client = await connect(gateway, "mode=audio")
+            await client.receive("session.queue_done")
+            for bad, code in (
+                ("{", "bad_json"),
+                (b"\0", "bad_message"),
+                (json.dumps({"type": "hello"}), "unknown_type"),
+                (json.dumps({"type": "input.append", "input": {"audio": SECOND}}), "not_prepared"),
+                (json.dumps({"type": "session.init", "payload": {"voice": {"ref_audio": "?"}}}), "bad_base64"),
+            ):
+                await client.socket.send(bad)
+                error = (await client.receive("error"))["error"]
+                assert (error["code"], error["type"]) == (code, "invalid_request_error"), error["message"]
+            await client.send("session.init")
+            await client.receive("session.created")
+            for given, code in (({"audio": "?"}, "bad_base64"), ({}, "bad_message"), ({"audio": ""}, "bad_audio")):
+                await client.send("input.append", input=given)
+                assert (await client.receive("error"))["error"]["code"] == code
+            assert (await client.unit())["chunk_index"] == 1
+            await client.send("session.close")
+            await client.closed()
+
+    run(scenario)
+
+
+def test_a_waiting_client_learns_its_place_and_its_early_messages_are_kept() -> None:
+    async def scenario() -> None:
+        async with gateway_with(slots=1) as gateway:
+            first = await connect(gateway, "mode=audio")
+            await first.created()
+            second = await connect(gateway, "mode=audio")
+            queued = await second.receive("session.queued")
+            assert queued["position"] == 1 and queued["ticket_id"] and queued["queue_length"] == 1
+            await second.send("session.init")
+            await first.send("session.close")
+            assert await first.closed() == ("stopped", 1000)
+            async with asyncio.timeout(ANSWER_S):
+                while json.loads(await second.socket.recv())["type"] != "session.queue_done":
+                    pass
+            await second.receive("session.created")
+            third = await connect(gateway, "mode=audio")
+            await third.receive("session.queued")
+            await third.socket.close()
+            await second.send("session.close")
+            await second.closed()
+
+    run(scenario)
+
+
+def test_a_lost_worker_and_an_unknown_mode_are_reported() -> None:
+    async def scenario() -> None:
+        async with FakeWorker() as worker, running_gateway(worker) as gateway:
+            with pytest.raises(websockets.InvalidStatus) as refused:
+                await connect(gateway, "mode=text")
+            body = json.loads(refused.value.response.body)
+            assert refused.value.response.status_code == 400 and body["error"]["param"] == "mode"
+            client = await connect(gateway, "mode=audio")
+            await client.created()
+            worker.crash()
+            assert (await client.receive("error"))["error"]["type"] == "server_error"
+            assert await client.closed() == ("error", 1011)
+            await gateway.wait_idle()
+
+    run(scenario)
+
+
+def test_chat_mode_answers_conversations_one_after_the_other() -> None:
+    async def scenario() -> None:
+        async with stub_gateway(SPOKEN) as (gateway, worker):
+            client = await connect(gateway, "mode=chat")
+            created = await client.created(system_prompt="Be brief.", voice={"ref_audio": SECOND})
+            assert created["mode"] == "chat"
+            messages = [{"role": "user", "content": "Good morning."}]
+            await client.send("input.append", input={"messages": messages, "tts": {"enabled": True}, "unknown": 1})
+            deltas = [await client.receive("response.output.delta") for _ in range(4)]
+            assert "".join(one["text"] for one in deltas if one["kind"] == "text") == TEXT
+            sound = np.concatenate([samples_of(one["audio"]) for one in deltas if one["kind"] == "audio"])
+            np.testing.assert_array_equal(sound, TONE)
+            done = await client.receive("response.done")
+            assert (done["text"], done["reason"], done["metrics"]["n_tts_tokens"]) == (TEXT, "turn_end", 50)
+            assert "audio" not in done and done["response_id"] == deltas[0]["response_id"]
+            path, request = worker.requests[0]
+            assert path == "/ws/chat" and "unknown" not in request
+            assert request["messages"] == [{"role": "system", "content": "Be brief."}, *messages]
+            assert request["tts"] == {"enabled": True, "ref_audio_data": SECOND}
+            await client.send("input.append", input={"messages": messages, "streaming": False})
+            done = await client.receive("response.done")
+            np.testing.assert_array_equal(samples_of(done["audio"]), TONE)
+            await client.send("input.append", input={"messages": []})
+            assert (await client.receive("error"))["error"]["code"] == "bad_message"
+            await client.send("session.close")
+            assert await client.closed() == ("stopped", 1000)
+
+    run(scenario)
+
+
+def test_closing_a_chat_frees_its_slot() -> None:
+    async def scenario() -> None:
+        async with stub_gateway([PREFILLED, forever]) as (gateway, worker):
+            client = await connect(gateway, "mode=chat")
+            await client.created()
+            await client.send("input.append", input={"messages": [{"role": "user", "content": "Go on."}]})
+            while not worker.requests:
+                await asyncio.sleep(0.01)
+            await client.send("session.close")
+            assert await client.closed() == ("stopped", 1000)
+            await until_idle(gateway, worker, 1.0)
+
+    run(scenario)
