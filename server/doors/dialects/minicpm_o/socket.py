@@ -200,7 +200,7 @@ class ModeConnection:
 
     async def _run_units(self, pending: PendingSession) -> None:
         """Pass units to a worker. Raises: SessionOverError; SessionEnd; WorkerLostError."""
-        recorder = Recorder(self._context.recordings, Kind.DUPLEX, self._live.session_id)
+        recorder = Recorder(self._context.recordings, Kind.DUPLEX, self._live.session_id, self._live.identity)
         units = UnitSession(self._context.slots, self._live, recorder, WHOLE_UNITS)
         try:
             await units.open(pending, self._notify)
