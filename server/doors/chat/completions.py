@@ -12,8 +12,8 @@ import numpy as np
 from server.doors.chat.audio_answers import AudioAnswers
 from server.doors.chat.parts import AnswerEnd, AnswerPart, joined_sound
 from server.doors.chat.request import AudioOrder
-from server.doors.chat.tool_calls import FoundCall
 from server.doors.core.sound_formats import ENCODERS, encoded
+from server.doors.core.tool_calls import FoundCall
 from server.doors.core.turn_response import DONE, base64_text, sse
 from worker.protocol.chat_messages import ReplyUsage
 from worker.protocol.wire import Sound

@@ -10,8 +10,8 @@ import numpy as np
 from server.access.identity import Identity
 from server.doors.chat.request import ChatOrder
 from server.doors.chat.stop_filter import StopFilter
-from server.doors.chat.tool_calls import FoundCall, ToolCallReader
 from server.doors.core.chat_turn import ChatTurns, TurnEvent, TurnFinished, TurnPath, TurnRequest, TurnSound, TurnText
+from server.doors.core.tool_calls import FoundCall, ToolCallReader
 from server.doors.errors import ApiError
 from worker.protocol.chat_messages import ReplyUsage
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from server.doors.chat.messages import FindTranscript, worker_messages
-from server.doors.chat.tool_calls import CALL
 from server.doors.core.request_fields import RequestFields, item_fields
 from server.doors.core.sound_formats import FormatName
+from server.doors.core.tool_calls import CALL
 from server.doors.errors import invalid, missing
 from server.doors.voices import DEFAULT
 from worker.describe import shown

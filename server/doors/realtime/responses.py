@@ -4,6 +4,7 @@ import base64
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from server.doors.core.tool_calls import FoundCall
 from server.doors.realtime.events.client_events import ContentPart
 from server.doors.realtime.events.server_events import EventSender
 from server.doors.realtime.events.session_patch import FormatName
@@ -64,7 +65,7 @@ class ResponseShape:
 
 
 class RealtimeResponse:
-    """A response with one message of the assistant.
+    """A response: at most one message of the assistant, then calls of functions.
 
     Args:
         send: sends events.
@@ -82,6 +83,8 @@ class RealtimeResponse:
         self.first_sound_at: float | None = None
         self._send, self._conversation = send, conversation
         self._text = ""
+        self._message: Literal["none", "open", "over"] = "none"
+        self._output: list[ConversationItem] = []
         self._ids = {"response_id": self.id, "item_id": self.item.id, "output_index": 0, "content_index": 0}
 
     @property
@@ -98,20 +101,39 @@ class RealtimeResponse:
     def _is_spoken(self) -> bool:
         return self.shape.modality == "audio"
 
-    def begin(self) -> None:
-        """Send the events up to the first content."""
+    def begin(self, *, with_message: bool = True) -> None:
+        """Send the events up to the first content. with_message: false if the response may consist of calls alone."""
         self._send("response.created", response=self._described("in_progress"))
-        shown = self.item.described()
-        self._send("response.output_item.added", response_id=self.id, output_index=0, item=shown)
-        if self.shape.in_conversation:
-            before = self._conversation.insert(self.item)
-            self._send("conversation.item.added", previous_item_id=before, item=shown)
+        if with_message:
+            self._begin_message()
+
+    def _begin_message(self) -> None:
+        if self._message != "none":
+            return
+        self._message = "open"
+        self._add_item(self.item)
         part = {"type": "audio", "transcript": ""} if self._is_spoken else {"type": "text", "text": ""}
         self._send("response.content_part.added", **self._ids, part=part)
+
+    def _add_item(self, item: ConversationItem) -> None:
+        shown = item.described()
+        self._send("response.output_item.added", response_id=self.id, output_index=len(self._output), item=shown)
+        self._output.append(item)
+        if self.shape.in_conversation:
+            before = self._conversation.insert(item)
+            self._send("conversation.item.added", previous_item_id=before, item=shown)
+
+    def _finish_item(self, item: ConversationItem) -> None:
+        shown = item.described()
+        if self.shape.in_conversation:
+            self._send("conversation.item.done", previous_item_id=self._previous_id(item), item=shown)
+        index = self._output.index(item)
+        self._send("response.output_item.done", response_id=self.id, output_index=index, item=shown)
 
     def add_text(self, delta: str) -> None:
         """Send more text."""
         if delta:
+            self._begin_message()
             self._text += delta
             kind = "response.output_audio_transcript.delta" if self._is_spoken else "response.output_text.delta"
             self._send(kind, **self._ids, delta=delta)
@@ -120,6 +142,7 @@ class RealtimeResponse:
         """Send more sound. data: in the output format."""
         if not data or not self._is_spoken:
             return
+        self._begin_message()
         for start in range(0, len(data), DELTA_BYTES):
             delta = base64.b64encode(data[start : start + DELTA_BYTES]).decode("ascii")
             self._send("response.output_audio.delta", **self._ids, delta=delta)
@@ -138,9 +161,31 @@ class RealtimeResponse:
         if not marks or (at > marks[-1].audio_ms and length >= marks[-1].n_chars):
             marks.append(HeardMark(at, length))
 
+    def add_call(self, call: FoundCall) -> None:
+        """Send a call of a function, which ends the message before it."""
+        self._finish_message("completed")
+        item = ConversationItem(new_id("item"), "function_call", status="in_progress", call_id=call.id, name=call.name)
+        ids = {"response_id": self.id, "item_id": item.id, "output_index": len(self._output), "call_id": call.id}
+        self._add_item(item)
+        kind = "response.function_call_arguments"
+        self._send(f"{kind}.delta", **ids, delta=call.arguments)
+        self._send(f"{kind}.done", **ids, name=call.name, arguments=call.arguments)
+        item.arguments, item.status = call.arguments, "completed"
+        self._finish_item(item)
+
     def finish(self, end: ResponseEnd) -> None:
         """Send the events of the end. Nothing of the response may be sent after it."""
         self.is_over = True
+        if not self._output:
+            self._begin_message()
+        self._finish_message(end.status)
+        self._send("response.done", response=self._described(end.status, end))
+        self._send("rate_limits.updated", rate_limits=[])
+
+    def _finish_message(self, status: str) -> None:
+        if self._message != "open":
+            return
+        self._message = "over"
         if self._is_spoken:
             self._send("response.output_audio.done", **self._ids)
             self._send("response.output_audio_transcript.done", **self._ids, transcript=self._text)
@@ -152,21 +197,17 @@ class RealtimeResponse:
             content = ContentPart(type="output_text", text=self._text)
         self._send("response.content_part.done", **self._ids, part=part)
         item = self.item
-        item.parts, item.status = [content], "completed" if end.status == "completed" else "incomplete"
+        item.parts, item.status = [content], "completed" if status == "completed" else "incomplete"
         if item.heard_ms is not None:
             item.cut(item.heard_ms)
-        if self.shape.in_conversation:
-            self._send("conversation.item.done", previous_item_id=self._previous_id(), item=item.described())
-        self._send("response.output_item.done", response_id=self.id, output_index=0, item=item.described())
-        self._send("response.done", response=self._described(end.status, end))
-        self._send("rate_limits.updated", rate_limits=[])
+        self._finish_item(item)
 
-    def _previous_id(self) -> str | None:
+    def _previous_id(self, item: ConversationItem) -> str | None:
         before = None
-        for item in self._conversation:
-            if item is self.item:
+        for one in self._conversation:
+            if one is item:
                 return before
-            before = item.id
+            before = one.id
         return None  # the client has deleted it
 
     def _described(self, status: str, end: ResponseEnd | None = None) -> Json:
@@ -177,7 +218,7 @@ class RealtimeResponse:
             "object": "realtime.response",
             "status": status,
             "status_details": end and end.status_details(),
-            "output": [] if end is None else [self.item.described()],
+            "output": [] if end is None else [item.described() for item in self._output],
             "output_modalities": [shape.modality],
             "audio": {"output": {"format": form, "voice": shape.voice}},
             "conversation_id": self._conversation.id if shape.in_conversation else None,

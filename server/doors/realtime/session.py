@@ -257,9 +257,9 @@ class RealtimeSession:
         if is_aside:
             shape = ResponseShape.of(config, options.metadata, in_conversation=False)
             response = RealtimeResponse(self._send, self.conversation, shape, is_asked=True)
-            response.begin()
+            response.begin(with_message=not config.tools)
         else:
-            response = self._open_response(config, options.metadata, is_asked=True)
+            response = self._open_response(config, options.metadata, is_asked=True, with_message=not config.tools)
         self._answers.start(response, config, voice, asked)
 
     async def _items_of(self, given: list[Json]) -> list[ConversationItem]:
@@ -329,12 +329,12 @@ class RealtimeSession:
         return self._open_response(self.config, None, is_asked=False)
 
     def _open_response(
-        self, config: RealtimeConfig, metadata: dict[str, str] | None, *, is_asked: bool
+        self, config: RealtimeConfig, metadata: dict[str, str] | None, *, is_asked: bool, with_message: bool = True
     ) -> RealtimeResponse:
         shape = ResponseShape.of(config, metadata)
         self._output = SoundOutput(config.output_format)
         self.response = RealtimeResponse(self._send, self.conversation, shape, is_asked=is_asked)
-        self.response.begin()
+        self.response.begin(with_message=with_message)
         return self.response
 
     def add_sound(self, response: RealtimeResponse, pcm16: bytes) -> None:

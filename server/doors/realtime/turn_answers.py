@@ -5,7 +5,8 @@ import logging
 from collections.abc import Callable, Iterable
 
 from server.access.identity import Identity
-from server.doors.core.chat_turn import ChatTurns, TurnFinished, TurnSound, TurnText
+from server.doors.core.chat_turn import ChatTurns, TurnFinished, TurnRequest, TurnSound, TurnText
+from server.doors.core.tool_calls import FoundCall, ToolCallReader
 from server.doors.errors import ApiError
 from server.doors.realtime.items import ConversationItem
 from server.doors.realtime.responses import (
@@ -20,7 +21,7 @@ from server.doors.realtime.responses import (
 from server.doors.realtime.session_config import RealtimeConfig
 from server.doors.realtime.sound.resample import pcm16_of
 from server.doors.realtime.sound.wire_sound import SoundOutput
-from server.doors.realtime.turn_request import turn_request
+from server.doors.realtime.turn_request import answer_start, turn_request, voicing_request
 from server.doors.realtime.turns.clock import send_at
 from server.doors.realtime.usage import TokenUsage
 from worker.protocol.chat_messages import ReplyUsage
@@ -105,6 +106,42 @@ class TurnAnswers:
         self, response: RealtimeResponse, config: RealtimeConfig, voice: str | None, items: list[ConversationItem]
     ) -> ResponseEnd:
         request = await asyncio.to_thread(turn_request, config, voice, items)
+        if "tools" not in request.fields:
+            return await self._speak(response, config, request)
+        end, text = await self._call(response, config, request)
+        if config.modality == "audio" and text.strip():
+            voicing = voicing_request(request, text, voice)
+            return await self._speak(response, config, voicing, counts_input=False)
+        response.add_text(text)
+        return end
+
+    async def _call(
+        self, response: RealtimeResponse, config: RealtimeConfig, request: TurnRequest
+    ) -> tuple[ResponseEnd, str]:
+        """Send the calls of an answer. Returns: how it ended, and its text if it calls no function."""
+        reader, said, n_calls, end = ToolCallReader(), "", 0, COMPLETED
+        parts = list(reader.push(answer_start(config)))
+        async with self._turns.open(request, self._identity) as turn:
+            async for event in turn.events():
+                if isinstance(event, TurnText):
+                    parts += reader.push(event.text)
+                elif isinstance(event, TurnFinished):
+                    parts += reader.finish()
+                    response.usage.add(_usage_of(event.usage))
+                    end = TOO_LONG if event.stopped == "length" else COMPLETED
+                for part in parts:
+                    if isinstance(part, FoundCall):
+                        n_calls += 1
+                        response.add_call(part)
+                    else:
+                        said += part
+                parts.clear()
+        return (COMPLETED, "") if n_calls else (end, said)
+
+    async def _speak(
+        self, response: RealtimeResponse, config: RealtimeConfig, request: TurnRequest, *, counts_input: bool = True
+    ) -> ResponseEnd:
+        """Send the text and the sound of a turn. counts_input: false if its text and its input were counted before."""
         output = SoundOutput(config.output_format)
         async with self._turns.open(request, self._identity) as turn:
             async for event in turn.events():
@@ -115,7 +152,8 @@ class TurnAnswers:
                     response.add_sound(output.push(pcm16_of(event.pcm)))
                     response.mark()
                 elif isinstance(event, TurnFinished):
-                    response.usage.add(_usage_of(event.usage))
+                    used = _usage_of(event.usage)
+                    response.usage.add(used if counts_input else TokenUsage(audio_out=used.audio_out))
                     return TOO_LONG if event.stopped == "length" else COMPLETED
         return COMPLETED
 

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from server.doors.core.chat_turn import TurnPath, TurnRequest
+from server.doors.core.tool_calls import CALL
 from server.doors.realtime.items import ConversationItem
 from server.doors.realtime.session_config import RealtimeConfig
-from worker.protocol.wire import Sound
+from worker.protocol.wire import Sound, WireError, read_object
 
 Json = dict[str, Any]
 DEFAULT_TOKENS = 1024
@@ -23,26 +24,73 @@ def turn_request(config: RealtimeConfig, voice: str | None, items: Iterable[Conv
         voice: registered voice; None: the server's default.
         items: the conversation.
     """
-    messages: list[Json] = [{"role": "system", "content": config.instructions}] if config.instructions else []
-    for item in items:
-        content = _content_of(item)
-        if content and item.status != "in_progress":
-            messages.append({"role": item.role or "user", "content": content})
-    if not messages or messages[-1]["role"] != "user":
+    messages = _with_system_first(_messages(config.instructions, items))
+    if not messages or messages[-1]["role"] not in ("user", "tool"):
         messages.append({"role": "user", "content": NO_INPUT})
-    speech: Json = {"enabled": config.modality == "audio"}
-    if voice is not None:
-        speech["ref_audio_path"] = voice
+    tools = [] if config.tool_choice == "none" else [_tool(tool) for tool in config.tools]
+    # Speech suppresses characters that calls need: with functions the text comes first, and is voiced afterwards.
+    speaks = config.modality == "audio" and not tools
+    speech: Json = {**voice_fields(voice), "enabled": speaks}
     fields: Json = {
-        "messages": _with_system_first(messages),
+        "messages": messages,
         "streaming": True,
         "generation": {"max_new_tokens": config.max_output_tokens or DEFAULT_TOKENS},
         "tts": speech,
-        "use_tts_template": config.modality == "audio",
+        "use_tts_template": speaks,
         "omni_mode": True,
         "report_usage": True,
     }
+    if tools:
+        fields |= {"tools": tools, "answer_start": answer_start(config)}
     return TurnRequest(TurnPath.CHAT, fields)
+
+
+def voicing_request(request: TurnRequest, text: str, voice: str | None) -> TurnRequest:
+    """The request that voices a text as the answer to a request's conversation."""
+    fields = {"text": text, "messages": request.fields["messages"], "tts": voice_fields(voice)}
+    return TurnRequest(TurnPath.SPEECH, fields)
+
+
+def answer_start(config: RealtimeConfig) -> str:
+    """The text that the answer begins with: the beginning of a call if one is required."""
+    return f"{CALL}\n" if config.tool_choice == "required" and config.tools else ""
+
+
+def voice_fields(voice: str | None) -> Json:
+    """Fields of `tts`. voice: registered voice; None: the server's default."""
+    return {} if voice is None else {"ref_audio_path": voice}
+
+
+def _tool(tool: Json) -> Json:
+    """A function as a chat template reads it."""
+    described = {name: tool[name] for name in ("name", "description", "parameters") if name in tool}
+    return {"type": "function", "function": described}
+
+
+def _messages(instructions: str, items: Iterable[ConversationItem]) -> list[Json]:
+    messages: list[Json] = [{"role": "system", "content": instructions}] if instructions else []
+    for item in items:
+        if item.status == "in_progress":
+            continue
+        if item.kind == "function_call":
+            call = {"name": item.name or "", "arguments": _arguments(item.arguments or "{}")}
+            if messages and "tool_calls" in messages[-1]:
+                messages[-1]["tool_calls"].append(call)
+            else:
+                messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        elif item.kind == "function_call_output":
+            messages.append({"role": "tool", "content": item.output or ""})
+        elif content := _content_of(item):
+            messages.append({"role": item.role or "user", "content": content})
+    return messages
+
+
+def _arguments(text: str) -> Json:
+    """The arguments of a call that a client has put into the history; none for a text that is no object."""
+    try:
+        return read_object(text)
+    except WireError:
+        return {}
 
 
 def _with_system_first(messages: list[Json]) -> list[Json]:
@@ -57,10 +105,6 @@ def _texts(content: str | list[Json]) -> list[str]:
 
 
 def _content_of(item: ConversationItem) -> list[Json]:
-    if item.kind == "function_call":
-        return []
-    if item.kind == "function_call_output":
-        return [{"type": "text", "text": f"Result of the function: {item.output or ''}"}]
     parts: list[Json] = [{"type": "image", "data": base64.b64encode(data).decode()} for data in item.pictures]
     if item.sound is not None:
         parts.append({"type": "audio", "data": Sound(item.sound).base64()})

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from server.doors.chat.audio_answers import LIFETIME_S, MAX_ANSWERS, AudioAnswers
 from server.doors.chat.stop_filter import StopFilter
-from server.doors.chat.tool_calls import FoundCall, ToolCallReader
+from server.doors.core.tool_calls import FoundCall, ToolCallReader
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "上海"}}\n</tool_call>'
 
