@@ -22,8 +22,9 @@ from server.admission import Admission
 from server.dispatch.dispatcher import Dispatcher
 from server.doors.chat.routes import ChatDoor, completion_routes
 from server.doors.core.chat_turn import ChatTurns
-from server.doors.dialects.choice import RealtimeDialects
+from server.doors.dialects.choice import DUPLEX_PATH, RealtimeDialects, add_duplex_socket
 from server.doors.dialects.minicpm_o.socket import MiniCpmDoor
+from server.doors.dialects.vllm_omni.socket import VllmOmniDoor
 from server.doors.errors import ApiError, error_response, invalid_request, is_api_path
 from server.doors.gpt_live.routes import GPT_LIVE_PATH, add_gpt_live_socket
 from server.doors.gpt_live.socket import GptLiveDoor
@@ -142,9 +143,11 @@ def build_app(gateway: Gateway) -> FastAPI:
     add_sockets(app, gateway.sockets, admission)
     door = DoorContext(gateway.slots, gateway.recordings, admission, names, voice_names, turns)
     app.include_router(secret_routes(gateway.access, gateway.model_names))
-    add_realtime_sockets(app, RealtimeDialects(RealtimeDoor(door), MiniCpmDoor(door)).serve)
+    duplex = VllmOmniDoor(door)
+    add_realtime_sockets(app, RealtimeDialects(RealtimeDoor(door), MiniCpmDoor(door), duplex).serve)
+    add_duplex_socket(app, duplex)
     add_gpt_live_socket(app, GptLiveDoor(door))
-    refuse_other_sockets(app, *REALTIME_PATHS, GPT_LIVE_PATH)
+    refuse_other_sockets(app, *REALTIME_PATHS, GPT_LIVE_PATH, DUPLEX_PATH)
     add_pages(app, apps, gateway.recordings.store)
     return app
 

@@ -58,7 +58,8 @@ live
 doors.model_names doors.voices
 doors.core
 doors.model_routes doors.realtime doors.speech doors.chat
-doors.gpt_live doors.dialects
+doors.gpt_live
+doors.dialects
 health_watch loop_watch routes
 app
 serving

@@ -2,7 +2,10 @@
 
 from typing import Protocol
 
-from starlette.websockets import WebSocket
+from fastapi import FastAPI, WebSocket
+
+DUPLEX_PATH = "/v1/duplex"
+TRUE = ("1", "true", "yes", "on")
 
 
 class SocketDoor(Protocol):
@@ -18,12 +21,26 @@ class RealtimeDialects:
     Args:
         standard: the Realtime API, for all other queries.
         modes: the MiniCPM-o ecosystem's, for a query with `mode`.
+        duplex: vLLM-Omni's, for a query with a true `duplex`.
     """
 
-    def __init__(self, standard: SocketDoor, modes: SocketDoor):
-        self._standard, self._modes = standard, modes
+    def __init__(self, standard: SocketDoor, modes: SocketDoor, duplex: SocketDoor):
+        self._standard, self._modes, self._duplex = standard, modes, duplex
 
     async def serve(self, websocket: WebSocket) -> None:
         """Serve one connection in the dialect that its query names."""
-        door = self._modes if websocket.query_params.get("mode") else self._standard
+        query = websocket.query_params
+        if query.get("mode"):
+            await self._modes.serve(websocket)
+        elif query.get("duplex", "").lower() in TRUE:
+            await self._duplex.serve(websocket)
+        else:
+            await self._standard.serve(websocket)
+
+
+def add_duplex_socket(app: FastAPI, door: SocketDoor) -> None:
+    """Serve the path of vLLM-Omni sessions alone."""
+
+    @app.websocket(DUPLEX_PATH)
+    async def duplex(websocket: WebSocket) -> None:
         await door.serve(websocket)

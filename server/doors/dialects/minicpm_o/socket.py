@@ -14,9 +14,7 @@ from server.dispatch.queue import RequestType
 from server.doors.core.chat_turn import error_of_end
 from server.doors.core.event_writer import EventWriter
 from server.doors.core.unit_session import UnitSession
-from server.doors.dialects.minicpm_o.chats import ModeChats
-from server.doors.dialects.minicpm_o.client_messages import ModeMessage, SessionClose, read_message
-from server.doors.dialects.minicpm_o.ends import (
+from server.doors.dialects.ends import (
     FRAME_TOO_BIG,
     INTERNAL,
     SHUTDOWN,
@@ -25,6 +23,8 @@ from server.doors.dialects.minicpm_o.ends import (
     end_of,
     end_of_errors,
 )
+from server.doors.dialects.minicpm_o.chats import ModeChats
+from server.doors.dialects.minicpm_o.client_messages import ModeMessage, SessionClose, read_message
 from server.doors.dialects.minicpm_o.forms import Mode, error_event
 from server.doors.dialects.minicpm_o.units import WHOLE_UNITS, ModeUnits
 from server.doors.errors import ApiError, invalid

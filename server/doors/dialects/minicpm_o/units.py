@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from server.doors.core.unit_session import UnitSession
+from server.doors.dialects.ends import CONTEXT_FULL
 from server.doors.dialects.minicpm_o.client_messages import (
     BufferAppend,
     InputAppend,
@@ -18,7 +19,6 @@ from server.doors.dialects.minicpm_o.client_messages import (
     read_unit,
     voice_sound,
 )
-from server.doors.dialects.minicpm_o.ends import CONTEXT_FULL
 from server.doors.dialects.minicpm_o.forms import EventForm, Mode, NewerForm, OlderForm, Put, error_event
 from server.doors.realtime.ends import SessionOverError
 from worker.protocol.codec import FromClient

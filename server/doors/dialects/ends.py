@@ -1,4 +1,4 @@
-"""How sessions of the MiniCPM-o ecosystem end. The reason is that of `session.closed`."""
+"""How sessions of the dialects end. The reason is that of `session.closed`."""
 
 from server.doors.core.event_writer import ClientGoneError
 from server.doors.realtime.ends import GOING_AWAY, GONE, MAX_FRAME, TOO_BIG, DoorEnd, SessionOverError

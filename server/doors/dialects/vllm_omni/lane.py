@@ -1,0 +1,88 @@
+"""The units of a vLLM-Omni session: as those of GPT-Live, with pictures, ends of input and decisions."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from server.doors.gpt_live.lane import UNIT_S, LiveHost, LiveLane
+from server.doors.realtime.sound.unit_buffer import UNIT_SAMPLES
+from server.doors.realtime.sound.wire_sound import without_padding
+from worker.protocol.codec import FromClient
+from worker.protocol.messages import AudioChunk, Error, Result, ServerMessage
+from worker.protocol.wire import Sound
+
+
+class OmniHost(LiveHost, Protocol):
+    """The session that a lane belongs to."""
+
+    def on_decision(self, result: Result, text: str, pcm16: bytes) -> None:
+        """A unit's outcome. text, pcm16: what of it was not reported by `on_speech`."""
+
+    def on_failure(self, error: Error) -> None:
+        """A unit has no result."""
+
+
+class OmniLane(LiveLane):
+    """One session's units. clock: monotonic s."""
+
+    def __init__(self, host: OmniHost, clock: Callable[[], float]):
+        super().__init__(host, clock)
+        self._omni_host = host
+        self._must_listen = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a unit is not answered yet."""
+        return self._in_flight
+
+    def add_picture(self, data: bytes, max_slices: int) -> None:
+        """Add an encoded picture for the next unit."""
+        self._buffer.add_picture(data, max_slices)
+
+    def end_input(self, *, is_speech_due: bool) -> None:
+        """Run the unit that is being filled now. is_speech_due: it must speak."""
+        self._must_speak = self._must_speak or (is_speech_due and not self._is_speaking)
+        n_missing = -self._buffer.n_samples % UNIT_SAMPLES or (0 if self._buffer.n_samples else UNIT_SAMPLES)
+        self.append(np.zeros(n_missing, np.float32))
+
+    def clear_input(self) -> None:
+        """Drop the sound that no unit has yet."""
+        self._buffer.clear_sound()
+
+    def interrupt(self) -> None:
+        """Listen in the next unit."""
+        self._must_listen, self._must_speak = self._is_speaking or self._in_flight, False
+
+    def on_answer(self, request: FromClient, answer: ServerMessage) -> None:
+        """Handle the answer to a message."""
+        if isinstance(request, AudioChunk) and isinstance(answer, Error):
+            self._omni_host.on_failure(answer)
+        super().on_answer(request, answer)
+
+    def _on_result(self, result: Result) -> None:
+        sound = b""
+        if result.audio_data is not None and not result.is_listen:
+            sound = without_padding(result.audio_data.packed("pcm16"))
+        text = result.text[len(self._text_sent) :]
+        if text or sound:
+            self._active_at = self._clock()
+        self._is_speaking = not (result.is_listen or result.end_of_turn)
+        self._omni_host.on_decision(result, text, sound)
+
+    def _send_unit(self, now: float) -> None:
+        assert self._units is not None and self._due is not None
+        sound, pictures = self._buffer.take()
+        self._due = self._due + UNIT_S if abs(now - self._due) < UNIT_S else now + UNIT_S
+        must_speak, self._must_speak = self._must_speak, False
+        must_listen, self._must_listen = self._must_listen, False
+        self._text_sent, self._in_flight = "", True
+        self._units.send(
+            AudioChunk(
+                audio_base64=Sound(sound),
+                frame_base64_list=[data for data, _ in pictures],
+                max_slice_nums=[slices for _, slices in pictures] or None,
+                force_listen=must_listen,
+                force_speak=must_speak and not must_listen,
+            )
+        )
