@@ -42,7 +42,9 @@ from worker.protocol.wire import WireError
 LOG = logging.getLogger(__name__)
 REQUESTS: dict[Mode, RequestType] = {"audio": "audio_duplex", "video": "omni_duplex", "chat": "chat"}
 PREFIXES: dict[Mode, str] = {"audio": "adx_rt", "video": "omni_rt", "chat": "chat_rt"}
-MAX_UNHANDLED = 8  # messages that wait for a slot or for answers; further ones are not read
+# Messages that wait for a slot or for answers, and their characters; further ones are not read.
+MAX_UNHANDLED, MAX_UNHANDLED_CHARS = 8, 2**22
+START_S = 30.0  # from the slot to the first message
 POLL_S = 0.5
 
 
@@ -108,7 +110,8 @@ class ModeConnection:
         self._websocket, self._context, self._live = websocket, context, live
         self._writer = EventWriter(websocket)
         self._put = self._writer.put
-        self._messages: asyncio.Queue[ModeMessage] = asyncio.Queue(MAX_UNHANDLED)
+        self._messages: asyncio.Queue[tuple[ModeMessage, int]] = asyncio.Queue(MAX_UNHANDLED)
+        self._n_unhandled, self._taken = 0, asyncio.Event()  # characters
         self._units = ModeUnits(self._put, live.session_id, mode, time.monotonic)
         self._chats = ModeChats(self._put, live.session_id, context.turns, live.identity)
         self._is_chat = mode == "chat"
@@ -160,7 +163,18 @@ class ModeConnection:
                 continue
             if isinstance(message, SessionClose):
                 raise SessionOverError(STOPPED)
-            await self._messages.put(message)
+            self._n_unhandled += len(text)
+            await self._messages.put((message, len(text)))
+            while self._n_unhandled > MAX_UNHANDLED_CHARS:
+                self._taken.clear()
+                await self._taken.wait()
+
+    async def _next(self) -> ModeMessage:
+        """Remove the next message that waits."""
+        message, n_chars = await self._messages.get()
+        self._n_unhandled -= n_chars
+        self._taken.set()
+        return message
 
     async def _watch(self) -> None:
         """End the session at its limits. Raises: SessionOverError."""
@@ -172,11 +186,21 @@ class ModeConnection:
                 self._received_at = now
                 continue
             if self._begun_at is not None:
-                is_idle = now - max(self._received_at, self._begun_at) > IDLE_S
-                if is_idle or now - self._begun_at > SESSION_S:
+                begun_at = self._begun_at
+                is_idle = now - max(self._used_at, begun_at) > (IDLE_S if self._is_used else START_S)
+                if is_idle or now - begun_at > SESSION_S:
                     raise SessionOverError(TIMEOUT)
             if self._context.slots.live.draining:
                 raise SessionOverError(SHUTDOWN)
+
+    @property
+    def _used_at(self) -> float:
+        """When a message last came, or a unit in a session that holds a slot; monotonic s."""
+        return self._received_at if self._is_chat else self._units.used_at
+
+    @property
+    def _is_used(self) -> bool:
+        return self._is_chat or self._units.is_prepared
 
     async def _notify(self, message: Message) -> None:
         """Tell the client its place in the queue."""
@@ -192,7 +216,7 @@ class ModeConnection:
         """Answer conversations, one after the other."""
         self._begin()
         while True:
-            message = await self._messages.get()
+            message = await self._next()
             try:
                 await self._chats.handle(message)
             except WireError as error:
@@ -216,7 +240,7 @@ class ModeConnection:
 
     async def _handle_units(self) -> None:
         while True:
-            message = await self._messages.get()
+            message = await self._next()
             try:
                 await self._units.handle(message)
             except WireError as error:

@@ -40,7 +40,8 @@ from worker.protocol.wire import WireError
 LOG = logging.getLogger(__name__)
 # These clients expect one answer a unit, with sound in float32.
 WHOLE_UNITS = Spec(sound_in="float32", sound_out="float32", counters=True)
-MAX_WAITING = 60  # units that are not answered; further messages are not read
+# Units that are not answered, and their bytes; further messages are not read.
+MAX_WAITING, MAX_WAITING_BYTES = 60, 32 * 2**20
 REST_AFTER_S = 10.0  # without a unit, until the worker is told that none comes
 
 
@@ -60,8 +61,9 @@ class ModeUnits:
         self._units: UnitSession | None = None
         self._input_ids: deque[str | int | None] = deque()  # of units that are not answered
         self._answered = asyncio.Event()
-        self._is_prepared = False
-        self._unit_at = clock()
+        self._n_bytes = 0  # of units that are not answered
+        self.is_prepared = False
+        self.used_at = clock()  # when the last unit came, or the context was prepared
 
     def attach(self, units: UnitSession) -> None:
         """Use a worker's session."""
@@ -81,19 +83,20 @@ class ModeUnits:
                 raise _not_prepared(message.type)
             unit = read_unit(message)
             chunk = await asyncio.to_thread(unit.chunk) if unit.frame_base64_list else unit.chunk()
-            while len(self._input_ids) >= MAX_WAITING:
+            while len(self._input_ids) >= MAX_WAITING or self._n_bytes > MAX_WAITING_BYTES:
                 self._answered.clear()
                 await self._answered.wait()
             self._input_ids.append(unit.input_id)
-            self._unit_at = self._clock()
+            self._n_bytes += _size(chunk)
+            self.used_at = self._clock()
             units.send(chunk)
 
     def rest_if_quiet(self) -> None:
         """Tell the worker that no unit comes for a while, if none has come. The next unit ends the pause."""
         units = self._units
-        if units is None or not self._is_prepared or units.is_paused or units.n_unanswered:
+        if units is None or not self.is_prepared or units.is_paused or units.n_unanswered:
             return
-        if self._clock() - self._unit_at > REST_AFTER_S:
+        if self._clock() - self.used_at > REST_AFTER_S:
             units.send(Pause(timeout=MAX_PAUSE_S))
 
     # --- the worker's answers ------------------------------------------------------------------
@@ -106,6 +109,7 @@ class ModeUnits:
         input_id: str | int | None = None
         if isinstance(request, AudioChunk):
             input_id = self._input_ids.popleft()
+            self._n_bytes -= _size(request)
             self._answered.set()
         if isinstance(answer, Error):
             if answer.code == ErrorCode.CONTEXT_FULL:
@@ -117,7 +121,7 @@ class ModeUnits:
             return
         assert self._form is not None, "on_answer: expected a form"
         if isinstance(answer, Prepared):
-            self._is_prepared, self._unit_at = True, self._clock()
+            self.is_prepared, self.used_at = True, self._clock()
             self._form.created(answer)
         elif isinstance(answer, Result):
             self._form.unit(answer, input_id)
@@ -131,6 +135,11 @@ def _with_voice(message: ModeInit | ModeUpdate) -> Prepare:
         "tts_ref_audio_base64": voice_sound(given.tts_ref_audio, "tts_ref_audio"),
     }
     return message.prepare().model_copy(update={name: voice for name, voice in voices.items() if voice is not None})
+
+
+def _size(chunk: AudioChunk) -> int:
+    """Bytes of a unit, about."""
+    return 4 * len(chunk.audio_base64.data) + sum(map(len, chunk.frame_base64_list))
 
 
 def _not_prepared(kind: str) -> WireError:

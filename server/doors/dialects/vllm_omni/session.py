@@ -31,7 +31,8 @@ from worker.protocol.messages import Error, Prepare, Result
 from worker.protocol.text_messages import InsertText
 from worker.protocol.wire import WireError, picture_bytes
 
-MAX_TEXT = 65_536
+MAX_TEXT = 65_536  # characters
+MAX_TEXTS = 32  # that are not in the context yet
 CAPABILITIES: dict[str, object] = {
     "implementation_level": "model_native_duplex",
     "chunk_period_ms": 1000,
@@ -170,16 +171,23 @@ class OmniSession:
             if self.configured.is_set():
                 raise invalid("voice", expected="the voice that the session began with", got="another one")
             self._voice = await asyncio.to_thread(voice_fields, self._voices, settings.voice, settings.ref_audio)
+        is_changed = settings.instructions and settings.instructions != before.instructions
+        if self.configured.is_set() and is_changed:
+            self._insert_text(InsertText(text=settings.instructions, role="system"), self._report)
         self._settings = settings
         if settings.output_format != self._output.form:
             self._output = OmniOutput(settings.output_format)
         if not self.configured.is_set():
             self.configured.set()
             return
-        if settings.instructions and settings.instructions != before.instructions:
-            self.lane.insert(InsertText(text=settings.instructions, role="system"), is_said=False, on_done=self._report)
         if self._is_created:
             self._send("session.updated", session=self.resource())
+
+    def _insert_text(self, message: InsertText, on_done: Callable[[Error | None], None]) -> None:
+        """Insert a text before the next unit. Raises: ApiError when too many wait."""
+        if (n := self.lane.n_texts) >= MAX_TEXTS:
+            raise invalid("item", expected=f"at most {MAX_TEXTS} texts that wait", got=n, code="too_many_texts")
+        self.lane.insert(message, is_said=False, on_done=on_done)
 
     async def _append(self, given: RequestFields) -> None:
         settings = self._settings
@@ -236,7 +244,7 @@ class OmniSession:
             self._last_item_id = str(item["id"])
 
         message = InsertText(text=text, role="system" if role == "system" else "user")
-        self.lane.insert(message, is_said=False, on_done=done)
+        self._insert_text(message, done)
 
     def _interrupt(self, reason: str) -> None:
         """End the open response; what of its unit is still to come is dropped."""

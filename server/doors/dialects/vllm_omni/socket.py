@@ -28,6 +28,7 @@ from worker.protocol.codes import CloseCode
 
 LOG = logging.getLogger(__name__)
 CLOSED = DoorEnd(CloseCode.NORMAL, "client_close", "ended")
+START_S = 30.0  # from the handshake to the first settings
 POLL_S = 0.5
 
 
@@ -111,7 +112,6 @@ class VllmOmniConnection:
             frame = await self._websocket.receive()
             if frame["type"] == "websocket.disconnect":
                 raise SessionOverError(GONE)
-            self._received_at = time.monotonic()
             self._live.touch()
             text, event_id = frame.get("text"), None
             try:
@@ -126,6 +126,7 @@ class VllmOmniConnection:
                 )
                 event_id = given.text("event_id", "")[:200] or None
                 await self.session.handle(given)
+                self._received_at = time.monotonic()
             except ApiError as error:
                 self._send.error(error, event_id)
             except OmniCloseError:
@@ -136,7 +137,8 @@ class VllmOmniConnection:
         while True:
             await asyncio.sleep(POLL_S)
             now = time.monotonic()
-            if now - self._received_at > IDLE_S or now - self._opened_at > SESSION_S:
+            idle_s = IDLE_S if self.session.configured.is_set() else START_S
+            if now - self._received_at > idle_s or now - self._opened_at > SESSION_S:
                 raise SessionOverError(TIMEOUT)
             if self._context.slots.live.draining:
                 raise SessionOverError(SHUTDOWN)

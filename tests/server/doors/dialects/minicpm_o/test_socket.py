@@ -183,6 +183,23 @@ def test_a_waiting_client_learns_its_place_and_its_early_messages_are_kept() -> 
     run(scenario)
 
 
+def test_a_client_that_only_chatters_loses_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.doors.dialects.minicpm_o.socket.START_S", 0.3)
+    monkeypatch.setattr("server.doors.dialects.minicpm_o.socket.POLL_S", 0.05)
+
+    async def scenario() -> None:
+        async with gateway_with() as gateway:
+            client = await connect(gateway, "mode=audio")
+            await client.receive("session.queue_done")
+            for _ in range(3):
+                await client.socket.send("{")
+                await client.receive("error")
+                await asyncio.sleep(0.05)
+            assert await client.closed() == ("timeout", 1000)
+
+    run(scenario)
+
+
 def test_a_lost_worker_and_an_unknown_mode_are_reported() -> None:
     async def scenario() -> None:
         async with FakeWorker() as worker, running_gateway(worker) as gateway:

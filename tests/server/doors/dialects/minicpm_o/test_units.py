@@ -1,4 +1,4 @@
-"""The pause of a session whose client sends no units."""
+"""The pause of a session whose client sends no units, and the bound of those that wait."""
 
 import asyncio
 from typing import Any, cast
@@ -6,7 +6,7 @@ from typing import Any, cast
 from benchmarks.serve.fake_replies import tone
 from server.doors.core.unit_session import UnitSession
 from server.doors.dialects.minicpm_o.client_messages import BufferAppend, ModeUpdate
-from server.doors.dialects.minicpm_o.units import REST_AFTER_S, ModeUnits
+from server.doors.dialects.minicpm_o.units import MAX_WAITING, REST_AFTER_S, ModeUnits
 from worker.protocol.messages import AudioChunk, Error, Pause, Prepare, Prepared
 
 
@@ -48,3 +48,22 @@ def test_a_session_pauses_when_no_unit_comes() -> None:
     worker.is_paused = True
     units.rest_if_quiet()
     assert len(worker.sent) == 3
+
+
+def test_units_wait_for_answers() -> None:
+    worker, units = RecordedUnits(), ModeUnits(lambda _: None, "me", "audio", lambda: 0.0)
+    units.attach(cast(UnitSession, worker))
+    unit = BufferAppend(audio=tone("float32", 16_000).base64())
+
+    async def fill() -> None:
+        await units.handle(ModeUpdate())
+        for _ in range(MAX_WAITING):
+            await units.handle(unit)
+        waiting = asyncio.create_task(units.handle(unit))
+        await asyncio.sleep(0.01)
+        assert not waiting.done() and len(worker.sent) == 1 + MAX_WAITING
+        units.on_answer(worker.sent[1], Error(error="broken"))
+        await asyncio.wait_for(waiting, 1.0)
+        assert len(worker.sent) == 2 + MAX_WAITING
+
+    asyncio.run(fill())

@@ -37,7 +37,7 @@ class OmniClient:
                 last = self.log[-1]["server_event_seq"] if self.log else 0
                 assert event["server_event_seq"] > last and event["event_id"] and event["session_id"]
                 self.log.append(event)
-                if event["type"] != "session.closed":
+                if event["type"] not in ("session.closed", "session.expired"):
                     await self.send("session.event_ack", server_event_seq=event["server_event_seq"])
                 if event["type"] == kind:
                     return event
@@ -163,6 +163,20 @@ def test_formats_texts_and_errors() -> None:
             assert (await client.until("error"))["error"]["code"] == "unsupported_session_resume"
             await client.socket.send("{")
             assert (await client.until("error"))["error"]["code"] == "invalid_json"
+
+    run(scenario)
+
+
+def test_a_session_without_settings_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.doors.dialects.vllm_omni.socket.START_S", 0.1)
+    monkeypatch.setattr("server.doors.dialects.vllm_omni.socket.POLL_S", 0.05)
+
+    async def scenario() -> None:
+        async with omni() as client:
+            await client.socket.send('{"type": "session.heartbeat?"}')
+            await client.until("session.expired")
+            await client.socket.wait_closed()
+            assert client.socket.close_code == 1000
 
     run(scenario)
 
