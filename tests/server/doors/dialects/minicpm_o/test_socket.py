@@ -1,63 +1,18 @@
 """Sessions with `mode` over real sockets, with a worker that follows a cycle, or a script of turns."""
 
 import asyncio
-import base64
-import io
 import json
-import wave
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import numpy as np
 import pytest
 import websockets
 
 from benchmarks.serve.fake_worker import FakeWorker
+from tests.server.doors.dialects.minicpm_o.mode_client import SECOND, connect, samples_of, wav_text
 from tests.server.doors.stub_worker import PREFILLED, SPOKEN, TEXT, TONE, forever, stub_gateway, until_idle
 from tests.server.live_gateway import ANSWER_S, RunningGateway, run, running_gateway
-
-Json = dict[str, Any]
-SECOND = base64.b64encode(bytes(4 * 16_000)).decode()
-
-
-class ModeClient:
-    """One connection."""
-
-    def __init__(self, socket: websockets.ClientConnection):
-        self.socket = socket
-
-    async def send(self, kind: str, **fields: Any) -> None:
-        await self.socket.send(json.dumps({"type": kind, **fields}))
-
-    async def receive(self, kind: str) -> Json:
-        """The next event, which must be of this type."""
-        async with asyncio.timeout(ANSWER_S):
-            event = json.loads(await self.socket.recv())
-        assert event["type"] == kind, f"expected {kind}, got {str(event)[:300]}"
-        return event
-
-    async def created(self, **payload: Any) -> Json:
-        """Begin in the newer form, as soon as there is a slot."""
-        await self.receive("session.queue_done")
-        await self.send("session.init", payload=payload)
-        return await self.receive("session.created")
-
-    async def unit(self, **fields: Any) -> Json:
-        """Send a second of silence. Returns: the first delta of its answer."""
-        await self.send("input.append", input={"audio": SECOND, **fields})
-        return await self.receive("response.output.delta")
-
-    async def closed(self) -> tuple[str, int | None]:
-        """The reason of `session.closed` and the close code."""
-        reason = (await self.receive("session.closed"))["reason"]
-        await self.socket.wait_closed()
-        return reason, self.socket.close_code
-
-
-async def connect(gateway: RunningGateway, query: str) -> ModeClient:
-    url = f"ws://127.0.0.1:{gateway.port}/v1/realtime?{query}"
-    return ModeClient(await websockets.connect(url, compression=None, proxy=None, max_size=None, close_timeout=2))
 
 
 @asynccontextmanager
@@ -68,26 +23,10 @@ async def gateway_with(**cycle: int) -> AsyncIterator[RunningGateway]:
         await gateway.wait_idle()
 
 
-def samples_of(text: str) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(text), "<f4")
-
-
-def wav_text(seconds: float) -> str:
-    """A WAV file of a tone, in base64."""
-    steps = (8000 * np.sin(np.arange(int(16_000 * seconds)) / 6)).astype("<i2")
-    file = io.BytesIO()
-    with wave.open(file, "wb") as out:
-        out.setnchannels(1)
-        out.setsampwidth(2)
-        out.setframerate(16_000)
-        out.writeframes(steps.tobytes())
-    return base64.b64encode(file.getvalue()).decode()
-
-
 def test_the_newer_form_has_one_kind_of_output_in_each_event() -> None:
     async def scenario() -> None:
         async with gateway_with(n_listen=1, n_speak=2) as gateway:
-            client = await connect(gateway, "mode=video&session_id=robot_7")
+            client = await connect(gateway.port, "mode=video&session_id=robot_7")
             created = await client.created(system_prompt="Be brief.", config={"length_penalty": 1.1})
             assert (created["session_id"], created["mode"]) == ("robot_7", "video")
             listened = await client.unit(input_id=5)
@@ -113,7 +52,7 @@ def test_the_newer_form_has_one_kind_of_output_in_each_event() -> None:
 def test_the_form_of_april_has_one_event_for_each_unit_and_takes_wav_voices() -> None:
     async def scenario() -> None:
         async with gateway_with(n_listen=1, n_speak=1) as gateway:
-            client = await connect(gateway, "mode=audio")
+            client = await connect(gateway.port, "mode=audio")
             await client.receive("session.queue_done")
             voice = {"ref_audio": wav_text(1.0), "tts_ref_audio": SECOND}
             await client.send("session.update", session={"instructions": "Be brief.", **voice})
@@ -135,7 +74,7 @@ def test_the_form_of_april_has_one_event_for_each_unit_and_takes_wav_voices() ->
 def test_a_bad_message_gets_an_error_and_the_session_goes_on() -> None:
     async def scenario() -> None:
         async with gateway_with(n_listen=9, n_speak=1) as gateway:
-            client = await connect(gateway, "mode=audio")
+            client = await connect(gateway.port, "mode=audio")
             await client.receive("session.queue_done")
             for bad, code in (
                 ("{", "bad_json"),
@@ -162,9 +101,9 @@ def test_a_bad_message_gets_an_error_and_the_session_goes_on() -> None:
 def test_a_waiting_client_learns_its_place_and_its_early_messages_are_kept() -> None:
     async def scenario() -> None:
         async with gateway_with(slots=1) as gateway:
-            first = await connect(gateway, "mode=audio")
+            first = await connect(gateway.port, "mode=audio")
             await first.created()
-            second = await connect(gateway, "mode=audio")
+            second = await connect(gateway.port, "mode=audio")
             queued = await second.receive("session.queued")
             assert queued["position"] == 1 and queued["ticket_id"] and queued["queue_length"] == 1
             await second.send("session.init")
@@ -174,7 +113,7 @@ def test_a_waiting_client_learns_its_place_and_its_early_messages_are_kept() -> 
                 while json.loads(await second.socket.recv())["type"] != "session.queue_done":
                     pass
             await second.receive("session.created")
-            third = await connect(gateway, "mode=audio")
+            third = await connect(gateway.port, "mode=audio")
             await third.receive("session.queued")
             await third.socket.close()
             await second.send("session.close")
@@ -189,7 +128,7 @@ def test_a_client_that_only_chatters_loses_its_slot(monkeypatch: pytest.MonkeyPa
 
     async def scenario() -> None:
         async with gateway_with() as gateway:
-            client = await connect(gateway, "mode=audio")
+            client = await connect(gateway.port, "mode=audio")
             await client.receive("session.queue_done")
             for _ in range(3):
                 await client.socket.send("{")
@@ -204,10 +143,10 @@ def test_a_lost_worker_and_an_unknown_mode_are_reported() -> None:
     async def scenario() -> None:
         async with FakeWorker() as worker, running_gateway(worker) as gateway:
             with pytest.raises(websockets.InvalidStatus) as refused:
-                await connect(gateway, "mode=text")
+                await connect(gateway.port, "mode=text")
             body = json.loads(refused.value.response.body)
             assert refused.value.response.status_code == 400 and body["error"]["param"] == "mode"
-            client = await connect(gateway, "mode=audio")
+            client = await connect(gateway.port, "mode=audio")
             await client.created()
             worker.crash()
             assert (await client.receive("error"))["error"]["type"] == "server_error"
@@ -220,7 +159,7 @@ def test_a_lost_worker_and_an_unknown_mode_are_reported() -> None:
 def test_chat_mode_answers_conversations_one_after_the_other() -> None:
     async def scenario() -> None:
         async with stub_gateway(SPOKEN) as (gateway, worker):
-            client = await connect(gateway, "mode=chat")
+            client = await connect(gateway.port, "mode=chat")
             created = await client.created(system_prompt="Be brief.", voice={"ref_audio": SECOND})
             assert created["mode"] == "chat"
             messages = [{"role": "user", "content": "Good morning."}]
@@ -250,7 +189,7 @@ def test_chat_mode_answers_conversations_one_after_the_other() -> None:
 def test_closing_a_chat_frees_its_slot() -> None:
     async def scenario() -> None:
         async with stub_gateway([PREFILLED, forever]) as (gateway, worker):
-            client = await connect(gateway, "mode=chat")
+            client = await connect(gateway.port, "mode=chat")
             await client.created()
             await client.send("input.append", input={"messages": [{"role": "user", "content": "Go on."}]})
             while not worker.requests:
