@@ -26,15 +26,17 @@ from server.routes.speech_weights import packed_weights
 
 ROOT = Path(__file__).parents[2]
 WINDOW = 512
+WITHOUT_USER = ("noise", "echo", "echo of a new reply, canceller")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 LOAD = """async (weights) => {
     const at = "/static/shared/audio/";
     const [network, speech] = [await import(`${at}speech-network.js`), await import(`${at}user-speech.js`)];
     const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
     const read = network.readWeights(bytes(weights).buffer);
-    window.detect = ({ mic, played, confirmMs }) => {
+    window.detect = ({ mic, played, confirmMs, isCancelled }) => {
         const detector = new speech.UserSpeech(read);
         detector.onset.confirmMs = confirmMs;
+        detector.isCancelled = isCancelled;
         const [a, b] = [mic, played].map((text) => new Float32Array(bytes(text).buffer));
         const stops = [];
         const began = performance.now();
@@ -55,7 +57,8 @@ class _Files(SimpleHTTPRequestHandler):
 
 def run(page: Page, case: VoiceCase, confirm_ms: int) -> dict[str, Any]:
     sounds = [base64.b64encode(sound.astype("<f4").tobytes()).decode() for sound in (case.mic, case.played)]
-    found = page.evaluate("(given) => detect(given)", {"mic": sounds[0], "played": sounds[1], "confirmMs": confirm_ms})
+    given = {"mic": sounds[0], "played": sounds[1], "confirmMs": confirm_ms, "isCancelled": case.is_cancelled}
+    found = page.evaluate("(given) => detect(given)", given)
     before = [at for at in found["stops"] if case.onset is None or at < case.onset]
     after = [] if case.onset is None else [at for at in found["stops"] if at >= case.onset]
     stop_ms = 1000 * (after[0] - case.onset) / RATE if after and case.onset is not None else None
@@ -69,7 +72,7 @@ def summary(kind: str, results: list[dict[str, Any]]) -> dict[str, Any]:
     row: dict[str, Any] = {"sounds": len(results), "minutes": round(seconds / 60, 1)}
     row["sounds_with_false_stop"] = sum(one["false_stops"] > 0 for one in results)
     row["window_ms"] = round(float(np.median([one["window_ms"] for one in results])), 3)
-    if kind not in ("noise", "echo"):
+    if kind not in WITHOUT_USER:
         row["missed"] = len(results) - len(stops)
         for name, share in (("median", 50), ("p95", 95), ("max", 100)):
             row[f"stop_ms_{name}"] = round(float(np.percentile(stops, share)), 1) if stops else None

@@ -1,6 +1,7 @@
 """Sounds of other speakers, noises and rooms than those on which the thresholds of the voice detector were chosen."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -8,13 +9,15 @@ from benchmarks.page.recordings import HELD_OUT, READER, SpeechArchive, onsets
 from benchmarks.page.sounds import RATE, VoiceCase, band, coloured, echo_of
 
 SECONDS = 10
+AFTER_S = (0.1, 0.25, 0.4, 0.6, 0.8, 1.0, 1.4, 2.1)  # of the reply, when the user begins
 REPLIES = ((READER.format(890), 0.2, 5.3), ("regression/chan3.raw", 5.7, 11.2))
 USERS = (("data/forever/input_2_16k.wav", 0.13, 2.2), (READER.format(870), 0.2, 2.4))
 
 
 def held_out_cases(recordings: SpeechArchive, seed: int = 1) -> list[VoiceCase]:
     rng = np.random.default_rng(seed)
-    return [*recordings.cases(HELD_OUT, rng), *_noise(rng), *_echo(recordings, rng), *_interruptions(recordings, rng)]
+    cases = [*recordings.cases(HELD_OUT, rng), *_noise(rng), *_echo(recordings, rng), *_interruptions(recordings, rng)]
+    return [*cases, *_cancelled(recordings, rng)]
 
 
 def _noise(rng: np.random.Generator) -> Iterator[VoiceCase]:
@@ -107,6 +110,36 @@ def _interruptions(recordings: SpeechArchive, rng: np.random.Generator) -> Itera
                     mic = echo_of(played, delay_ms, level_db, rng)
                 kind = "over a new reply, headphones" if level_db is None else "over a new reply, echo"
                 yield _over(kind, f"{user[0]} {level_db} dB after {after_s} s", mic, played, said, 1 + after_s)
+
+
+def _cancelled(recordings: SpeechArchive, rng: np.random.Generator) -> Iterator[VoiceCase]:
+    """The first reply after the browser's echo canceller, alone and with the user over its first seconds."""
+    for reply, user in zip(REPLIES, USERS, strict=True):
+        played = np.concatenate([np.zeros(RATE), recordings.sound(*reply)])
+        said = recordings.sound(*user)
+        for delay_ms in (30, 75, 150, 270, 420):
+            label = f"{reply[0]} {delay_ms} ms"
+            mics = {f"{db} dB": echo_of(played, delay_ms, db, rng) for db in (-50, -40, -30)}
+            mics["-15 dB, after 0.6 s -50 dB"] = _adapting(played, delay_ms, rng)
+            for name, mic in mics.items():
+                yield VoiceCase("echo of a new reply, canceller", f"{label} {name}", mic, played, is_cancelled=True)
+        for level_db in (None, -50, -40):
+            for after_s in AFTER_S:
+                delay_ms = int(rng.choice([25, 60, 130, 220]))
+                mic = 1e-3 * rng.standard_normal(len(played))
+                if level_db is not None:
+                    mic = echo_of(played, delay_ms, level_db, rng)
+                label = f"{user[0]} {level_db} dB after {after_s} s"
+                case = _over("over a new reply, canceller", label, mic, played, said, 1 + after_s)
+                yield replace(case, is_cancelled=True)
+
+
+def _adapting(played: np.ndarray, delay_ms: float, rng: np.random.Generator) -> np.ndarray:
+    """Echo of a canceller that adapts: -15 dB at the reply's begin, 35 dB less 0.6 s later."""
+    begin_s = np.argmax(np.abs(played) > 0.01) / RATE
+    since_s = np.clip(np.arange(len(played)) / RATE - begin_s, 0, 0.6)
+    left = 10 ** (-35 / 20 * since_s / 0.6)
+    return left * echo_of(played, delay_ms, -15, rng) + 1e-3 * rng.standard_normal(len(played))
 
 
 def _over(kind: str, label: str, mic: np.ndarray, played: np.ndarray, said: np.ndarray, at_s: float) -> VoiceCase:

@@ -17,13 +17,17 @@ ONSET_SHARE = 0.1  # of the loudest 10 ms: speech begins with the first 10 ms th
 
 @dataclass(frozen=True)
 class VoiceCase:
-    """mic, played: [samples]. onset: sample at which the user begins to speak; None: does not speak."""
+    """mic, played: [samples]. onset: sample at which the user begins to speak; None: does not speak.
+
+    is_cancelled: the browser reports an active echo canceller; mic is what it leaves.
+    """
 
     kind: str
     name: str
     mic: np.ndarray
     played: np.ndarray
     onset: int | None = None
+    is_cancelled: bool = False
 
 
 def tuning_cases(seed: int = 0) -> list[VoiceCase]:

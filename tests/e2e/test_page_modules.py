@@ -351,7 +351,8 @@ def test_onset_needs_speech_without_pause(page: Page) -> None:
 
 
 def test_echo_is_told_from_other_sound(page: Page) -> None:
-    """The microphone hears a third of the played sound 80 ms later, then the user over it; or only the user."""
+    """A third of the played sound 80 ms later, then the user over it; only the user; a quiet user over a hundredth of
+    it in the first half second, without and with the browser's echo canceller."""
     body = """let seed = 1;
         const random = () => (seed = (seed * 16807) % 2147483647) / 2147483647;
         const sound = (pace) => Array.from({ length: 600 }, (_, frame) => {
@@ -359,25 +360,36 @@ def test_echo_is_told_from_other_sound(page: Page) -> None:
             return Float32Array.from({ length: 14 }, () => syllable * (0.3 + random()));
         });
         const [played, user] = [sound(8), sound(5)];
-        const others = (gain) => {
-            const echo = new lib.Echo(), found = [];
+        const others = (gain, begin = 400, level = 2, isCancelled = false) => {
+            const echo = Object.assign(new lib.Echo(), { isCancelled }), found = [];
             for (let at = 0; at < 600; at += 4) {
                 const window = (one) =>
                     Float32Array.from({ length: 56 }, (_, i) => one(at + Math.floor(i / 14), i % 14));
                 const mic = window((frame, band) => gain * (played[frame - 10]?.[band] ?? 0)
-                    + (frame >= 400 || !gain ? 2 * user[frame][band] : 0));
+                    + (frame >= begin || !gain ? level * user[frame][band] : 0));
                 echo.add(mic, window((frame, band) => played[frame][band]));
                 let n = 0;
                 for (let frame = 0; frame < 4; frame++) n += echo.isPresent && !echo.isOther(frame, mic) ? 0 : 1;
                 found.push(n);
             }
             const sum = (from, to) => found.slice(from, to).reduce((all, one) => all + one, 0) / (4 * (to - from));
-            return [sum(50, 100), sum(100, 120)];
+            return begin === 400 ? [sum(50, 100), sum(100, 120)] : [sum(6, 15)];
         };
-        return [...others(0.3), ...others(0)]"""
-    echo, user_over_echo, user, later = call(page, "shared/audio/echo.js", body)
+        return [...others(0.3), ...others(0), ...others(0.01, 24, 0.4), ...others(0.01, 24, 0.4, true)]"""
+    echo, user_over_echo, user, later, unsure, cancelled = call(page, "shared/audio/echo.js", body)
     assert echo < 0.05, f"expected echo, got other sound in {echo:.0%} of the frames"
     assert user_over_echo > 0.4 and user > 0.9 and later > 0.9, (user_over_echo, user, later)
+    assert unsure < 0.2 and cancelled > 0.4, (unsure, cancelled)
+
+
+def test_microphone_tells_whether_the_browser_cancels_echo(page: Page) -> None:
+    body = """const context = new AudioContext(), { stream } = context.createMediaStreamDestination();
+        const capture = (await lib.Capture.load(context), new lib.Capture(context, {})), [track] = stream.getTracks();
+        const found = [capture.isCancelled], settings = [{}, { echoCancellation: false }, { echoCancellation: true }];
+        capture.use(stream);
+        for (const one of settings) found.push(((track.getSettings = () => one), capture.isCancelled));
+        return (capture.close(), await context.close(), [...found, capture.isCancelled])"""
+    assert call(page, "shared/audio/capture.js", body) == [False, False, False, True, False]
 
 
 def test_heard_text_ends_with_the_last_whole_word_that_was_played(page: Page) -> None:

@@ -249,6 +249,7 @@ export class Conversation {
   async useMicrophone(deviceId) {
     const capture = this.sound?.capture;
     capture?.use(await Capture.open(deviceId)); // stops the stream if the conversation has ended meanwhile
+    this.watchVoice();
   }
 
   async useSpeaker(deviceId) {

@@ -56,9 +56,9 @@ export class Sound {
     on.detected();
   }
 
-  /** @param {object} state of `VoiceDetector.tune` */
+  /** @param {{on: boolean, active: boolean, confirmMs: number}} state of `VoiceDetector.tune` */
   watchVoice(state) {
-    this.#detector?.tune(state);
+    this.#detector?.tune({ ...state, isCancelled: this.capture.isCancelled });
   }
 
   /** Apply the current playback delay. */

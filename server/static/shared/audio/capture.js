@@ -79,6 +79,11 @@ export class Capture {
     return this.#stream.getAudioTracks()[0];
   }
 
+  /** Whether the browser's echo canceller is active for the microphone. */
+  get isCancelled() {
+    return this.#stream?.getAudioTracks()[0].getSettings().echoCancellation === true;
+  }
+
   /** Mute or unmute the microphone. While muted, silence is sent in its place and the conversation continues. */
   mute(muted) {
     this.#muted = muted;

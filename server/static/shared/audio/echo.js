@@ -24,8 +24,9 @@ const PLAYED = 0.05; // amplitude from which a frame of the played sound counts
 const MEASURED = 0.02; // amplitude of the played sound from which a band counts for its gain
 const MIN_MEASURED = 12; // frames of a band
 const LEARNING = 150; // frames of played sound after which the gains are known
-const GUESS = 0.4; // gain before that
-const VERY_LOUD = 0.7; // of the played amplitude: before that, louder sound is not echo
+// Before that: `gain` is the guess, sound above `veryLoud` of the played amplitude is not echo.
+const UNCANCELLED = { gain: 0.4, veryLoud: 0.7 };
+const CANCELLED = { gain: 0.15, veryLoud: 0.27 }; // with the browser's echo canceller
 const SPAN = 28; // frames whose amplitude is compared for that
 const FLOOR = 1e-3; // amplitude
 
@@ -47,6 +48,7 @@ export class Echo {
   #heard = 0; // time of the last one
   #delay = 0;
   isPresent = false; // the newest window may be echo
+  isCancelled = false; // the browser's echo canceller is active; stays as it is on `reset`
 
   constructor() {
     this.reset();
@@ -89,7 +91,9 @@ export class Echo {
     for (let band = 0; band < BANDS; band++) {
       let echo = this.#gains[band] * this.#tail[row(at - this.#delay) + band];
       if (this.#played < LEARNING) {
-        for (let delay = 0; delay < DELAYS; delay++) echo = Math.max(echo, GUESS * this.#tail[row(at - delay) + band]);
+        for (let delay = 0; delay < DELAYS; delay++) {
+          echo = Math.max(echo, this.#guess.gain * this.#tail[row(at - delay) + band]);
+        }
       }
       if (mic[frame * BANDS + band] > Math.max(ABOVE * echo, AUDIBLE)) bands += 1;
     }
@@ -146,11 +150,15 @@ export class Echo {
     }
   }
 
+  get #guess() {
+    return this.isCancelled ? CANCELLED : UNCANCELLED;
+  }
+
   get #isVeryLoud() {
     if (this.#played >= LEARNING) return false;
     let loudest = 0;
     for (let delay = 0; delay <= DELAYS; delay += FRAMES) loudest = Math.max(loudest, this.#sum(1, delay));
-    return this.#sum(0, 0) > VERY_LOUD ** 2 * loudest;
+    return this.#sum(0, 0) > this.#guess.veryLoud ** 2 * loudest;
   }
 
   /** Power of SPAN frames that end `delay` frames ago. */

@@ -21,6 +21,11 @@ export class UserSpeech {
     this.#reference = new SpeechNetwork(weights);
   }
 
+  /** @param {boolean} is whether the browser's echo canceller is active */
+  set isCancelled(is) {
+    this.#echo.isCancelled = is;
+  }
+
   /** Forget what was heard. */
   reset() {
     for (const part of [this.#network, this.#reference, this.#background, this.#echo, this.onset]) part.reset();

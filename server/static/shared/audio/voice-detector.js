@@ -34,7 +34,10 @@ export class VoiceDetector {
     this.#worker.postMessage({ type: "start", weights, port: port2 }, [weights, port2]);
   }
 
-  /** @param {{on: boolean, active: boolean, confirmMs: number}} state active: while the model speaks */
+  /**
+   * @param {{on: boolean, active: boolean, confirmMs: number, isCancelled: boolean}} state active: while the model
+   *   speaks; isCancelled: the browser's echo canceller is active
+   */
   tune(state) {
     this.#worker.postMessage({ type: "tune", ...state });
   }

@@ -1,7 +1,7 @@
 /**
  * The worker of the voice detector: runs the network on the windows of `windows-worklet.js`.
  *
- * Receives {type: "start", weights, port} once; {type: "tune", on, active, confirmMs}. Sends {type: "speech", ms}
+ * Receives {type: "start", weights, port} once; {type: "tune", on, active, confirmMs, isCancelled}. Sends {type: "speech", ms}
  * when speech is confirmed while `active`.
  */
 
@@ -19,6 +19,7 @@ function tune(next) {
   if (next.on && !state.on) speech.reset();
   if (!next.active || !state.active) speech.onset.reset();
   speech.onset.confirmMs = next.confirmMs;
+  speech.isCancelled = next.isCancelled;
   state = next;
 }
 
