@@ -26,7 +26,6 @@ from server.routes.speech_weights import packed_weights
 
 ROOT = Path(__file__).parents[2]
 WINDOW = 512
-WITHOUT_USER = ("noise", "echo", "echo of a new reply, canceller")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 LOAD = """async (weights) => {
     const at = "/static/shared/audio/";
@@ -72,7 +71,7 @@ def summary(kind: str, results: list[dict[str, Any]]) -> dict[str, Any]:
     row: dict[str, Any] = {"sounds": len(results), "minutes": round(seconds / 60, 1)}
     row["sounds_with_false_stop"] = sum(one["false_stops"] > 0 for one in results)
     row["window_ms"] = round(float(np.median([one["window_ms"] for one in results])), 3)
-    if kind not in WITHOUT_USER:
+    if kind != "noise" and not kind.startswith("echo"):
         row["missed"] = len(results) - len(stops)
         for name, share in (("median", 50), ("p95", 95), ("max", 100)):
             row[f"stop_ms_{name}"] = round(float(np.percentile(stops, share)), 1) if stops else None

@@ -120,9 +120,13 @@ def _cancelled(recordings: SpeechArchive, rng: np.random.Generator) -> Iterator[
         for delay_ms in (30, 75, 150, 270, 420):
             label = f"{reply[0]} {delay_ms} ms"
             mics = {f"{db} dB": echo_of(played, delay_ms, db, rng) for db in (-50, -40, -30)}
-            mics["-15 dB, after 0.6 s -50 dB"] = _adapting(played, delay_ms, rng)
+            mics["-5 dB, after 0.6 s -50 dB"] = _adapting(played, delay_ms, rng)
             for name, mic in mics.items():
                 yield VoiceCase("echo of a new reply, canceller", f"{label} {name}", mic, played, is_cancelled=True)
+            for level_db in (-20, -10):
+                mic = echo_of(played, delay_ms, level_db, rng)
+                kind = f"echo of a new reply, failed canceller, {level_db} dB"
+                yield VoiceCase(kind, label, mic, played, is_cancelled=True)
         for level_db in (None, -50, -40):
             for after_s in AFTER_S:
                 delay_ms = int(rng.choice([25, 60, 130, 220]))
@@ -135,11 +139,11 @@ def _cancelled(recordings: SpeechArchive, rng: np.random.Generator) -> Iterator[
 
 
 def _adapting(played: np.ndarray, delay_ms: float, rng: np.random.Generator) -> np.ndarray:
-    """Echo of a canceller that adapts: -15 dB at the reply's begin, 35 dB less 0.6 s later."""
+    """Echo of a canceller that adapts: -5 dB at the reply's begin, 45 dB less 0.6 s later."""
     begin_s = np.argmax(np.abs(played) > 0.01) / RATE
     since_s = np.clip(np.arange(len(played)) / RATE - begin_s, 0, 0.6)
-    left = 10 ** (-35 / 20 * since_s / 0.6)
-    return left * echo_of(played, delay_ms, -15, rng) + 1e-3 * rng.standard_normal(len(played))
+    left = 10 ** (-45 / 20 * since_s / 0.6)
+    return left * echo_of(played, delay_ms, -5, rng) + 1e-3 * rng.standard_normal(len(played))
 
 
 def _over(kind: str, label: str, mic: np.ndarray, played: np.ndarray, said: np.ndarray, at_s: float) -> VoiceCase:
