@@ -21,8 +21,7 @@ step "ruff format --check"
 "$PYTHON" -m ruff format --check .
 step "mypy"
 "$PYTHON" -m mypy server worker models launcher clients
-# Three processes on two cores: a third of the tests' time is spent waiting, in pages and conversations of real time.
-workers=$(("$(nproc)" * 3 / 2))
+workers=$(nproc)
 ((workers <= 4)) || workers=4
 # Tests marked `alone` measure real time and run without parallel processes. With arguments, either half may be empty.
 NO_TESTS=5

@@ -67,8 +67,13 @@ def test_speech_stops_the_model_and_noise_does_not(context: BrowserContext, serv
     units = page.report["units"]
     page.wait(lambda: page.report["units"] > units, "the next unit")
     assert page.sent_kind("interrupt") == [{"type": "interrupt"}]
-    forced = [unpack_frame(data)[0].get("force_listen") for data in page.sent if isinstance(data, bytes)]
-    assert forced.count(True) == 1 and forced.index(True) == units, forced
+    sent = list(page.sent)
+    after = sent.index({"type": "interrupt"})
+    forced = [
+        at for at, data in enumerate(sent) if isinstance(data, bytes) and unpack_frame(data)[0].get("force_listen")
+    ]
+    following = next(at for at, data in enumerate(sent) if at > after and isinstance(data, bytes))
+    assert forced == [following], f"expected the unit {following} after the interrupt to listen, got {forced}"
     [diagnostic] = [one for one in page.sent_kind("client_diagnostic") if one["event"] == "barge_in"]
     [turn] = [one for one in page.report["turns"] if one["turn"] == diagnostic["turn"]]
     assert 0 < diagnostic["heard_sound_ms"] < turn["sound_ms"] and turn["text"].startswith(diagnostic["heard_text"]), (

@@ -32,9 +32,15 @@ class ModeClient:
         assert event["type"] == kind, f"expected {kind}, got {str(event)[:300]}"
         return event
 
+    async def queue_done(self) -> None:
+        """Wait for a slot; a busy machine may report places in the queue before it."""
+        async with asyncio.timeout(ANSWER_S):
+            while (event := json.loads(await self.socket.recv()))["type"] != "session.queue_done":
+                assert event["type"] in ("session.queued", "session.queue_update"), event
+
     async def created(self, **payload: Any) -> Json:
         """Begin in the newer form, as soon as there is a slot."""
-        await self.receive("session.queue_done")
+        await self.queue_done()
         await self.send("session.init", payload=payload)
         return await self.receive("session.created")
 

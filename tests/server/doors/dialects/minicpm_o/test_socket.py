@@ -53,7 +53,7 @@ def test_the_form_of_april_has_one_event_for_each_unit_and_takes_wav_voices() ->
     async def scenario() -> None:
         async with gateway_with(n_listen=1, n_speak=1) as gateway:
             client = await connect(gateway.port, "mode=audio")
-            await client.receive("session.queue_done")
+            await client.queue_done()
             voice = {"ref_audio": wav_text(1.0), "tts_ref_audio": SECOND}
             await client.send("session.update", session={"instructions": "Be brief.", **voice})
             created = await client.receive("session.created")
@@ -75,7 +75,7 @@ def test_a_bad_message_gets_an_error_and_the_session_goes_on() -> None:
     async def scenario() -> None:
         async with gateway_with(n_listen=9, n_speak=1) as gateway:
             client = await connect(gateway.port, "mode=audio")
-            await client.receive("session.queue_done")
+            await client.queue_done()
             for bad, code in (
                 ("{", "bad_json"),
                 (b"\0", "bad_message"),
@@ -129,7 +129,7 @@ def test_a_client_that_only_chatters_loses_its_slot(monkeypatch: pytest.MonkeyPa
     async def scenario() -> None:
         async with gateway_with() as gateway:
             client = await connect(gateway.port, "mode=audio")
-            await client.receive("session.queue_done")
+            await client.queue_done()
             for _ in range(3):
                 await client.socket.send("{")
                 await client.receive("error")
