@@ -28,11 +28,12 @@ from server.doors.dialects.vllm_omni.socket import VllmOmniDoor
 from server.doors.errors import ApiError, error_response, invalid_request, is_api_path
 from server.doors.gpt_live.routes import GPT_LIVE_PATH, add_gpt_live_socket
 from server.doors.gpt_live.socket import GptLiveDoor
+from server.doors.live.door_context import DoorContext
 from server.doors.model_names import ModelNames
 from server.doors.model_routes import model_routes
 from server.doors.realtime.routes import REALTIME_PATHS, add_realtime_sockets
 from server.doors.realtime.secret_routes import secret_routes
-from server.doors.realtime.socket import DoorContext, RealtimeDoor
+from server.doors.realtime.socket import RealtimeDoor
 from server.doors.speech.routes import SpeechDoor, speech_routes
 from server.doors.voices import VoiceNames
 from server.live.http_chat import HttpChats

@@ -57,9 +57,8 @@ admission pages
 live
 doors.model_names doors.voices
 doors.core
-doors.model_routes doors.realtime doors.speech doors.chat
-doors.gpt_live
-doors.dialects
+doors.live
+doors.model_routes doors.speech doors.chat doors.realtime doors.gpt_live doors.dialects
 health_watch loop_watch routes
 app
 serving

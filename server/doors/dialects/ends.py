@@ -1,8 +1,8 @@
 """How sessions of the dialects end. The reason is that of `session.closed`."""
 
 from server.doors.core.event_writer import ClientGoneError
-from server.doors.realtime.ends import GOING_AWAY, GONE, MAX_FRAME, TOO_BIG, DoorEnd, SessionOverError
-from server.doors.realtime.events.event_error import EventError
+from server.doors.live.ends import GOING_AWAY, GONE, MAX_FRAME, TOO_BIG, DoorEnd, SessionOverError
+from server.doors.live.event_error import EventError
 from server.live.closes import SessionEnd, SocketClose
 from server.live.worker_link import WorkerLostError
 from worker.protocol.codes import CloseCode, ErrorCode

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from server.doors.realtime.events.client_events import EventRefusedError
-from server.doors.realtime.events.event_error import EventError, invalid_value, of_validation
+from server.doors.live.event_error import EventError, EventRefusedError, invalid_value, of_validation
 
 MAX_SOUND = 15 * 2**20  # bytes of one append, decoded
 MAX_CONTENT = 4000  # characters of an appended text; the public API allows 500 tokens

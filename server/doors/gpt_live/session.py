@@ -24,12 +24,12 @@ from server.doors.gpt_live.client_events import (
     SessionStart,
     Unmute,
 )
-from server.doors.gpt_live.lane import LiveLane
 from server.doors.gpt_live.output_timeline import OutputTimeline
 from server.doors.gpt_live.server_events import LiveEventSender
 from server.doors.gpt_live.wire_format import RATES, WireFormat
+from server.doors.live.event_error import EventError, invalid_value
+from server.doors.live.unit_lane import LiveLane
 from server.doors.model_names import ModelNames
-from server.doors.realtime.events.event_error import EventError, invalid_value
 from server.doors.voices import VoiceNames
 from worker.protocol.messages import SYSTEM_PROMPT, Error, Prepare
 from worker.protocol.text_messages import InsertText

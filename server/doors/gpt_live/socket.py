@@ -18,10 +18,9 @@ from server.doors.gpt_live.client_events import read_event
 from server.doors.gpt_live.output_timeline import RATE
 from server.doors.gpt_live.server_events import LiveEventSender
 from server.doors.gpt_live.session import GptLiveSession, LiveCloseError
-from server.doors.realtime.ends import GOING_AWAY, IDLE, MAX_FRAME, SESSION_S, TOO_BIG
-from server.doors.realtime.events.client_events import EventRefusedError
-from server.doors.realtime.events.event_error import EventError
-from server.doors.realtime.socket import IDLE_S, LARGE_EVENT, DoorContext
+from server.doors.live.door_context import IDLE_S, LARGE_EVENT, DoorContext
+from server.doors.live.ends import GOING_AWAY, IDLE, MAX_FRAME, SESSION_S, TOO_BIG
+from server.doors.live.event_error import EventError, EventRefusedError
 from server.live.closes import SessionEnd
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession

@@ -3,7 +3,7 @@
 import numpy as np
 
 from server.doors.gpt_live.client_events import SoundFormat
-from server.doors.realtime.sound.resample import (
+from server.doors.live.sound.resample import (
     ENGINE_RATE,
     SPEECH_RATE,
     Companding,

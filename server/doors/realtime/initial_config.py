@@ -5,8 +5,8 @@ from typing import Any
 
 from server.access.identity import Identity
 from server.doors.errors import ApiError
+from server.doors.live.event_error import EventError
 from server.doors.model_names import ModelNames
-from server.doors.realtime.events.event_error import EventError
 from server.doors.realtime.events.session_patch import read_patch
 from server.doors.realtime.session_config import RealtimeConfig
 

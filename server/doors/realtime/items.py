@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from server.doors.live.event_error import EventError
 from server.doors.realtime.events.client_events import ContentPart, GivenItem
-from server.doors.realtime.events.event_error import EventError
 
 MAX_ITEMS = 2000
 MAX_CAMERA_ITEMS = 32

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from server.doors.core.unit_session import UnitSession
+from server.doors.live.sound.detector import DetectorSettings, Heard, SpeechHeard, SpeechOver
+from server.doors.live.sound.unit_buffer import UnitBuffer
+from server.doors.live.sound.voice_feed import VoiceFeed
+from server.doors.live.sound.wire_sound import without_padding
 from server.doors.realtime.engine_settings import EngineSettings
 from server.doors.realtime.lane_host import LaneHost
 from server.doors.realtime.responses import (
@@ -24,10 +28,6 @@ from server.doors.realtime.responses import (
     failed,
 )
 from server.doors.realtime.session_config import TurnDetection
-from server.doors.realtime.sound.detector import DetectorSettings, Heard, SpeechHeard, SpeechOver
-from server.doors.realtime.sound.unit_buffer import UnitBuffer
-from server.doors.realtime.sound.voice_feed import VoiceFeed
-from server.doors.realtime.sound.wire_sound import without_padding
 from server.doors.realtime.turns.barge_in import BargeIn
 from server.doors.realtime.turns.clock import ClockState, UnitTimer, send_at
 from server.doors.realtime.turns.idle_timeout import IdleTimeout

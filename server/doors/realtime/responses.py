@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from server.doors.core.tool_calls import FoundCall
+from server.doors.live.sound.wire_sound import WireFormat
 from server.doors.realtime.events.client_events import ContentPart
 from server.doors.realtime.events.server_events import EventSender
-from server.doors.realtime.events.session_patch import FormatName
 from server.doors.realtime.items import Conversation, ConversationItem, HeardMark, new_id
 from server.doors.realtime.session_config import RealtimeConfig
 from server.doors.realtime.usage import TokenUsage
@@ -15,7 +15,7 @@ from server.doors.realtime.usage import TokenUsage
 Json = dict[str, Any]
 DELTA_BYTES = 12_000  # of sound in one event: 250 ms of PCM16
 CancelReason = Literal["turn_detected", "client_cancelled"]
-BYTES_PER_MS: dict[FormatName, int] = {"audio/pcm": 48, "audio/pcmu": 8, "audio/pcma": 8}
+BYTES_PER_MS: dict[WireFormat, int] = {"audio/pcm": 48, "audio/pcmu": 8, "audio/pcma": 8}
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ResponseShape:
     """
 
     modality: Literal["audio", "text"]
-    form: FormatName
+    form: WireFormat
     voice: str
     max_output_tokens: int | None = None
     metadata: dict[str, str] | None = None

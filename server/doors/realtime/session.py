@@ -12,9 +12,11 @@ from pydantic import ValidationError
 from server.access.identity import Identity
 from server.doors.core.chat_turn import ChatTurns
 from server.doors.errors import ApiError
+from server.doors.live.event_error import EventError, of_validation
+from server.doors.live.pictures import POOL, picture_of
+from server.doors.live.sound.wire_sound import SoundInput, SoundOutput
 from server.doors.realtime.engine_settings import EngineSettings
 from server.doors.realtime.events import client_events as events
-from server.doors.realtime.events.event_error import EventError, of_validation
 from server.doors.realtime.events.server_events import EventSender
 from server.doors.realtime.events.session_patch import check_tool, read_patch
 from server.doors.realtime.item_texts import text_of
@@ -23,8 +25,6 @@ from server.doors.realtime.lane_duplex import DuplexLane
 from server.doors.realtime.lane_turn import TurnLane
 from server.doors.realtime.responses import RealtimeResponse, ResponseEnd, ResponseShape
 from server.doors.realtime.session_config import RealtimeConfig, TurnDetection, choice_of, limit_of
-from server.doors.realtime.sound.pictures import POOL, picture_of
-from server.doors.realtime.sound.wire_sound import SoundInput, SoundOutput
 from server.doors.realtime.turn_answers import TurnAnswers
 from server.doors.realtime.turns.user_turns import UserTurns
 from server.doors.voices import VoiceNames

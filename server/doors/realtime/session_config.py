@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from server.doors.realtime.events.event_error import EventError
+from server.doors.live.event_error import EventError
+from server.doors.live.sound.wire_sound import WireFormat
 from server.doors.realtime.events.session_patch import (
     AudioPatch,
     Eagerness,
-    FormatName,
     InputPatch,
     OutputPatch,
     SessionPatch,
@@ -76,8 +76,8 @@ class RealtimeConfig:
     tool_choice: str = "auto"
     max_output_tokens: int | None = None
     truncation: str | Json = "auto"
-    input_format: FormatName = "audio/pcm"
-    output_format: FormatName = "audio/pcm"
+    input_format: WireFormat = "audio/pcm"
+    output_format: WireFormat = "audio/pcm"
     turn_detection: TurnDetection | None = TurnDetection()
     voice: str = DEFAULT_VOICE
     speed: float = 1.0
@@ -162,7 +162,7 @@ class RealtimeConfig:
         }
 
 
-def format_object(name: FormatName) -> Json:
+def format_object(name: WireFormat) -> Json:
     return {"type": name, "rate": 24_000} if name == "audio/pcm" else {"type": name}
 
 

@@ -3,21 +3,18 @@
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.websockets import WebSocket
 
 from server.access.identity import identity_of
-from server.admission import Admission
 from server.dispatch.dispatcher import PendingSession
-from server.doors.core.chat_turn import ChatTurns
 from server.doors.core.door_ticket import MAX_WAIT_S, ticket_within_wait
 from server.doors.core.event_writer import ClientGoneError, EventWriter
 from server.doors.core.unit_session import UnitSession
 from server.doors.errors import ApiError
-from server.doors.model_names import ModelNames
-from server.doors.realtime.ends import (
+from server.doors.live.door_context import IDLE_S, LARGE_EVENT, DoorContext
+from server.doors.live.ends import (
     DRAINED,
     EXPIRED,
     FRAME_TOO_BIG,
@@ -31,40 +28,23 @@ from server.doors.realtime.ends import (
     DoorEnd,
     SessionOverError,
 )
-from server.doors.realtime.events.client_events import EventRefusedError, read_event
-from server.doors.realtime.events.event_error import EventError
+from server.doors.live.event_error import EventError, EventRefusedError
+from server.doors.realtime.events.client_events import read_event
 from server.doors.realtime.events.server_events import EventSender
 from server.doors.realtime.initial_config import initial_config
 from server.doors.realtime.session import RealtimeSession, SessionContext
 from server.doors.realtime.session_config import RealtimeConfig
-from server.doors.voices import VoiceNames
 from server.live.closes import SessionEnd
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession
 from server.live.recorder import Recorder
-from server.live.slot_wait import SlotWait
 from server.live.worker_link import WorkerLostError
-from server.recording.recordings import Recordings
 from worker.protocol.connection import until_gone
 
 LOG = logging.getLogger(__name__)
-LARGE_EVENT = 2**18  # characters, from which on an event is read on a thread
 MAX_FIRST_WAIT_S = 30.0  # for the first slot, if the estimate was too low
-IDLE_S = 300.0  # without an event of the client
 DRAIN_POLL_S = 0.5
 SUBPROTOCOL = "realtime"
-
-
-@dataclass(frozen=True)
-class DoorContext:
-    """What sessions of the door use."""
-
-    slots: SlotWait
-    recordings: Recordings
-    admission: Admission
-    model_names: ModelNames
-    voices: VoiceNames
-    turns: ChatTurns
 
 
 class RealtimeDoor:

@@ -8,6 +8,8 @@ from server.access.identity import Identity
 from server.doors.core.chat_turn import ChatTurns, TurnFinished, TurnRequest, TurnSound, TurnText
 from server.doors.core.tool_calls import FoundCall, ToolCallReader
 from server.doors.errors import ApiError
+from server.doors.live.sound.resample import pcm16_of
+from server.doors.live.sound.wire_sound import SoundOutput
 from server.doors.realtime.items import ConversationItem
 from server.doors.realtime.responses import (
     COMPLETED,
@@ -19,8 +21,6 @@ from server.doors.realtime.responses import (
     failed,
 )
 from server.doors.realtime.session_config import RealtimeConfig
-from server.doors.realtime.sound.resample import pcm16_of
-from server.doors.realtime.sound.wire_sound import SoundOutput
 from server.doors.realtime.turn_request import answer_start, turn_request, voicing_request
 from server.doors.realtime.turns.clock import send_at
 from server.doors.realtime.usage import TokenUsage

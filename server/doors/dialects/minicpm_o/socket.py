@@ -28,8 +28,8 @@ from server.doors.dialects.minicpm_o.client_messages import ModeMessage, Session
 from server.doors.dialects.minicpm_o.forms import Mode, error_event
 from server.doors.dialects.minicpm_o.units import WHOLE_UNITS, ModeUnits
 from server.doors.errors import ApiError, invalid
-from server.doors.realtime.ends import GONE, MAX_FRAME, SESSION_S, DoorEnd, SessionOverError
-from server.doors.realtime.socket import IDLE_S, LARGE_EVENT, DoorContext
+from server.doors.live.door_context import IDLE_S, LARGE_EVENT, DoorContext
+from server.doors.live.ends import GONE, MAX_FRAME, SESSION_S, DoorEnd, SessionOverError
 from server.live.closes import DRAINING, SessionEnd
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession

@@ -20,7 +20,7 @@ from server.doors.dialects.minicpm_o.client_messages import (
     voice_sound,
 )
 from server.doors.dialects.minicpm_o.forms import EventForm, Mode, NewerForm, OlderForm, Put, error_event
-from server.doors.realtime.ends import SessionOverError
+from server.doors.live.ends import SessionOverError
 from worker.protocol.codec import FromClient
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import (

@@ -5,9 +5,9 @@ from typing import Protocol
 
 import numpy as np
 
-from server.doors.gpt_live.lane import UNIT_S, LiveHost, LiveLane
-from server.doors.realtime.sound.unit_buffer import UNIT_SAMPLES
-from server.doors.realtime.sound.wire_sound import without_padding
+from server.doors.live.sound.unit_buffer import UNIT_SAMPLES
+from server.doors.live.sound.wire_sound import without_padding
+from server.doors.live.unit_lane import UNIT_S, LiveHost, LiveLane
 from worker.protocol.codec import FromClient
 from worker.protocol.messages import AudioChunk, Error, Result, ServerMessage
 from worker.protocol.wire import Sound

@@ -22,9 +22,9 @@ from server.doors.dialects.vllm_omni.settings import (
     unsupported,
 )
 from server.doors.errors import ApiError, invalid
-from server.doors.realtime.ends import SessionOverError
-from server.doors.realtime.sound.resample import pcm16_of
-from server.doors.realtime.sound.unit_buffer import MAX_PICTURES
+from server.doors.live.ends import SessionOverError
+from server.doors.live.sound.resample import pcm16_of
+from server.doors.live.sound.unit_buffer import MAX_PICTURES
 from server.doors.voices import VoiceNames
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import Error, Prepare, Result

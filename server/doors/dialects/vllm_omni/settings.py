@@ -9,14 +9,13 @@ import numpy as np
 
 from server.doors.core.request_fields import RequestFields
 from server.doors.errors import ApiError, invalid
-from server.doors.realtime.events.session_patch import FormatName
-from server.doors.realtime.sound.resample import ENGINE_RATE, StreamResampler, alaw, floats_of, ulaw
-from server.doors.realtime.sound.wire_sound import SoundOutput
+from server.doors.live.sound.resample import ENGINE_RATE, StreamResampler, alaw, floats_of, ulaw
+from server.doors.live.sound.wire_sound import SoundOutput, WireFormat
 from server.registry.sound_upload import MAX_FILE_BYTES
 from worker.protocol.messages import SYSTEM_PROMPT, Prepare
 from worker.protocol.wire import Sound
 
-OUTPUTS: dict[str, FormatName] = {
+OUTPUTS: dict[str, WireFormat] = {
     "pcm16": "audio/pcm",
     "pcm_f32le": "audio/pcm",
     "g711_ulaw": "audio/pcmu",

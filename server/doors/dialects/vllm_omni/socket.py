@@ -18,8 +18,8 @@ from server.doors.dialects.vllm_omni.responses import OmniEvents
 from server.doors.dialects.vllm_omni.session import OmniCloseError, OmniSession
 from server.doors.dialects.vllm_omni.settings import OmniSettings
 from server.doors.errors import ApiError
-from server.doors.realtime.ends import GONE, MAX_FRAME, SESSION_S, DoorEnd, SessionOverError
-from server.doors.realtime.socket import IDLE_S, LARGE_EVENT, DoorContext
+from server.doors.live.door_context import IDLE_S, LARGE_EVENT, DoorContext
+from server.doors.live.ends import GONE, MAX_FRAME, SESSION_S, DoorEnd, SessionOverError
 from server.live.closes import DRAINING
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from server.doors.realtime.events.event_error import EventError, of_validation
+from server.doors.live.event_error import EventError, EventRefusedError, of_validation
 from server.doors.realtime.events.session_patch import MaxTokens, Modalities, OutputPatch
 
 MAX_SOUND = 15 * 2**20  # bytes of one append, decoded
@@ -145,14 +145,6 @@ KINDS: dict[str, type[ClientEvent]] = {
     "response.create": CreateResponse,
     "response.cancel": CancelResponse,
 }
-
-
-class EventRefusedError(Exception):
-    """An event that cannot be read. event_id: of the event, if it has one. error: what the client learns."""
-
-    def __init__(self, event_id: str | None, error: EventError):
-        super().__init__(error.message)
-        self.event_id, self.error = event_id, error
 
 
 def read_event(text: str) -> ClientEvent | AppendAudio:

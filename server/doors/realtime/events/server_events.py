@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from server.doors.realtime.events.event_error import EventError
+from server.doors.live.event_error import EventError
 
 Json = dict[str, Any]
 

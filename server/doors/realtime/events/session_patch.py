@@ -5,11 +5,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from server.doors.realtime.events.event_error import EventError, of_validation
+from server.doors.live.event_error import EventError, of_validation
+from server.doors.live.sound.wire_sound import WireFormat
 
 MAX_INSTRUCTIONS = 32_768  # characters
 MAX_TOOLS = 128
-FormatName = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
 BETA_FORMATS = {"pcm16": "audio/pcm", "g711_ulaw": "audio/pcmu", "g711_alaw": "audio/pcma"}
 # Beta spellings of `session` -> where the value belongs.
 BETA_PLACES = {
@@ -50,7 +50,7 @@ def _modalities(value: object) -> object:
 
 
 class FormatPatch(_Patch):
-    type: FormatName
+    type: WireFormat
     rate: int | None = None
 
     @model_validator(mode="after")

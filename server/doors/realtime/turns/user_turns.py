@@ -1,7 +1,7 @@
 """The user's turns as events and items: begin, end, commit. Contains no detector and no sound of the duplex lane."""
 
+from server.doors.live.event_error import EventError
 from server.doors.realtime.events.client_events import ContentPart
-from server.doors.realtime.events.event_error import EventError
 from server.doors.realtime.events.server_events import EventSender
 from server.doors.realtime.items import Conversation, ConversationItem, new_id
 

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from server.doors.gpt_live.client_events import AppendText, LiveAppendAudio, SessionStart, read_event
-from server.doors.realtime.events.client_events import EventRefusedError
-from server.doors.realtime.events.event_error import EventError
+from server.doors.live.event_error import EventError, EventRefusedError
 
 
 def event(kind: str, **fields: Any) -> str:

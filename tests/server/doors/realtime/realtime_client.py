@@ -11,7 +11,7 @@ from typing import Any
 import soundfile
 import websockets
 
-from server.doors.realtime.sound.resample import StreamResampler, pcm16_of
+from server.doors.live.sound.resample import StreamResampler, pcm16_of
 from tests.server.live_gateway import ANSWER_S
 
 QUESTION = Path(__file__).parents[3] / "data" / "question.wav"

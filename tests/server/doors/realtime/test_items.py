@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.doors.live.event_error import EventError
 from server.doors.realtime.events.client_events import ContentPart, GivenItem
-from server.doors.realtime.events.event_error import EventError
 from server.doors.realtime.items import (
     MAX_CAMERA_ITEMS,
     Conversation,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.doors.realtime.events.event_error import EventError
+from server.doors.live.event_error import EventError
 from server.doors.realtime.events.session_patch import read_patch
 from server.doors.realtime.session_config import RealtimeConfig
 

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.doors.live.event_error import EventRefusedError
 from server.doors.realtime.events.client_events import (
     KINDS,
     AppendAudio,
     CreateItem,
     CreateResponse,
-    EventRefusedError,
     read_event,
 )
 

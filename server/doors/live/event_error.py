@@ -30,6 +30,14 @@ class EventError(Exception):
         }
 
 
+class EventRefusedError(Exception):
+    """An event that cannot be read. event_id: of the event, if it has one. error: what the client learns."""
+
+    def __init__(self, event_id: str | None, error: EventError):
+        super().__init__(error.message)
+        self.event_id, self.error = event_id, error
+
+
 def invalid_value(param: str, *, expected: object, got: object) -> EventError:
     """The error of a field with an impossible value."""
     return EventError("invalid_value", f"{param}: expected {expected}, got {str(got)[:MAX_SHOWN]}", param)

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from server.doors.realtime.events.event_error import EventError
+from server.doors.live.event_error import EventError
 from worker.protocol.codes import CloseCode
 
 MAX_FRAME = 32 * 2**20  # bytes of one event

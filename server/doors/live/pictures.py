@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from PIL import Image, UnidentifiedImageError
 
-from server.doors.realtime.events.event_error import EventError
+from server.doors.live.event_error import EventError
 
 MAX_BYTES = 20 * 2**20
 MAX_PIXELS = 64_000_000

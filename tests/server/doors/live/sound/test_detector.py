@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.doors.realtime.sound.detector import (
+from server.doors.live.sound.detector import (
     DetectorSettings,
     Heard,
     SpeechContinues,

@@ -1,9 +1,10 @@
 """One session's sound in its wire formats: from the client to the engine, and back. Stateful in both directions."""
 
+from typing import Literal
+
 import numpy as np
 
-from server.doors.realtime.events.session_patch import FormatName
-from server.doors.realtime.sound.resample import (
+from server.doors.live.sound.resample import (
     ENGINE_RATE,
     SPEECH_RATE,
     Companding,
@@ -13,10 +14,11 @@ from server.doors.realtime.sound.resample import (
     ulaw,
 )
 
+WireFormat = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
 G711_RATE = 8000
 
 
-def _law(form: FormatName) -> Companding | None:
+def _law(form: WireFormat) -> Companding | None:
     if form == "audio/pcm":
         return None
     return ulaw() if form == "audio/pcmu" else alaw()
@@ -25,7 +27,7 @@ def _law(form: FormatName) -> Companding | None:
 class SoundInput:
     """Decodes the client's sound to float32 at 16 kHz."""
 
-    def __init__(self, form: FormatName):
+    def __init__(self, form: WireFormat):
         self.form = form
         self._law = _law(form)
         self._resampler = StreamResampler(G711_RATE if self._law else SPEECH_RATE, ENGINE_RATE)
@@ -49,7 +51,7 @@ class SoundInput:
 class SoundOutput:
     """Encodes the engine's PCM16 at 24 kHz."""
 
-    def __init__(self, form: FormatName):
+    def __init__(self, form: WireFormat):
         self.form = form
         self._law = _law(form)
         self._resampler = StreamResampler(SPEECH_RATE, G711_RATE) if self._law else None

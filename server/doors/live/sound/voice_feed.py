@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from server.doors.realtime.sound.detector import RATE_MS, DetectorSettings, Heard, SpeechDetector
+from server.doors.live.sound.detector import RATE_MS, DetectorSettings, Heard, SpeechDetector
 from worker.vad_network import shared_network
 
 CHUNK = 16_000  # samples at once at most, so that sessions with much sound do not delay the others

@@ -1,4 +1,4 @@
-"""A GPT-Live session's units: the client's sound goes to the model second by second, and time never stops for long.
+"""A live session's units: the client's sound goes to the model second by second, and time never stops for long.
 
 Everything here runs on the event loop, one call after another. Contains no reading of events and no pacing of output.
 """
@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from server.doors.core.unit_session import UnitSession
-from server.doors.realtime.sound.unit_buffer import UnitBuffer
-from server.doors.realtime.sound.wire_sound import without_padding
+from server.doors.live.sound.unit_buffer import UnitBuffer
+from server.doors.live.sound.wire_sound import without_padding
 from worker.protocol.codec import FromClient
 from worker.protocol.messages import (
     MAX_PAUSE_S,

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.doors.realtime.sound.resample import StreamResampler, alaw, floats_of, pcm16_of, ulaw
-from server.doors.realtime.sound.wire_sound import SoundInput, SoundOutput, without_padding
+from server.doors.live.sound.resample import StreamResampler, alaw, floats_of, pcm16_of, ulaw
+from server.doors.live.sound.wire_sound import SoundInput, SoundOutput, without_padding
 
 SECOND = 24_000
 
