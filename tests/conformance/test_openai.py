@@ -41,7 +41,7 @@ def test_models_are_listed_and_aliases_retrieved(client: openai.OpenAI) -> None:
 
 def test_errors_have_the_classes_of_the_sdk(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        client.audio.speech.create(model="tts-1", voice="nobody", input=TEXT)
+        client.audio.speech.create(model="tts-1", voice="unknown voice", input=TEXT)
     assert refused.value.param == "voice" and refused.value.type == "invalid_request_error"
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="tiny", messages=ASKED, n=2)

@@ -10,6 +10,7 @@ import numpy as np
 from server.access.identity import Identity
 from server.doors.errors import ApiError
 from server.doors.gpt_live.client_events import (
+    MAX_CONTENT,
     AnyEvent,
     AppendText,
     CloseSession,
@@ -27,8 +28,9 @@ from server.doors.gpt_live.client_events import (
 from server.doors.gpt_live.output_timeline import OutputTimeline
 from server.doors.gpt_live.server_events import LiveEventSender
 from server.doors.gpt_live.wire_format import RATES, WireFormat
+from server.doors.live.door_context import LARGE_EVENT
 from server.doors.live.event_error import EventError, invalid_value
-from server.doors.live.unit_lane import LiveLane
+from server.doors.live.unit_lane import MAX_TEXTS, LiveLane
 from server.doors.model_names import ModelNames
 from server.doors.voices import VoiceNames
 from worker.protocol.messages import SYSTEM_PROMPT, Error, Prepare
@@ -45,6 +47,14 @@ class LiveCloseError(Exception):
     def __init__(self, event_id: str | None):
         super().__init__("close requested")
         self.event_id = event_id
+
+
+class LiveRefusedError(Exception):
+    """The worker refuses the context. error: what the client learns. event_id: of the event that asked for it."""
+
+    def __init__(self, error: EventError, event_id: str | None):
+        super().__init__(error.message)
+        self.error, self.event_id = error, event_id
 
 
 class GptLiveSession:
@@ -84,7 +94,7 @@ class GptLiveSession:
         self._n_units = 0
         self._unit_end_ms: int | None = None  # on the timeline, of the unit that speaks
         self._texts: list[InsertText] = []  # what the context contains, in order
-        self._spoken = ""  # by the model, since the last of them
+        self._spoken = ""  # by the model, since the last of them; the newest characters
         self.configured = asyncio.Event()
 
     # --- state ---------------------------------------------------------------------------------
@@ -145,7 +155,8 @@ class GptLiveSession:
             raise EventError("session_not_started", f"{event.type}: expected session.started before it, got none")
         match event:
             case LiveAppendAudio():
-                samples = self._format.decode(event.sound())
+                is_large = len(event.audio) > LARGE_EVENT
+                samples = await asyncio.to_thread(self._decoded, event) if is_large else self._decoded(event)
                 if not self._is_muted:
                     self._n_samples += len(samples)
                     self.lane.append(samples)
@@ -160,6 +171,10 @@ class GptLiveSession:
             case LiveCreateItem() | LiveCreateResponse():
                 message = f"{event.type}: expected a task that the model has handed over, got none"
                 raise EventError("no_active_delegation", message)
+
+    def _decoded(self, event: LiveAppendAudio) -> np.ndarray:
+        """The event's sound, [n] float32 at 16 kHz. Raises: EventError."""
+        return self._format.decode(event.sound())
 
     async def _start(self, event: SessionStart) -> None:
         if self._config is not None:
@@ -202,6 +217,10 @@ class GptLiveSession:
     def _append_text(self, event: AppendText) -> None:
         if event.delegation_id is not None:
             raise EventError("unknown_delegation", "delegation_id: expected null, got an unknown id", "delegation_id")
+        if (n := self.lane.n_texts) >= MAX_TEXTS:
+            raise EventError(
+                "too_many_texts", f"content: expected at most {MAX_TEXTS} texts that wait, got {n}", "content"
+            )
         start_ms = self.timeline.taken_ms
         text = InsertText(text=event.content, role="system")
 
@@ -217,17 +236,21 @@ class GptLiveSession:
     # --- what the lane reports -----------------------------------------------------------------
 
     def on_ready(self, error: Error | None) -> None:
-        """Tell the client that the session has started."""
+        """Tell the client that the session has started. Raises: LiveRefusedError."""
         if error is not None:
-            self._send.error(EventError(str(error.code), error.error), self._start_id)
-        elif not self._is_started:
+            raise LiveRefusedError(EventError(str(error.code), error.error), self._start_id)
+        if not self._is_started:
             self._is_started = True
             self._answer("session.started", self._start_id, session=self.resource())
+
+    def on_history_refused(self, error: Error) -> None:
+        """Report a message of `session.input` that is not in the context."""
+        self._send.error(EventError(str(error.code), error.error, "session.input"), self._start_id)
 
     def on_speech(self, text: str, sound: np.ndarray) -> None:
         """Put speech on the timeline."""
         start_ms, end_ms = self.timeline.add(sound)
-        self._spoken += text
+        self._spoken = (self._spoken + text)[-MAX_CONTENT:]
         if self._unit_end_ms is None:
             self._unit_end_ms = start_ms + 1000
         if text:
@@ -251,7 +274,8 @@ class GptLiveSession:
 
     def _remember(self, text: InsertText) -> None:
         self._keep_spoken()
-        self._texts = [*self._texts, text][-MAX_REMEMBERED:]
+        self._texts.append(text)
+        del self._texts[:-MAX_REMEMBERED]
 
     def _keep_spoken(self) -> None:
         if self._spoken:

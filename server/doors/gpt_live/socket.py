@@ -17,7 +17,7 @@ from server.doors.errors import ApiError
 from server.doors.gpt_live.client_events import read_event
 from server.doors.gpt_live.output_timeline import RATE
 from server.doors.gpt_live.server_events import LiveEventSender
-from server.doors.gpt_live.session import GptLiveSession, LiveCloseError
+from server.doors.gpt_live.session import GptLiveSession, LiveCloseError, LiveRefusedError
 from server.doors.live.door_context import IDLE_S, LARGE_EVENT, DoorContext
 from server.doors.live.ends import GOING_AWAY, IDLE, MAX_FRAME, SESSION_S, TOO_BIG
 from server.doors.live.event_error import EventError, EventRefusedError
@@ -131,6 +131,9 @@ class GptLiveConnection:
                 return over
             if _first_of(errors, ClientGoneError) is not None:
                 return LiveOverError(GONE)
+            if isinstance(refused := _first_of(errors, LiveRefusedError), LiveRefusedError):
+                self._send.error(refused.error, refused.event_id)
+                return LiveOverError(INTERNAL)
             LOG.exception("session %s", self._live.session_id)
         finally:
             self._session.lane.detach()
@@ -153,7 +156,6 @@ class GptLiveConnection:
             frame = await self._websocket.receive()
             if frame["type"] == "websocket.disconnect":
                 raise LiveOverError(GONE)
-            self._received_at = time.monotonic()
             self._live.touch()
             text = frame.get("text")
             if text is None:
@@ -168,6 +170,7 @@ class GptLiveConnection:
                 continue
             try:
                 await self._session.handle(event)
+                self._received_at = time.monotonic()
             except EventError as error:
                 self._send.error(error, event.event_id)
             except LiveCloseError as close:

@@ -33,8 +33,9 @@ from worker.protocol.wire import Sound
 LOG = logging.getLogger(__name__)
 UNIT_S = 1.0
 GRACE_S = 0.3  # by which sound may be late, until silence stands for it
-REST_AFTER_S = 10.0  # without sound, text or speech, until units pause
+REST_AFTER_S = 10.0  # seconds without sound, text or speech before the worker gets `pause`
 MAX_AHEAD_MS = 1500  # of speech that waits for its time
+MAX_TEXTS = 32  # texts that are not in the context yet; sessions refuse further ones
 
 
 class LiveHost(Protocol):
@@ -46,6 +47,9 @@ class LiveHost(Protocol):
 
     def on_ready(self, error: Error | None) -> None:
         """The context is prepared, or refused with an error."""
+
+    def on_history_refused(self, error: Error) -> None:
+        """A text that the context should begin with is not in it."""
 
     def on_speech(self, text: str, sound: np.ndarray) -> None:
         """The model says something. sound: [n] float32 at 24 kHz."""
@@ -96,6 +100,11 @@ class LiveLane:
         self._texts.extendleft(reversed(self._unconfirmed))
         self._unconfirmed.clear()
 
+    @property
+    def n_texts(self) -> int:
+        """Number of inserted texts that are not in the context yet."""
+        return len(self._texts) + len(self._unconfirmed)
+
     # --- the client's input --------------------------------------------------------------------
 
     def append(self, samples: np.ndarray) -> None:
@@ -136,6 +145,8 @@ class LiveLane:
                 if text.is_said and isinstance(answer, TextInserted):
                     self._must_speak = not self._is_speaking
                 text.on_done(error)
+            elif error is not None:
+                self._host.on_history_refused(error)
         elif isinstance(request, AudioChunk):
             self._in_flight = False
             if isinstance(answer, Result):

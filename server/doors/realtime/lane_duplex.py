@@ -51,7 +51,7 @@ from worker.protocol.text_messages import InsertText
 from worker.protocol.wire import Sound
 
 LOG = logging.getLogger(__name__)
-PAUSE_AFTER_S = 5.0  # without sound, until the worker is told
+PAUSE_AFTER_S = 5.0  # seconds without sound before the worker gets `pause`
 
 
 @dataclass

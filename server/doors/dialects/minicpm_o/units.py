@@ -42,7 +42,7 @@ LOG = logging.getLogger(__name__)
 WHOLE_UNITS = Spec(sound_in="float32", sound_out="float32", counters=True)
 # Units that are not answered, and their bytes; further messages are not read.
 MAX_WAITING, MAX_WAITING_BYTES = 60, 32 * 2**20
-REST_AFTER_S = 10.0  # without a unit, until the worker is told that none comes
+REST_AFTER_S = 10.0  # seconds without a unit before the worker gets `pause`
 
 
 class ModeUnits:

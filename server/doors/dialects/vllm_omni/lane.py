@@ -36,11 +36,6 @@ class OmniLane(LiveLane):
         """Whether a unit is not answered yet."""
         return self._in_flight
 
-    @property
-    def n_texts(self) -> int:
-        """Texts that are not in the context yet."""
-        return len(self._texts) + len(self._unconfirmed)
-
     def add_picture(self, data: bytes, max_slices: int) -> None:
         """Add an encoded picture for the next unit."""
         self._buffer.add_picture(data, max_slices)

@@ -22,9 +22,11 @@ from server.doors.dialects.vllm_omni.settings import (
     unsupported,
 )
 from server.doors.errors import ApiError, invalid
+from server.doors.live.door_context import LARGE_EVENT
 from server.doors.live.ends import SessionOverError
 from server.doors.live.sound.resample import pcm16_of
 from server.doors.live.sound.unit_buffer import MAX_PICTURES
+from server.doors.live.unit_lane import MAX_TEXTS
 from server.doors.voices import VoiceNames
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import Error, Prepare, Result
@@ -32,7 +34,6 @@ from worker.protocol.text_messages import InsertText
 from worker.protocol.wire import WireError, picture_bytes
 
 MAX_TEXT = 65_536  # characters
-MAX_TEXTS = 32  # that are not in the context yet
 CAPABILITIES: dict[str, object] = {
     "implementation_level": "model_native_duplex",
     "chunk_period_ms": 1000,
@@ -200,7 +201,12 @@ class OmniSession:
         if len(frames) > MAX_PICTURES:
             raise invalid("video_frames", expected=f"at most {MAX_PICTURES}", got=len(frames))
         slices = given.whole("max_slice_nums", 1, 16) or 1
-        samples = self._input.decode(given.text("audio"), form, rate)
+        audio, decode = given.text("audio"), self._input.decode
+        samples = (
+            await asyncio.to_thread(decode, audio, form, rate)
+            if len(audio) > LARGE_EVENT
+            else decode(audio, form, rate)
+        )
         for data in [await asyncio.to_thread(_picture, frame) for frame in frames]:
             self.lane.add_picture(data, slices)
         self.lane.append(samples)
@@ -266,6 +272,10 @@ class OmniSession:
             attached = {"incarnation": 1, "attachment_generation": 1, "resume_token": None}
             for kind in ("session.created", "session.updated"):
                 self._send(kind, **attached, session=self.resource())
+
+    def on_history_refused(self, error: Error) -> None:
+        """Report a text of the context before that is not in the new one."""
+        self._report(error)
 
     def on_speech(self, text: str, sound: np.ndarray) -> None:
         """Send a part of a unit. sound: [n] float32 at 24 kHz."""

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import websockets
+from websockets.asyncio.server import ServerConnection
 
 from benchmarks.serve.fake_worker import FakeWorker
-from tests.server.live_gateway import ANSWER_S, run, running_gateway
+from tests.server.live_gateway import ANSWER_S, run, running_gateway, scripted_worker, wait_until
 
 Json = dict[str, Any]
 SECOND = base64.b64encode(bytes(48_000)).decode()
@@ -105,5 +106,48 @@ def test_commentary_is_said_and_errors_leave_the_session_open() -> None:
             appended = await client.until("session.commentary.appended")
             assert appended["client_event_id"] == "c1" and appended["end_ms"] >= appended["start_ms"]
             assert (await client.until("session.output_transcript.delta"))["delta"]
+
+    run(scenario)
+
+
+def test_events_that_are_refused_keep_no_session_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.doors.gpt_live.socket.IDLE_S", 0.4)
+    monkeypatch.setattr("server.doors.gpt_live.socket.POLL_S", 0.05)
+
+    async def scenario() -> None:
+        async with live(n_listen=1000) as client:
+            await client.start()
+
+            async def flood() -> None:
+                while True:
+                    await client.send("session.fly")
+                    await client.send("response.create")
+                    await asyncio.sleep(0.05)
+
+            flooding = asyncio.create_task(flood())
+            assert (await client.until("session.closed", 5.0))["reason"] == "expired"
+            flooding.cancel()
+
+    run(scenario)
+
+
+def test_a_context_that_the_worker_refuses_ends_the_session() -> None:
+    async def refuse(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.send(json.dumps({"type": "error", "error": "no such voice", "code": "bad_voice"}))
+        await connection.wait_closed()
+
+    async def scenario() -> None:
+        async with scripted_worker(refuse) as port, running_gateway(port) as gateway:
+            await wait_until(lambda: gateway.gateway.dispatcher.workers.n_ready, "a worker")
+            url = f"ws://127.0.0.1:{gateway.port}/v1/live/sessions"
+            async with websockets.connect(url, compression=None, proxy=None) as socket:
+                client = LiveClient(socket)
+                await client.send("session.start", event_id="start", session={"model": "gpt-live-1"})
+                error = (await client.until("error"))["error"]
+                assert (error["code"], error["client_event_id"]) == ("bad_voice", "start")
+                await socket.wait_closed()
+                assert socket.close_code == 1011, socket.close_code
+            await gateway.wait_idle()
 
     run(scenario)

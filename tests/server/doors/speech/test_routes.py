@@ -179,7 +179,7 @@ def test_refused_requests_take_no_slot() -> None:
     async def scenario() -> None:
         async with stub_gateway(SPOKEN) as (gateway, worker):
             for fields, status, param in (
-                ({"voice": "nobody"}, 400, "voice"),
+                ({"voice": "unknown voice"}, 400, "voice"),
                 ({"speed": 9}, 400, "speed"),
                 ({"model": "llama"}, 404, "model"),
                 ({"ref_audio": "data:audio/wav;base64,AAAA"}, 400, "ref_audio"),

@@ -1,24 +1,14 @@
 """The pause of a session whose client sends no units, and the bound of those that wait."""
 
 import asyncio
-from typing import Any, cast
+from typing import cast
 
 from benchmarks.serve.fake_replies import tone
 from server.doors.core.unit_session import UnitSession
 from server.doors.dialects.minicpm_o.client_messages import BufferAppend, ModeUpdate
 from server.doors.dialects.minicpm_o.units import MAX_WAITING, REST_AFTER_S, ModeUnits
+from tests.server.doors.recorded_units import RecordedUnits
 from worker.protocol.messages import AudioChunk, Error, Pause, Prepare, Prepared
-
-
-class RecordedUnits:
-    """A worker's session that records messages. n_unanswered, is_paused: set by the test."""
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-        self.n_unanswered, self.is_paused = 0, False
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
 
 
 def test_a_session_pauses_when_no_unit_comes() -> None:

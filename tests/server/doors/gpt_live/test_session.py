@@ -1,0 +1,144 @@
+"""GPT-Live sessions without a socket: what the worker refuses, and the bounds of what waits."""
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from server.access.identity import Identity
+from server.doors.core.unit_session import UnitSession
+from server.doors.gpt_live.client_events import MAX_CONTENT, AnyEvent, read_event
+from server.doors.gpt_live.server_events import LiveEventSender
+from server.doors.gpt_live.session import GptLiveSession, LiveRefusedError
+from server.doors.live.door_context import LARGE_EVENT
+from server.doors.live.event_error import EventError
+from server.doors.live.unit_lane import MAX_TEXTS
+from server.doors.model_names import ModelNames
+from server.doors.voices import VoiceNames
+from server.registry.voices import VoiceRegistry
+from tests.server.doors.recorded_units import RecordedUnits
+from worker.protocol.messages import AudioChunk, Error, Prepare, Prepared
+from worker.protocol.text_messages import InsertText
+from worker.protocol.wire import json_text
+
+HISTORY = [{"role": "user", "content": [{"text": "Hi"}]}, {"role": "assistant", "content": [{"text": "Hello"}]}]
+
+
+class Stage:
+    """A session with a recorded worker. events: what the client gets."""
+
+    def __init__(self, folder: Path):
+        self.events: list[dict[str, Any]] = []
+        self.worker = RecordedUnits()
+        send, voices = LiveEventSender(self.events.append), VoiceNames(VoiceRegistry(folder), {})
+        self.session = GptLiveSession(send, ModelNames("m"), voices, Identity(), "sess", 0, lambda: 0.0)
+
+    async def handle(self, kind: str, **fields: Any) -> None:
+        await self.session.handle(event(kind, **fields))
+
+    async def start(self, **session: Any) -> Prepare:
+        """Start the session. Returns: the message that its worker has to answer."""
+        await self.handle("session.start", event_id="start", session={"model": "m", **session})
+        self.attach()
+        return next(message for message in self.worker.sent if isinstance(message, Prepare))
+
+    def attach(self) -> None:
+        session = self.session
+        session.lane.attach(cast(UnitSession, self.worker), session.prepare(), session.history())
+
+
+def event(kind: str, **fields: Any) -> AnyEvent:
+    return read_event(json_text({"type": kind, **fields}))
+
+
+def staged(folder: Path, scenario: Callable[[Stage], Awaitable[None]]) -> Stage:
+    stage = Stage(folder)
+
+    async def whole() -> None:
+        try:
+            await scenario(stage)
+        finally:
+            stage.session.lane.detach()
+
+    asyncio.run(whole())
+    return stage
+
+
+def test_a_refused_context_ends_the_session(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        prepare = await stage.start()
+        with pytest.raises(LiveRefusedError) as refused:
+            stage.session.lane.on_answer(prepare, Error(error="no such voice", code="bad_voice"))
+        assert (refused.value.error.code, refused.value.event_id) == ("bad_voice", "start")
+
+    assert staged(tmp_path, scenario).events == []
+
+
+def test_a_refused_text_of_the_history_is_reported(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        prepare = await stage.start(input=HISTORY)
+        texts = [message for message in stage.worker.sent if isinstance(message, InsertText)]
+        assert [text.text for text in texts] == ["Hi", "You have said: Hello"]
+        stage.session.lane.on_answer(prepare, Prepared(prompt_length=3))
+        stage.session.lane.on_answer(texts[0], Error(error="too long", code="context_full"))
+
+    started, error = staged(tmp_path, scenario).events
+    assert started["type"] == "session.started"
+    expected = {"code": "context_full", "message": "too long", "param": "session.input", "client_event_id": "start"}
+    assert error["error"] == {"type": "invalid_request_error", **expected}
+
+
+def test_texts_that_wait_are_bounded(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.session.lane.on_answer(await stage.start(), Prepared(prompt_length=3))
+        text = {"content": "Be brief.", "delegation_id": None}
+        for _ in range(MAX_TEXTS):
+            await stage.handle("session.instructions.append", **text)
+        with pytest.raises(EventError) as refused:
+            await stage.handle("session.instructions.append", **text)
+        assert refused.value.code == "too_many_texts", refused.value
+        sent = [message for message in stage.worker.sent if isinstance(message, InsertText)]
+        assert len(sent) == MAX_TEXTS
+        stage.session.lane.on_answer(sent[0], Error(error="full", code="context_full"))
+        await stage.handle("session.instructions.append", **text)
+
+    staged(tmp_path, scenario)
+
+
+def test_what_was_said_is_kept_up_to_a_bound(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.session.lane.on_answer(await stage.start(), Prepared(prompt_length=3))
+        for _ in range(MAX_CONTENT):
+            stage.session.on_speech("ab", np.zeros(0, np.float32))
+        stage.session.on_speech("end", np.zeros(0, np.float32))
+
+    [said] = staged(tmp_path, scenario).session.history()
+    assert said.text.endswith("ababend") and len(said.text) == len("You have said: ") + MAX_CONTENT
+
+
+def test_a_long_sound_is_decoded_whole(tmp_path: Path) -> None:
+    """It is decoded on a thread, with the state of the sound before it."""
+    steps = np.random.default_rng(0).integers(-8000, 8000, 16_000 * 15, np.int16)
+    data = steps.tobytes()
+    assert len(base64.b64encode(data)) > LARGE_EVENT
+
+    async def scenario(stage: Stage) -> None:
+        form = {"format": {"type": "audio/pcm", "rate": 16_000}}
+        stage.session.lane.on_answer(await stage.start(audio=form), Prepared(prompt_length=3))
+        for part in (data[:3], data[3:-1], data[-1:]):
+            await stage.handle("session.input_audio.append", audio=base64.b64encode(part).decode())
+        for _ in range(15):
+            chunk = stage.worker.sent[-1]
+            assert isinstance(chunk, AudioChunk), f"expected a unit, got {chunk}"
+            stage.session.lane.on_answer(chunk, Error(error="none", code="engine"))
+
+    stage = staged(tmp_path, scenario)
+    chunks = [message for message in stage.worker.sent if isinstance(message, AudioChunk)]
+    sound = np.concatenate([chunk.samples() for chunk in chunks])
+    assert len(sound) == len(steps), f"expected {len(steps)} samples, got {len(sound)}"
+    assert np.array_equal(sound, (steps / 32768).astype(np.float32))
+    assert stage.session.usage() == {"seconds": 15.0}

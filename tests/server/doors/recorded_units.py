@@ -1,0 +1,14 @@
+"""A worker's session without a worker, for sessions of doors."""
+
+from typing import Any
+
+
+class RecordedUnits:
+    """A worker's session that records messages. n_unanswered, is_paused: set by the test."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.n_unanswered, self.is_paused = 0, False
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)

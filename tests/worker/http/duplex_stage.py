@@ -1,0 +1,144 @@
+"""A running `DuplexConversation` without a socket and a model, whose engine session the test controls."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from worker.config.service import Config
+from worker.config.session import SessionConfig
+from worker.decoding import DecodingThreads
+from worker.http.duplex_conversation import DuplexConversation
+from worker.http.metrics import WorkerMetrics
+from worker.http.socket_conversation import ConversationEnd
+from worker.loop.results import UnitResult
+from worker.protocol.messages import AudioChunk, ServerMessage
+from worker.protocol.wire import Sound
+from worker.serving import worker_settings
+from worker.slots import SlotUse
+
+PATIENCE_S = 20.0
+SETTINGS = worker_settings(Config())
+CHUNK = AudioChunk(audio_base64=Sound(np.zeros(16_000, np.float32)))
+
+
+def done(value: Any = None) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+class Handle:
+    """A fake engine session, controlled by the test. calls: the calls that were made."""
+
+    is_live, max_waiting_units, context_len = True, 16, 0
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.sending: Future[None] | None = None  # the result of `send`; None: a completed future
+
+    def prepare(self, prompt: Any, config: SessionConfig) -> Future[int]:
+        return done(10)
+
+    def slice_limits(self, n_frames: int, given: Any) -> list[int]:
+        return [1] * n_frames
+
+    def cut(self, image: Any, max_slices: int) -> list[Any]:
+        self.calls.append("cut")
+        return []
+
+    def send(self, *given: Any, **options: Any) -> Future[None]:
+        self.calls.append("send")
+        return self.sending or done()
+
+    def insert_text(self, role: str, text: str) -> Future[None]:
+        self.calls.append(f"{role}: {text}")
+        return self.sending or done()
+
+    def break_speech(self) -> Future[None]:
+        self.calls.append("break")
+        return done()
+
+    def clear_break(self) -> Future[None]:
+        self.calls.append("clear")
+        return done()
+
+
+class Stage:
+    """A running conversation and its fake engine."""
+
+    def __init__(self, **settings: Any):
+        self.handle = Handle()
+
+        async def lease(name: str, use: SlotUse) -> Any:
+            return SimpleNamespace(open=self.open, close=lambda: None)
+
+        service = SimpleNamespace(
+            lease=lease,
+            settings=replace(SETTINGS, **settings),
+            session_config=lambda given: (SessionConfig(), []),
+            check_prompt=lambda text: None,
+            preparing=asyncio.Semaphore(),
+            decoders=DecodingThreads(),
+            reference=lambda **given: None,
+        )
+        self.conversation = DuplexConversation(service, WorkerMetrics(), "c")
+        self.running = asyncio.create_task(self.run())
+        self.n_units = 0
+
+    async def open(self, emit: Any) -> Handle:
+        return self.handle
+
+    async def run(self) -> ConversationEnd:
+        await self.conversation.start()
+        return await self.conversation.run()
+
+    async def say(self, *messages: Any) -> None:
+        for message in messages:
+            await self.conversation.receive(message, 100, 0.0)
+
+    async def hear(self) -> ServerMessage:
+        async with asyncio.timeout(PATIENCE_S):
+            message, _ = await self.conversation.outbox.get()
+        self.conversation.outbox.task_done()
+        return message
+
+    async def sent(self, n: int) -> None:
+        """Wait until `n` units have reached the engine."""
+        async with asyncio.timeout(PATIENCE_S):
+            while self.handle.calls.count("send") < n or len(self.conversation._in_flight) < 1:
+                await asyncio.sleep(0.001)
+
+    def answer(self, *, is_listen: bool = False, end_of_turn: bool = False) -> None:
+        """Emit the result of a unit."""
+        self.n_units += 1
+        self.conversation.emit(UnitResult("c", self.n_units, is_listen, "", end_of_turn))
+
+    async def called(self, call: str) -> None:
+        """Wait until a call has reached the engine."""
+        async with asyncio.timeout(PATIENCE_S):
+            while call not in self.handle.calls:
+                await asyncio.sleep(0.001)
+
+    async def end(self) -> ConversationEnd:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.running
+
+
+def staged(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test's coroutine, then cancel its conversation."""
+
+    def run() -> None:
+        async def whole() -> None:
+            await test()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+        asyncio.run(whole())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
