@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.worker.http.duplex_stage import PATIENCE_S, SETTINGS, staged
+from tests.worker.http.conversations.duplex_stage import PATIENCE_S, SETTINGS, staged
 from worker.decoding import DecodingThreads
 from worker.engine import EngineError
 from worker.http import half_duplex_conversation

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from models.errors import ContextOverflowError
-from tests.worker.http.duplex_stage import CHUNK, Stage, staged
+from tests.worker.http.conversations.duplex_stage import CHUNK, Stage, staged
 from worker.engine import EngineError
 from worker.http.duplex_conversation import MAX_UNSENT
 from worker.loop.results import Failure, FedRows, InsertedText, PartialResult, UnitResult
