@@ -28,7 +28,7 @@ from server.doors.dialects.vllm_omni.socket import VllmOmniDoor
 from server.doors.errors import ApiError, error_response, invalid_request, is_api_path
 from server.doors.gpt_live.routes import GPT_LIVE_PATH, add_gpt_live_socket
 from server.doors.gpt_live.socket import GptLiveDoor
-from server.doors.live.door_context import DoorContext
+from server.doors.live.door_context import DoorContext, SessionLimits
 from server.doors.model_names import ModelNames
 from server.doors.model_routes import model_routes
 from server.doors.realtime.routes import REALTIME_PATHS, add_realtime_sockets
@@ -81,6 +81,7 @@ class Gateway:
     """The objects that the routes use.
 
     http: client for the workers. default_voice: sound file for sessions without a voice of their own.
+    session_limits: of sessions of the OpenAI API.
     """
 
     dispatcher: Dispatcher
@@ -103,6 +104,7 @@ class Gateway:
     turns: ChatTurns
     default_voice: Path | None = None
     apps: Apps = field(default_factory=Apps)
+    session_limits: SessionLimits = field(default_factory=SessionLimits)
 
 
 def build_app(gateway: Gateway) -> FastAPI:
@@ -142,7 +144,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     app.include_router(speech_routes(SpeechDoor(turns, names, voice_names, admission)))
     app.include_router(completion_routes(ChatDoor(turns, names, voice_names, admission)))
     add_sockets(app, gateway.sockets, admission)
-    door = DoorContext(gateway.slots, gateway.recordings, admission, names, voice_names, turns)
+    door = DoorContext(gateway.slots, gateway.recordings, admission, names, voice_names, turns, gateway.session_limits)
     app.include_router(secret_routes(gateway.access, gateway.model_names))
     duplex = VllmOmniDoor(door)
     add_realtime_sockets(app, RealtimeDialects(RealtimeDoor(door), MiniCpmDoor(door), duplex).serve)

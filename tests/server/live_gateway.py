@@ -8,7 +8,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from websockets.http11 import Request, Response
 from benchmarks.serve.fake_worker import FakeWorker
 from server.app import Gateway, build_app
 from server.dispatch.workers import WorkerAddress
+from server.doors.live.door_context import SessionLimits
 from server.health_watch import HealthWatch
 from server.serving import HTTP_LIMITS, ServeOptions, build_gateway
 from tests.server.routes.asgi_gateway import with_own_data_dir
@@ -135,6 +136,7 @@ async def running_gateway(
     reports: Path = Path("/nonexistent"),
     options: Json | None = None,
     is_recording: bool = False,
+    limits: SessionLimits | None = None,
     **service: Any,
 ) -> AsyncIterator[RunningGateway]:
     """A gateway in front of these workers.
@@ -144,6 +146,7 @@ async def running_gateway(
         reports: folder for diagnostics.
         options: of uvicorn.
         is_recording: record sessions, below `data_dir` of the service.
+        limits: of sessions of the OpenAI API.
         service: settings of the section `service`.
     """
     config = with_own_data_dir(default_config())
@@ -158,6 +161,8 @@ async def running_gateway(
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_S, **plain) as http,
         ):
             gateway, watch = build_gateway(config, worker_http, ServeOptions(addresses, reports))
+            if limits is not None:
+                gateway = replace(gateway, session_limits=limits)
             server = live_server(build_app(gateway), **(options or {}))
             serving = asyncio.create_task(server.serve([bound_socket]))
             await wait_until(lambda: server.started or serving.done(), "the gateway to start")

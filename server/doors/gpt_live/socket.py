@@ -18,10 +18,10 @@ from server.doors.gpt_live.client_events import read_event
 from server.doors.gpt_live.output_timeline import RATE
 from server.doors.gpt_live.server_events import LiveEventSender
 from server.doors.gpt_live.session import GptLiveSession, LiveCloseError, LiveRefusedError
-from server.doors.live.door_context import IDLE_S, LARGE_EVENT, DoorContext
-from server.doors.live.ends import GOING_AWAY, IDLE, MAX_FRAME, SESSION_S, TOO_BIG
+from server.doors.live.door_context import LARGE_EVENT, DoorContext
+from server.doors.live.ends import GOING_AWAY, IDLE, MAX_FRAME, TOO_BIG, end_of
 from server.doors.live.event_error import EventError, EventRefusedError
-from server.live.closes import SessionEnd
+from server.live.closes import DRAINING, SessionEnd, SocketClose
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession
 from server.live.recorder import Recorder
@@ -35,11 +35,12 @@ POLL_S = 0.5
 
 
 class LiveEnd(NamedTuple):
-    """How a connection ends. reason: in `session.closed`. how: value of the metric's label."""
+    """How a connection ends. reason: in `session.closed`. how: value of the metric's label. error: sent before it."""
 
     code: int
     reason: str
     how: str
+    error: EventError | None = None
 
 
 class LiveOverError(Exception):
@@ -83,7 +84,7 @@ class GptLiveDoor:
         context.slots.live.add(live)
         try:
             await asyncio.wait((running,))
-            over = LiveOverError(DRAINED) if running.cancelled() else running.result()
+            over = _forced_end(live.forced_close or DRAINING) if running.cancelled() else running.result()
             context.slots.metrics.record_connection_end(over.end.how)
             await connection.close(over)
         finally:
@@ -101,8 +102,8 @@ class GptLiveConnection:
         self._websocket, self._context, self._live = websocket, context, live
         self._writer = EventWriter(websocket)
         self._send = LiveEventSender(self._writer.put)
-        self._opened_at = self._received_at = time.monotonic()
-        self._expires_at = int(time.time()) + SESSION_S
+        self._opened_at = self._accepted_at = time.monotonic()
+        self._expires_at = int(time.time() + context.limits.session_s)
         self._session = GptLiveSession(
             self._send,
             context.model_names,
@@ -145,6 +146,8 @@ class GptLiveConnection:
         if session.is_started:
             fields = {} if over.client_event_id is None else {"client_event_id": over.client_event_id}
             resource, usage = session.resource(), session.usage()
+            if over.end.error is not None:
+                self._send.error(over.end.error)
             self._send("session.closed", reason=over.end.reason, session=resource, usage=usage, **fields)
         await self._writer.close(over.end.code, over.end.reason)
 
@@ -170,7 +173,7 @@ class GptLiveConnection:
                 continue
             try:
                 await self._session.handle(event)
-                self._received_at = time.monotonic()
+                self._accepted_at = time.monotonic()
             except EventError as error:
                 self._send.error(error, event.event_id)
             except LiveCloseError as close:
@@ -196,7 +199,7 @@ class GptLiveConnection:
             now = time.monotonic()
             if time.time() >= self._expires_at:
                 raise LiveOverError(EXPIRED)
-            is_idle = now - self._received_at > IDLE_S
+            is_idle = now - self._accepted_at > self._context.limits.idle_s
             if is_idle or (now - self._opened_at > START_S and not self._session.configured.is_set()):
                 raise LiveOverError(LiveEnd(IDLE.code, "expired", IDLE.how))
             if self._context.slots.live.draining:
@@ -230,6 +233,14 @@ class GptLiveConnection:
                 pending = context.slots.submit("audio_duplex", self._live.session_id, self._live.identity)
         finally:
             recorder.end()
+
+
+def _forced_end(close: SocketClose) -> LiveOverError:
+    """The end of a session that the gateway ends."""
+    end = end_of(close)
+    if end.how == DRAINED.how:
+        return LiveOverError(DRAINED)
+    return LiveOverError(LiveEnd(end.code, "connection_lost", end.how, end.error))
 
 
 def _first_of(errors: BaseExceptionGroup[BaseException], kind: type[Exception]) -> Exception | None:

@@ -10,7 +10,14 @@ from server.live.slot_wait import SlotWait
 from server.recording.recordings import Recordings
 
 LARGE_EVENT = 2**18  # characters, from which on an event is read on a thread
-IDLE_S = 300.0  # without an event of the client
+
+
+@dataclass(frozen=True)
+class SessionLimits:
+    """How long a session may last. session_s: in all. idle_s: without an accepted event of the client."""
+
+    session_s: float = 3600.0
+    idle_s: float = 300.0
 
 
 @dataclass(frozen=True)
@@ -23,3 +30,4 @@ class DoorContext:
     model_names: ModelNames
     voices: VoiceNames
     turns: ChatTurns
+    limits: SessionLimits = SessionLimits()

@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 from server.doors.live.event_error import EventError
-from worker.protocol.codes import CloseCode
+from server.live.closes import SocketClose
+from worker.protocol.codes import CloseCode, ErrorCode
 
 MAX_FRAME = 32 * 2**20  # bytes of one event
-SESSION_S = 3600
 GOING_AWAY, TOO_BIG = 1001, 1009
 
 
@@ -29,14 +29,26 @@ class SessionOverError(Exception):
 
 GONE = DoorEnd(CloseCode.NORMAL, "", "client gone")
 IDLE = DoorEnd(CloseCode.NORMAL, "idle", "ended")
-EXPIRED = DoorEnd(
-    CloseCode.NORMAL,
-    "session_expired",
-    "ended",
-    EventError("session_expired", f"The session has reached its limit of {SESSION_S // 60} minutes"),
-)
 DRAINED = DoorEnd(GOING_AWAY, "Shutting down", "draining")
 FRAME_TOO_BIG = DoorEnd(TOO_BIG, f"expected at most {MAX_FRAME} bytes", "ended")
 WORKER_LOST = DoorEnd(CloseCode.INTERNAL_ERROR, "Worker lost", "worker lost")
 OVERLOADED = DoorEnd(CloseCode.TRY_AGAIN_LATER, "Overloaded", "queue full")
 INTERNAL = DoorEnd(CloseCode.INTERNAL_ERROR, "Internal error", "internal")
+
+
+def expired(session_s: float) -> DoorEnd:
+    """The end of a session that has reached its limit. session_s: the limit."""
+    error = EventError("session_expired", f"The session has reached its limit of {session_s / 60:g} minutes")
+    return DoorEnd(CloseCode.NORMAL, "session_expired", "ended", error)
+
+
+def end_of(close: SocketClose) -> DoorEnd:
+    """The end of a session that the gateway ends. Stock clients give up at some codes of errors; none is used here."""
+    if close.how == DRAINED.how:
+        return DRAINED
+    error = None
+    if close.error is not None and close.error.code == ErrorCode.LIMIT_REACHED:
+        error = EventError("rate_limit_exceeded", close.error.error, type="rate_limit_error")
+    elif close.error is not None:
+        error = EventError(str(close.error.code), close.error.error, type="server_error")
+    return DoorEnd(close.code, close.reason, close.how, error)

@@ -117,12 +117,14 @@ class RealtimeSession:
         """The session object."""
         return {**self.config.described(), "id": self.id, "expires_at": self._context.expires_at}
 
-    async def handle(self, event: events.ClientEvent | events.AppendAudio) -> None:
-        """React to an event; errors that it causes are sent."""
+    async def handle(self, event: events.ClientEvent | events.AppendAudio) -> bool:
+        """React to an event; an error that it causes is sent. Returns: whether it caused none."""
         try:
             await self._handlers[type(event)](event)
         except EventError as error:
             self._send.error(error, event.event_id)
+            return False
+        return True
 
     def history(self) -> list[InsertText]:
         """The conversation as texts, for a new context."""

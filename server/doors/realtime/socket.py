@@ -13,20 +13,20 @@ from server.doors.core.door_ticket import MAX_WAIT_S, ticket_within_wait
 from server.doors.core.event_writer import ClientGoneError, EventWriter
 from server.doors.core.unit_session import UnitSession
 from server.doors.errors import ApiError
-from server.doors.live.door_context import IDLE_S, LARGE_EVENT, DoorContext
+from server.doors.live.door_context import LARGE_EVENT, DoorContext
 from server.doors.live.ends import (
     DRAINED,
-    EXPIRED,
     FRAME_TOO_BIG,
     GONE,
     IDLE,
     INTERNAL,
     MAX_FRAME,
     OVERLOADED,
-    SESSION_S,
     WORKER_LOST,
     DoorEnd,
     SessionOverError,
+    end_of,
+    expired,
 )
 from server.doors.live.event_error import EventError, EventRefusedError
 from server.doors.realtime.events.client_events import read_event
@@ -34,7 +34,7 @@ from server.doors.realtime.events.server_events import EventSender
 from server.doors.realtime.initial_config import initial_config
 from server.doors.realtime.session import RealtimeSession, SessionContext
 from server.doors.realtime.session_config import RealtimeConfig
-from server.live.closes import SessionEnd
+from server.live.closes import DRAINING, SessionEnd
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession
 from server.live.recorder import Recorder
@@ -70,7 +70,7 @@ class RealtimeDoor:
         context.slots.live.add(session)
         try:
             await asyncio.wait((running,))
-            end = DRAINED if running.cancelled() else running.result()
+            end = end_of(session.forced_close or DRAINING) if running.cancelled() else running.result()
             context.slots.metrics.record_connection_end(end.how)
             await connection.close(end)
         finally:
@@ -99,8 +99,8 @@ class RealtimeConnection:
     def __init__(self, websocket: WebSocket, context: DoorContext, live: LiveSession, config: RealtimeConfig):
         self._websocket, self._context, self._live = websocket, context, live
         self._writer = EventWriter(websocket)
-        self._received_at = time.monotonic()
-        self._expires_at = time.time() + SESSION_S
+        self._accepted_at = time.monotonic()
+        self._expires_at = time.time() + context.limits.session_s
         self._send = EventSender(self._writer.put)
         used = SessionContext(context.voices, context.turns, live.identity, int(self._expires_at), time.monotonic)
         self._session = RealtimeSession(self._send, config, used)
@@ -140,7 +140,6 @@ class RealtimeConnection:
         """Handle the client's events, strictly in order."""
         while True:
             event = await self._websocket.receive()
-            self._received_at = time.monotonic()
             self._live.touch()
             if event["type"] == "websocket.disconnect":
                 raise SessionOverError(GONE)
@@ -157,7 +156,8 @@ class RealtimeConnection:
             except EventRefusedError as refused:
                 self._send.error(refused.error, refused.event_id)
                 continue
-            await self._session.handle(given)
+            if await self._session.handle(given):
+                self._accepted_at = time.monotonic()
 
     async def _wait_gone(self) -> None:
         """End the session when the connection is lost, also before its events are read. Raises: SessionOverError."""
@@ -186,7 +186,7 @@ class RealtimeConnection:
         try:
             return self._context.slots.submit("audio_duplex", self._live.session_id, self._live.identity)
         except SessionEnd as end:
-            raise SessionOverError(_end_of(end)) from None
+            raise SessionOverError(end_of(end.close)) from None
 
     async def _run_in_slot(self, pending: PendingSession, recorder: Recorder, reader: asyncio.TaskGroup | None) -> None:
         """Run the duplex lane until it is left, or its worker is lost.
@@ -213,7 +213,7 @@ class RealtimeConnection:
                 raise SessionOverError(WORKER_LOST)  # the worker ended the session by itself
             lane.stop()
         except SessionEnd as end:
-            raise SessionOverError(_end_of(end)) from None
+            raise SessionOverError(end_of(end.close)) from None
         except WorkerLostError as error:
             LOG.warning("session %s begins again: %s", self._live.session_id, error)
             lane.detach()
@@ -233,15 +233,11 @@ class RealtimeConnection:
             if self._session.is_duplex:
                 self._session.lane.check_idle()
             if time.time() >= self._expires_at:
-                raise SessionOverError(EXPIRED)
-            if time.monotonic() - self._received_at > IDLE_S:
+                raise SessionOverError(expired(self._context.limits.session_s))
+            if time.monotonic() - self._accepted_at > self._context.limits.idle_s:
                 raise SessionOverError(IDLE)
             if self._context.slots.live.draining and self._session.response is None:
                 raise SessionOverError(DRAINED)
-
-
-def _end_of(end: SessionEnd) -> DoorEnd:
-    return DoorEnd(end.close.code, end.close.reason, end.close.how)
 
 
 def _first(errors: BaseExceptionGroup[SessionOverError]) -> DoorEnd:

@@ -28,8 +28,8 @@ from server.doors.dialects.minicpm_o.client_messages import ModeMessage, Session
 from server.doors.dialects.minicpm_o.forms import Mode, error_event
 from server.doors.dialects.minicpm_o.units import WHOLE_UNITS, ModeUnits
 from server.doors.errors import ApiError, invalid
-from server.doors.live.door_context import IDLE_S, LARGE_EVENT, DoorContext
-from server.doors.live.ends import GONE, MAX_FRAME, SESSION_S, DoorEnd, SessionOverError
+from server.doors.live.door_context import LARGE_EVENT, DoorContext
+from server.doors.live.ends import GONE, MAX_FRAME, DoorEnd, SessionOverError
 from server.live.closes import DRAINING, SessionEnd
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession
@@ -187,8 +187,10 @@ class ModeConnection:
                 continue
             if self._begun_at is not None:
                 begun_at = self._begun_at
-                is_idle = now - max(self._used_at, begun_at) > (IDLE_S if self._is_used else START_S)
-                if is_idle or now - begun_at > SESSION_S:
+                is_idle = now - max(self._used_at, begun_at) > (
+                    self._context.limits.idle_s if self._is_used else START_S
+                )
+                if is_idle or now - begun_at > self._context.limits.session_s:
                     raise SessionOverError(TIMEOUT)
             if self._context.slots.live.draining:
                 raise SessionOverError(SHUTDOWN)

@@ -18,8 +18,8 @@ from server.doors.dialects.vllm_omni.responses import OmniEvents
 from server.doors.dialects.vllm_omni.session import OmniCloseError, OmniSession
 from server.doors.dialects.vllm_omni.settings import OmniSettings
 from server.doors.errors import ApiError
-from server.doors.live.door_context import IDLE_S, LARGE_EVENT, DoorContext
-from server.doors.live.ends import GONE, MAX_FRAME, SESSION_S, DoorEnd, SessionOverError
+from server.doors.live.door_context import LARGE_EVENT, DoorContext
+from server.doors.live.ends import GONE, MAX_FRAME, DoorEnd, SessionOverError
 from server.live.closes import DRAINING
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession
@@ -137,8 +137,8 @@ class VllmOmniConnection:
         while True:
             await asyncio.sleep(POLL_S)
             now = time.monotonic()
-            idle_s = IDLE_S if self.session.configured.is_set() else START_S
-            if now - self._received_at > idle_s or now - self._opened_at > SESSION_S:
+            idle_s = self._context.limits.idle_s if self.session.configured.is_set() else START_S
+            if now - self._received_at > idle_s or now - self._opened_at > self._context.limits.session_s:
                 raise SessionOverError(TIMEOUT)
             if self._context.slots.live.draining:
                 raise SessionOverError(SHUTDOWN)

@@ -14,6 +14,7 @@ import websockets
 from websockets.asyncio.server import ServerConnection
 
 from benchmarks.serve.fake_worker import FakeWorker
+from server.doors.live.door_context import SessionLimits
 from tests.server.live_gateway import ANSWER_S, run, running_gateway, scripted_worker, wait_until
 
 Json = dict[str, Any]
@@ -53,9 +54,9 @@ class LiveClient:
 
 
 @asynccontextmanager
-async def live(**cycle: int) -> AsyncIterator[LiveClient]:
-    """A client of a gateway with one worker, which must be idle afterwards. cycle: of the worker's units."""
-    async with FakeWorker(**cycle) as worker, running_gateway(worker) as gateway:
+async def live(limits: SessionLimits | None = None, **cycle: int) -> AsyncIterator[LiveClient]:
+    """A client of a gateway with one worker, which must be idle afterwards. limits: of sessions. cycle: of the worker's units."""
+    async with FakeWorker(**cycle) as worker, running_gateway(worker, limits=limits) as gateway:
         url = f"ws://127.0.0.1:{gateway.port}/v1/live/sessions"
         async with websockets.connect(url, compression=None, proxy=None) as socket:
             yield LiveClient(socket)
@@ -111,11 +112,10 @@ def test_commentary_is_said_and_errors_leave_the_session_open() -> None:
 
 
 def test_events_that_are_refused_keep_no_session_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.doors.gpt_live.socket.IDLE_S", 0.4)
     monkeypatch.setattr("server.doors.gpt_live.socket.POLL_S", 0.05)
 
     async def scenario() -> None:
-        async with live(n_listen=1000) as client:
+        async with live(SessionLimits(idle_s=0.4), n_listen=1000) as client:
             await client.start()
 
             async def flood() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,14 @@ class RealtimeClient:
         """Send `session.update`. Returns: the session after it."""
         await self.send("session.update", session={"type": "realtime", **session})
         return (await self.until("session.updated"))["session"]
+
+    async def closed(self, seconds: float = ANSWER_S) -> tuple[int, str]:
+        """Read events until the server closes the socket. Returns: code and reason of the close frame."""
+        with suppress(websockets.ConnectionClosed):
+            while True:
+                await self.receive(seconds)
+        assert self.socket.close_code is not None
+        return self.socket.close_code, self.socket.close_reason or ""
 
     def kinds(self, since: str = "") -> list[str]:
         """The types in the log. since: from the first event of this type on."""

@@ -1,0 +1,99 @@
+"""How Realtime sessions end: close code, reason, and the error before it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from benchmarks.serve.fake_worker import FakeWorker
+from server.doors.live.door_context import SessionLimits
+from server.doors.live.ends import MAX_FRAME
+from server.live.closes import DRAINING, ENDED, QUOTA_USED, SocketClose
+from tests.server.doors.realtime.realtime_client import Json, RealtimeClient, realtime
+from tests.server.live_gateway import RunningGateway, run, running_gateway
+
+
+async def end_of(client: RealtimeClient) -> tuple[int, str, Json | None]:
+    """Wait for the close frame. Returns: its code and reason, and the error of the last event."""
+    code, reason = await client.closed()
+    last = client.log[-1]
+    return code, reason, last["error"] if last["type"] == "error" else None
+
+
+def in_session(
+    check: Callable[[RunningGateway, RealtimeClient], Awaitable[None]], limits: SessionLimits | None = None
+) -> None:
+    """Run a check of one session. limits: of sessions."""
+
+    async def scenario() -> None:
+        async with FakeWorker(n_listen=1000, n_speak=2) as worker, running_gateway(worker, limits=limits) as gateway:
+            async with realtime(gateway.port) as client:
+                await check(gateway, client)
+            await gateway.wait_idle()
+
+    run(scenario)
+
+
+def test_a_session_ends_at_its_limit() -> None:
+    async def check(_: RunningGateway, client: RealtimeClient) -> None:
+        code, reason, error = await end_of(client)
+        assert (code, reason) == (1000, "session_expired")
+        assert error is not None and error["code"] == "session_expired" and "0.01 minutes" in error["message"]
+
+    in_session(check, SessionLimits(session_s=0.6))
+
+
+def test_events_that_are_refused_do_not_keep_a_session() -> None:
+    async def check(_: RunningGateway, client: RealtimeClient) -> None:
+        async def be_refused() -> None:
+            while True:
+                await client.socket.send('{"type": "no.such"}')
+                await client.send("response.cancel")
+                await asyncio.sleep(0.1)
+
+        refused = asyncio.create_task(be_refused())
+        code, reason, error = await end_of(client)
+        refused.cancel()
+        assert (code, reason) == (1000, "idle"), error
+
+    in_session(check, SessionLimits(idle_s=1.0))
+
+
+def test_a_draining_server_lets_the_open_response_end() -> None:
+    async def check(gateway: RunningGateway, client: RealtimeClient) -> None:
+        await client.send("response.create")
+        await client.until("response.output_audio.delta")
+        gateway.gateway.live.drain()
+        done = await client.until("response.done")
+        assert done["response"]["status"] == "completed"
+        assert await end_of(client) == (1001, "Shutting down", None)
+
+    in_session(check)
+
+
+def test_a_frame_that_is_too_long_closes_the_socket() -> None:
+    async def check(_: RunningGateway, client: RealtimeClient) -> None:
+        await client.socket.send(" " * (MAX_FRAME + 1))
+        code, _, _ = await end_of(client)
+        assert code == 1009
+
+    in_session(check)
+
+
+@pytest.mark.parametrize(
+    ("close", "code", "error"),
+    [
+        (QUOTA_USED, 1008, ("rate_limit_error", "rate_limit_exceeded")),
+        (ENDED, 1008, ("server_error", "cancelled")),
+        (DRAINING, 1001, None),
+    ],
+)
+def test_an_end_by_the_gateway_tells_its_reason(close: SocketClose, code: int, error: tuple[str, str] | None) -> None:
+    async def check(gateway: RunningGateway, client: RealtimeClient) -> None:
+        [session] = gateway.gateway.live.all
+        session.end(close)
+        got_code, reason, got = await end_of(client)
+        assert (got_code, reason) == (code, close.reason)
+        assert (got and (got["type"], got["code"])) == error
+
+    in_session(check)
