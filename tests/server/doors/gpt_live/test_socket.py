@@ -55,7 +55,10 @@ class LiveClient:
 
 @asynccontextmanager
 async def live(limits: SessionLimits | None = None, **cycle: int) -> AsyncIterator[LiveClient]:
-    """A client of a gateway with one worker, which must be idle afterwards. limits: of sessions. cycle: of the worker's units."""
+    """A client of a gateway with one worker, which must be idle afterwards.
+
+    limits: of sessions. cycle: of the worker's units.
+    """
     async with FakeWorker(**cycle) as worker, running_gateway(worker, limits=limits) as gateway:
         url = f"ws://127.0.0.1:{gateway.port}/v1/live/sessions"
         async with websockets.connect(url, compression=None, proxy=None) as socket:
