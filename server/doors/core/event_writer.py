@@ -2,9 +2,9 @@
 
 import asyncio
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocketDisconnect
 
 from worker.protocol.connection import STUCK_S
 from worker.protocol.wire import json_text
@@ -17,11 +17,21 @@ class ClientGoneError(Exception):
     """The client does not read, or its connection is closed."""
 
 
+class TextSender(Protocol):
+    """A connection to a client, such as a WebSocket."""
+
+    async def send_text(self, data: str) -> None:
+        """Send a text."""
+
+    async def close(self, code: int, reason: str | None) -> None:
+        """Close the connection. code: of a WebSocket's close frame."""
+
+
 class EventWriter:
     """Events on their way to a client."""
 
-    def __init__(self, websocket: WebSocket):
-        self._websocket = websocket
+    def __init__(self, client: TextSender):
+        self._client = client
         self._unsent: asyncio.Queue[str] = asyncio.Queue()
         self._n_unsent = 0
 
@@ -37,7 +47,7 @@ class EventWriter:
             text = await self._unsent.get()
             try:
                 async with asyncio.timeout(STUCK_S):
-                    await self._websocket.send_text(text)
+                    await self._client.send_text(text)
             except (WebSocketDisconnect, RuntimeError, TimeoutError):
                 raise ClientGoneError from None
             self._n_unsent -= len(text)
@@ -49,5 +59,5 @@ class EventWriter:
         with suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
             async with asyncio.timeout(CLOSE_S):
                 while not self._unsent.empty():
-                    await self._websocket.send_text(self._unsent.get_nowait())
-                await self._websocket.close(code, reason)
+                    await self._client.send_text(self._unsent.get_nowait())
+                await self._client.close(code, reason)

@@ -196,7 +196,7 @@ class DuplexLane:
         """Follow the user's speech."""
         self._spoke_at = self._clock()
         self._idle.record_speech()
-        response = self._host.response
+        is_answering = self._host.response is not None or self._host.is_playing
         if isinstance(heard, SpeechOver):
             self._barge_in.end_turn()
             if self._turns.end(heard.end_ms) is not None and not self._barge_in.is_answered(heard.end_ms):
@@ -206,14 +206,16 @@ class DuplexLane:
         if isinstance(heard, SpeechHeard):
             self._barge_in.begin_turn(heard.start_ms)
         self._barge_in.hear(heard.speech_ms, heard.at_ms)
-        start_ms = self._barge_in.due(heard.speech_ms, heard.at_ms, is_responding=response is not None)
+        start_ms = self._barge_in.due(heard.speech_ms, heard.at_ms, is_responding=is_answering)
         if start_ms is not None:
             self.policy.begin_user_turn()
             self._turns.begin(start_ms)
-        if response is None or not self.policy.detection.interrupt_response:
+        if not is_answering or not self.policy.detection.interrupt_response:
             return
         if self._barge_in.is_confirmed(heard.speech_ms):
-            self.cancel("turn_detected")
+            self._host.stop_playback()
+            if self._host.response is not None:
+                self.cancel("turn_detected")
 
     # --- the worker's answers ------------------------------------------------------------------
 

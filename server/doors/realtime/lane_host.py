@@ -16,6 +16,13 @@ class LaneHost(Protocol):
     def engine_settings(self) -> EngineSettings:
         """What the engine must be set to for the next unit."""
 
+    @property
+    def is_playing(self) -> bool:
+        """Whether the server plays sound, which may go on after its response is done."""
+
+    def stop_playback(self) -> None:
+        """Drop sound that was not played."""
+
     def begin_response(self) -> RealtimeResponse:
         """Open a response that the model has begun by itself."""
 

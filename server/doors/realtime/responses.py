@@ -2,7 +2,7 @@
 
 import base64
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from server.doors.core.tool_calls import FoundCall
 from server.doors.live.sound.wire_sound import WireFormat
@@ -64,6 +64,16 @@ class ResponseShape:
         return cls(config.modality, config.output_format, config.voice, limit, metadata, in_conversation)
 
 
+class ResponsePlayback(Protocol):
+    """Plays the sound of responses where the server owns the playback."""
+
+    def add(self, response: "RealtimeResponse", pcm16: bytes) -> None:
+        """Play sound of the response."""
+
+    def finish(self, response: "RealtimeResponse") -> None:
+        """The response is done."""
+
+
 class RealtimeResponse:
     """A response: at most one message of the assistant, then calls of functions.
 
@@ -72,16 +82,25 @@ class RealtimeResponse:
         conversation: gets the response's item.
         shape: what the response is made of.
         is_asked: the client asked for it.
+        playback: gets its sound; None: the client does, in events.
     """
 
-    def __init__(self, send: EventSender, conversation: Conversation, shape: ResponseShape, *, is_asked: bool):
+    def __init__(
+        self,
+        send: EventSender,
+        conversation: Conversation,
+        shape: ResponseShape,
+        *,
+        is_asked: bool,
+        playback: ResponsePlayback | None = None,
+    ):
         self.id = new_id("resp")
         self.shape, self.is_asked = shape, is_asked
         self.item = ConversationItem(new_id("item"), role="assistant", status="in_progress")
         self.usage = TokenUsage()
         self.is_over = False
         self.first_sound_at: float | None = None
-        self._send, self._conversation = send, conversation
+        self._send, self._conversation, self._playback = send, conversation, playback
         self._text = ""
         self._message: Literal["none", "open", "over"] = "none"
         self._output: list[ConversationItem] = []
@@ -143,7 +162,9 @@ class RealtimeResponse:
         if not data or not self._is_spoken:
             return
         self._begin_message()
-        for start in range(0, len(data), DELTA_BYTES):
+        if self._playback is not None:
+            self._playback.add(self, data)
+        for start in range(0, len(data) if self._playback is None else 0, DELTA_BYTES):
             delta = base64.b64encode(data[start : start + DELTA_BYTES]).decode("ascii")
             self._send("response.output_audio.delta", **self._ids, delta=delta)
         self.item.sent_ms += len(data) / BYTES_PER_MS[self.shape.form]
@@ -181,6 +202,8 @@ class RealtimeResponse:
         self._finish_message(end.status)
         self._send("response.done", response=self._described(end.status, end))
         self._send("rate_limits.updated", rate_limits=[])
+        if self._playback is not None:
+            self._playback.finish(self)
 
     def _finish_message(self, status: str) -> None:
         if self._message != "open":

@@ -23,6 +23,7 @@ from server.doors.realtime.item_texts import text_of
 from server.doors.realtime.items import Conversation, ConversationItem, item_of, new_id
 from server.doors.realtime.lane_duplex import DuplexLane
 from server.doors.realtime.lane_turn import TurnLane
+from server.doors.realtime.playback import Playback, SoundTrack
 from server.doors.realtime.responses import RealtimeResponse, ResponseEnd, ResponseShape
 from server.doors.realtime.session_config import RealtimeConfig, TurnDetection, choice_of, limit_of
 from server.doors.realtime.turn_answers import TurnAnswers
@@ -66,11 +67,15 @@ class RealtimeSession:
         send: sends events.
         config: settings at the start.
         context: what it uses.
+        track: plays the session's sound; None: the client gets it in events.
     """
 
-    def __init__(self, send: EventSender, config: RealtimeConfig, context: SessionContext):
+    def __init__(
+        self, send: EventSender, config: RealtimeConfig, context: SessionContext, track: SoundTrack | None = None
+    ):
         self.id = new_id("sess")
-        self.config = config
+        self.playback = None if track is None else Playback(send, track)
+        self.config = config = self._on_track(config)
         self.conversation = Conversation()
         self.response: RealtimeResponse | None = None
         self._send, self._context = send, context
@@ -134,7 +139,7 @@ class RealtimeSession:
 
     async def _on_session_update(self, event: events.SessionUpdate) -> None:
         patch = read_patch(event.session)
-        config = self.config.merged(patch, has_spoken=self._has_spoken)
+        config = self._on_track(self.config.merged(patch, has_spoken=self._has_spoken))
         detection, was_duplex = config.turn_detection, self.is_duplex
         if (detection is not None) != was_duplex and self.response is not None:
             message = "session.audio.input.turn_detection: expected no active response, got one"
@@ -157,7 +162,22 @@ class RealtimeSession:
         except ApiError as error:
             raise EventError("invalid_value", error.message, "session.audio.output.voice") from None
 
+    def append_sound(self, samples: np.ndarray) -> None:
+        """Add sound of the client's track, [n] float32 at 16 kHz."""
+        self._turns.append(len(samples) / 16)
+        if self.is_duplex:
+            self.lane.append(samples)
+        else:
+            self._turn_lane.append(samples)
+
+    def add_frame(self, jpeg: bytes) -> None:
+        """Add a picture of the client's video track to the unit that is being filled."""
+        if self.is_duplex:
+            self.lane.add_picture(jpeg, 1)
+
     async def _on_append(self, event: events.AppendAudio) -> None:
+        if self.playback is not None:
+            raise EventError("invalid_value", "input_audio_buffer.append: expected sound in the call's track only")
         if len(event.sound) > LARGE_SOUND:
             samples = await asyncio.to_thread(self._input.push, event.sound)
         else:
@@ -181,8 +201,10 @@ class RealtimeSession:
         self._send("input_audio_buffer.cleared")
 
     async def _on_clear_output(self, _: events.ClearOutput) -> None:
-        # Sound is sent as it is made: there is nothing to drop.
-        self._send("output_audio_buffer.cleared", response_id=self.response and self.response.id)
+        if self.playback is not None:
+            self.playback.cut()
+        else:  # sound is sent as it is made: there is nothing to drop
+            self._send("output_audio_buffer.cleared", response_id=self.response and self.response.id)
 
     # --- items ---------------------------------------------------------------------------------
 
@@ -258,7 +280,7 @@ class RealtimeSession:
         asked = list(self.conversation) if items is None else items
         if is_aside:
             shape = ResponseShape.of(config, options.metadata, in_conversation=False)
-            response = RealtimeResponse(self._send, self.conversation, shape, is_asked=True)
+            response = self._new_response(shape, is_asked=True)
             response.begin(with_message=not config.tools)
         else:
             response = self._open_response(config, options.metadata, is_asked=True, with_message=not config.tools)
@@ -300,7 +322,11 @@ class RealtimeSession:
         if output is not None:
             changes["voice"] = output.voice or self.config.voice
             changes["output_format"] = output.format.type if output.format else self.config.output_format
-        return replace(self.config, **changes)
+        return self._on_track(replace(self.config, **changes))
+
+    def _on_track(self, config: RealtimeConfig) -> RealtimeConfig:
+        """The settings with the one format that sound has beside a track."""
+        return config if self.playback is None else replace(config, input_format="audio/pcm", output_format="audio/pcm")
 
     async def _on_cancel_response(self, event: events.CancelResponse) -> None:
         response_id = event.response_id or (None if self.response is None else self.response.id)
@@ -335,9 +361,22 @@ class RealtimeSession:
     ) -> RealtimeResponse:
         shape = ResponseShape.of(config, metadata)
         self._output = SoundOutput(config.output_format)
-        self.response = RealtimeResponse(self._send, self.conversation, shape, is_asked=is_asked)
+        self.response = self._new_response(shape, is_asked=is_asked)
         self.response.begin(with_message=with_message)
         return self.response
+
+    def _new_response(self, shape: ResponseShape, *, is_asked: bool) -> RealtimeResponse:
+        return RealtimeResponse(self._send, self.conversation, shape, is_asked=is_asked, playback=self.playback)
+
+    @property
+    def is_playing(self) -> bool:
+        """Whether the server plays sound, which may go on after its response is done."""
+        return self.playback is not None and self.playback.is_playing
+
+    def stop_playback(self) -> None:
+        """Drop sound that was not played."""
+        if self.playback is not None and self.playback.is_playing:
+            self.playback.cut()
 
     def add_sound(self, response: RealtimeResponse, pcm16: bytes) -> None:
         """Send sound of the engine."""

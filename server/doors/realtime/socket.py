@@ -5,6 +5,7 @@ import logging
 import time
 from typing import Any
 
+import numpy as np
 from starlette.websockets import WebSocket
 
 from server.access.identity import identity_of
@@ -13,6 +14,7 @@ from server.doors.core.door_ticket import MAX_WAIT_S, ticket_within_wait
 from server.doors.core.event_writer import ClientGoneError, EventWriter
 from server.doors.core.unit_session import UnitSession
 from server.doors.errors import ApiError
+from server.doors.live.client_channel import ClientChannel, WebSocketChannel
 from server.doors.live.door_context import LARGE_EVENT, DoorContext
 from server.doors.live.ends import (
     DRAINED,
@@ -32,6 +34,7 @@ from server.doors.live.event_error import EventError, EventRefusedError
 from server.doors.realtime.events.client_events import read_event
 from server.doors.realtime.events.server_events import EventSender
 from server.doors.realtime.initial_config import initial_config
+from server.doors.realtime.playback import SoundTrack
 from server.doors.realtime.session import RealtimeSession, SessionContext
 from server.doors.realtime.session_config import RealtimeConfig
 from server.live.closes import DRAINING, SessionEnd
@@ -39,7 +42,6 @@ from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession
 from server.live.recorder import Recorder
 from server.live.worker_link import WorkerLostError
-from worker.protocol.connection import until_gone
 
 LOG = logging.getLogger(__name__)
 MAX_FIRST_WAIT_S = 30.0  # for the first slot, if the estimate was too low
@@ -65,20 +67,7 @@ class RealtimeDoor:
             return
         offered = websocket.scope.get("subprotocols", [])
         await websocket.accept(subprotocol=SUBPROTOCOL if SUBPROTOCOL in offered else None)
-        connection = RealtimeConnection(websocket, context, session, config)
-        session.task = running = asyncio.create_task(connection.run(pending), name="realtime")
-        context.slots.live.add(session)
-        try:
-            await asyncio.wait((running,))
-            end = end_of(session.forced_close or DRAINING) if running.cancelled() else running.result()
-            context.slots.metrics.record_connection_end(end.how)
-            await connection.close(end)
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            context.slots.live.remove(session)
-            context.slots.dispatcher.finish(pending)
-        LOG.info("session %s ended: %s", session.session_id, end.how)
+        await RealtimeConnection(WebSocketChannel(websocket), context, session, config).serve(pending)
 
     def _admitted(self, websocket: WebSocket) -> RealtimeConfig:
         """The settings that the session begins with. Raises: ApiError."""
@@ -94,18 +83,51 @@ class RealtimeDoor:
 
 
 class RealtimeConnection:
-    """One client's connection."""
+    """One client's connection.
 
-    def __init__(self, websocket: WebSocket, context: DoorContext, live: LiveSession, config: RealtimeConfig):
-        self._websocket, self._context, self._live = websocket, context, live
-        self._writer = EventWriter(websocket)
+    Args:
+        client: carries its events.
+        context: the gateway's parts.
+        live: its entry in the list of sessions.
+        config: settings at the start.
+        track: plays the session's sound; None: the client gets it in events.
+    """
+
+    def __init__(
+        self,
+        client: ClientChannel,
+        context: DoorContext,
+        live: LiveSession,
+        config: RealtimeConfig,
+        track: SoundTrack | None = None,
+    ):
+        self._client, self._context, self._live = client, context, live
+        self._writer = EventWriter(client)
+        self._has_begun = False
         self._accepted_at = time.monotonic()
         self._expires_at = time.time() + context.limits.session_s
         self._send = EventSender(self._writer.put)
         used = SessionContext(context.voices, context.turns, live.identity, int(self._expires_at), time.monotonic)
-        self._session = RealtimeSession(self._send, config, used)
+        self._session = RealtimeSession(self._send, config, used, track)
 
-    async def run(self, pending: PendingSession) -> DoorEnd:
+    async def serve(self, pending: PendingSession) -> None:
+        """Run the session as one of the gateway's, and close the connection after it. pending: its ticket."""
+        live, slots = self._live, self._context.slots
+        live.task = running = asyncio.create_task(self._run(pending), name="realtime")
+        slots.live.add(live)
+        try:
+            await asyncio.wait((running,))
+            end = end_of(live.forced_close or DRAINING) if running.cancelled() else running.result()
+            slots.metrics.record_connection_end(end.how)
+            await self._close(end)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            slots.live.remove(live)
+            slots.dispatcher.finish(pending)
+        LOG.info("session %s ended: %s", live.session_id, end.how)
+
+    async def _run(self, pending: PendingSession) -> DoorEnd:
         """Run the session until it is over. Returns: how to close the connection."""
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -128,7 +150,19 @@ class RealtimeConnection:
             self._session.stop()
         return INTERNAL
 
-    async def close(self, end: DoorEnd) -> None:
+    @property
+    def session(self) -> RealtimeSession | None:
+        """The session, once it has sent `session.created`."""
+        return self._session if self._has_begun else None
+
+    def hear(self, samples: np.ndarray) -> None:
+        """Add sound of the client's track, [n] float32 at 16 kHz; sound before the session's begin is dropped."""
+        if self._has_begun:
+            self._accepted_at = time.monotonic()
+            self._live.touch()
+            self._session.append_sound(samples)
+
+    async def _close(self, end: DoorEnd) -> None:
         """Send what is unsent and the close frame."""
         if end.error is not None:
             self._send.error(end.error)
@@ -139,7 +173,7 @@ class RealtimeConnection:
     async def _read(self) -> None:
         """Handle the client's events, strictly in order."""
         while True:
-            event = await self._websocket.receive()
+            event = await self._client.receive()
             self._live.touch()
             if event["type"] == "websocket.disconnect":
                 raise SessionOverError(GONE)
@@ -161,7 +195,7 @@ class RealtimeConnection:
 
     async def _wait_gone(self) -> None:
         """End the session when the connection is lost, also before its events are read. Raises: SessionOverError."""
-        await until_gone(self._websocket)
+        await self._client.wait_gone()
         raise SessionOverError(GONE)
 
     # --- the worker ----------------------------------------------------------------------------
@@ -202,6 +236,7 @@ class RealtimeConnection:
                 await units.open(pending)
             if reader is not None:
                 await session.begin()
+                self._has_begun = True
                 reader.create_task(self._read(), name="realtime-read")
             if not session.is_duplex:
                 return
