@@ -11,7 +11,7 @@ from server.doors.realtime.responses import RealtimeResponse
 class SoundTrack(Protocol):
     """The outgoing sound of a call. It is sent at the pace of the clock, one response after the other.
 
-    Whoever sends it reports to `Playback` what was sent.
+    Whoever sends it reports to `TrackPlayback` what was sent.
     """
 
     def play(self, number: int, pcm16: bytes) -> None:
@@ -24,7 +24,7 @@ class SoundTrack(Protocol):
         """Drop all sound that was not sent."""
 
 
-class Playback:
+class TrackPlayback:
     """The sound of one session's responses on a track."""
 
     def __init__(self, send: EventSender, track: SoundTrack):

@@ -23,7 +23,7 @@ from server.doors.realtime.item_texts import text_of
 from server.doors.realtime.items import Conversation, ConversationItem, item_of, new_id
 from server.doors.realtime.lane_duplex import DuplexLane
 from server.doors.realtime.lane_turn import TurnLane
-from server.doors.realtime.playback import Playback, SoundTrack
+from server.doors.realtime.playback import TrackPlayback, SoundTrack
 from server.doors.realtime.responses import RealtimeResponse, ResponseEnd, ResponseShape
 from server.doors.realtime.session_config import RealtimeConfig, TurnDetection, choice_of, limit_of
 from server.doors.realtime.turn_answers import TurnAnswers
@@ -74,7 +74,7 @@ class RealtimeSession:
         self, send: EventSender, config: RealtimeConfig, context: SessionContext, track: SoundTrack | None = None
     ):
         self.id = new_id("sess")
-        self.playback = None if track is None else Playback(send, track)
+        self.playback = None if track is None else TrackPlayback(send, track)
         self.config = config = self._on_track(config)
         self.conversation = Conversation()
         self.response: RealtimeResponse | None = None

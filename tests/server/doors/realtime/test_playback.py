@@ -1,9 +1,9 @@
-"""Playback by the server: its events, and the part of an item that counts as heard."""
+"""TrackPlayback by the server: its events, and the part of an item that counts as heard."""
 
 from server.doors.realtime.events.client_events import ContentPart
 from server.doors.realtime.events.server_events import EventSender
 from server.doors.realtime.items import Conversation
-from server.doors.realtime.playback import Playback
+from server.doors.realtime.playback import TrackPlayback
 from server.doors.realtime.responses import COMPLETED, RealtimeResponse, ResponseShape, cancelled
 
 SECOND = bytes(48_000)  # PCM16 at 24 kHz
@@ -32,7 +32,7 @@ class Played:
         self.log: list[dict[str, object]] = []
         self.track, self.conversation = Track(), Conversation()
         self.send = EventSender(self.log.append)
-        self.playback = Playback(self.send, self.track)
+        self.playback = TrackPlayback(self.send, self.track)
 
     def response(self) -> RealtimeResponse:
         shape = ResponseShape("audio", "audio/pcm", "default")
