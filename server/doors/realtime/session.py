@@ -23,7 +23,7 @@ from server.doors.realtime.item_texts import text_of
 from server.doors.realtime.items import Conversation, ConversationItem, item_of, new_id
 from server.doors.realtime.lane_duplex import DuplexLane
 from server.doors.realtime.lane_turn import TurnLane
-from server.doors.realtime.playback import TrackPlayback, SoundTrack
+from server.doors.realtime.playback import SoundTrack, TrackPlayback
 from server.doors.realtime.responses import RealtimeResponse, ResponseEnd, ResponseShape
 from server.doors.realtime.session_config import RealtimeConfig, TurnDetection, choice_of, limit_of
 from server.doors.realtime.turn_answers import TurnAnswers
