@@ -25,7 +25,7 @@ from worker.chat.reply import TEXT_CHUNK
 from worker.config.session import REPLY_SET, REPLY_TEXT_SET, SessionConfig, WindowConfig
 from worker.config.settings import SettingProblem, Settings, notes, overlaid
 from worker.describe import shown
-from worker.protocol.chat_messages import MAX_STOPS
+from worker.protocol.chat_messages import MAX_STOPS, Priority
 
 SEGMENT_ROWS = 450  # maximum context rows of a user's turn: 30 s of sound with marks and the template around it
 
@@ -94,6 +94,9 @@ class ReplyConfig(Settings):
     stop: tuple[str, ...] = Field((), max_length=MAX_STOPS, description="texts that end the answer")
     text: str | None = Field(
         None, min_length=1, description="the answer, which is voiced as it is; null: the model generates it"
+    )
+    priority: Priority = Field(
+        "normal", description="low: the answer yields to units and to other answers; without speech and beams only"
     )
 
     @classmethod
@@ -172,9 +175,12 @@ class ReplyConfig(Settings):
         return replace(TURN_SPEECH, temperature=self.tts_temperature, repetition_penalty=self.tts_repetition_penalty)
 
     def _conflicts(self) -> list[SettingProblem]:
-        if self.num_beams == 1 or self.decode_mode == "greedy":
-            return []
-        return [SettingProblem("num_beams", "1 where tokens are drawn at random", str(self.num_beams))]
+        found = []
+        if self.num_beams > 1 and self.decode_mode != "greedy":
+            found.append(SettingProblem("num_beams", "1 where tokens are drawn at random", str(self.num_beams)))
+        if self.priority == "low" and (self.speak or self.num_beams > 1):
+            found.append(SettingProblem("priority", "normal for an answer with speech or with beams", self.priority))
+        return found
 
 
 class HalfDuplexConfig(Settings):

@@ -67,6 +67,9 @@ class ReplyJob(Job):
     _found: Found | None = field(default=None, init=False)  # the text, once a search has chosen it, or a given one
     _stops: StopTexts | None = field(default=None, init=False)
 
+    def __post_init__(self) -> None:
+        self.is_low_priority = self.config.priority == "low"
+
     @property
     def index(self) -> int:
         return self.session.n_units + 1

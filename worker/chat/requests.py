@@ -62,6 +62,7 @@ def reply_config(request: ChatRequest, default_new_tokens: int) -> ReplyConfig:
         answer_start=request.answer_start,
         stop=tuple(generation.stop),
         seed=generation.seed,
+        priority=request.priority,
     )
 
 

@@ -68,8 +68,8 @@ class BatchRunner:
 
     @property
     def is_text_idle(self) -> bool:
-        """Whether no job has text left to prefill or decode."""
-        return not any(job.has_text_left for job in self.jobs)
+        """Whether no job has text left to prefill or decode, apart from jobs that yield to all others."""
+        return not any(job.has_text_left and not job.is_low_priority for job in self.jobs)
 
     # --- running -------------------------------------------------------------------------------
 

@@ -152,9 +152,8 @@ class SpeechCall:
         The last one is `n_speech_tokens` if `over`. The counts do not depend on when the loop polled, so a session's
         sound is cut the same way whichever sessions share its batches.
         """
-        seconds = (
-            () if self.stream is None else range(SPEECH_TOKENS_PER_POLL, n_speech_tokens + 1, SPEECH_TOKENS_PER_POLL)
-        )
+        step = SPEECH_TOKENS_PER_POLL
+        seconds = () if self.stream is None else range(step, n_speech_tokens + 1, step)
         cuts = [n for n in sorted({self.early_tokens, *seconds}) if self.n_taken < n <= n_speech_tokens]
         return cuts if not over or n_speech_tokens in cuts else [*cuts, n_speech_tokens]
 
@@ -178,11 +177,11 @@ class Job:
         windows: speech tokens for the vocoder, one window per entry.
         text, pcm_parts: text and sound that were emitted.
         n_parts: parts of a background job that were encoded or fed.
+        is_low_priority: a background job whose text yields to all other jobs.
     """
 
     # Prefilled in parts, mostly between the steps of other jobs: no deadline depends on it.
     is_background: ClassVar[bool] = False
-
     session: Session
     arrived: float
     times: StageTimes = field(default_factory=StageTimes, kw_only=True)
@@ -200,6 +199,7 @@ class Job:
     text: str = field(default="", init=False)
     pcm_parts: list[np.ndarray] = field(default_factory=list, init=False)
     n_parts: int = field(default=0, init=False)
+    is_low_priority: bool = field(default=False, init=False)
     _pieces: Iterator[MediaPiece] = field(default_factory=lambda: iter(()), init=False)
     _encoded: list[MediaPiece] = field(default_factory=list, init=False)
 

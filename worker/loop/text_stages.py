@@ -1,6 +1,6 @@
 """The stages up to a unit's text: prefill of all known rows, then one token per step or a beam search.
 
-Contains how jobs share batches. Does not contain speech, nor what a token means (jobs).
+Contains how jobs share batches and which come first. Does not contain speech, nor what a token means (jobs).
 """
 
 from collections import defaultdict
@@ -20,7 +20,8 @@ from worker.loop.job import Job, JobPhase
 
 PERIOD = 8  # iterations for one part while other jobs come first
 MAX_SEARCHES = 4  # that share a step, so that a step stays short; later ones wait until one of them ends
-SHARE = 0.1  # of the time goes to searches while other jobs come first
+SHARE = 0.1  # of the time goes to searches while other jobs come first, and as much to jobs that yield
+MAX_UNIT_AGE_S = 0.5  # a unit that is in flight for longer gets all of the time that is left of its second
 
 
 class TextStages:
@@ -231,6 +232,41 @@ class SearchStage:
         job.end_search()
         if job.step.feed is None:
             job.finish_text()
+
+
+class YieldingStage:
+    """run: one part of a prefill, or one token of each job.
+
+    It does nothing while a unit is in flight for more than `MAX_UNIT_AGE_S`: what is late is late without these jobs.
+    Before that it takes `SHARE` of the time at most, unless the other jobs only wait for their speech or sound.
+    """
+
+    def __init__(self, batch: BatchRunner, text: TextStages):
+        self._batch, self._text = batch, text
+        self._prefill = BackgroundPrefill(batch, text)
+        self._due = float("-inf")  # clock reading from which on a part may run while other jobs have work
+
+    def run(self, jobs: list[Job], has_prior_work: Callable[[], bool]) -> None:
+        """Advance the jobs with low priority, if it is their turn.
+
+        Args:
+            jobs: all jobs in flight.
+            has_prior_work: whether other jobs have text or speech to work on now.
+        """
+        own = [job for job in jobs if job.is_low_priority and job.has_text_left]
+        if not own:
+            return
+        start = self._batch.clock()
+        if any(start - job.arrived > MAX_UNIT_AGE_S for job in jobs if not job.is_background):
+            return
+        if start < self._due and has_prior_work():
+            return
+        if unfed := [job for job in own if job.phase is not JobPhase.DECODE]:
+            self._prefill.run(unfed, lambda: False)
+        else:
+            self._text.decode(own)
+        end = self._batch.clock()
+        self._due = end + (end - start) * (1 / SHARE - 1)
 
 
 def _unusable_logits(job: Job) -> NumericsError:

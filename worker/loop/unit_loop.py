@@ -5,6 +5,7 @@
     background the same for replies, in bounded parts between the stages of units                  per part
     decode     feed a token, sample the next                                                       per token
     search     a token of every hypothesis of beam searches; rarely while units are in flight      per token
+    yielding   prefill and decode of jobs with low priority; rarely while others are in flight     per part
     sound      speech tokens to samples                                                            per window
     finish     emit the result, close the unit, apply the window's evictions
 
@@ -25,7 +26,7 @@ from worker.loop.observer import Observer
 from worker.loop.session import Session
 from worker.loop.sound_stage import SoundStage
 from worker.loop.speech_stages import SpeechStages
-from worker.loop.text_stages import BackgroundPrefill, SearchStage, TextStages
+from worker.loop.text_stages import BackgroundPrefill, SearchStage, TextStages, YieldingStage
 from worker.loop.voice_manager import VoiceManager
 
 REST_S = 1e-4  # sleep while only speech tokens or sound are in flight
@@ -50,6 +51,7 @@ class UnitLoop:
         self._text, self._finish = TextStages(self._batch), FinishStage(self._batch)
         self._background = BackgroundPrefill(self._batch, self._text)
         self._search = SearchStage(self._batch)
+        self._yielding = YieldingStage(self._batch, self._text)
         self._speech = None if self._speaker is None else SpeechStages(self._batch, self._speaker)
         self._sound = None if vocoder is None else SoundStage(self._batch, vocoder)
 
@@ -75,11 +77,14 @@ class UnitLoop:
         """
         if self._speech is not None:
             self._speech.draw([job for job in self.jobs if job.calls])
-        unfed = [job for job in self.jobs if job.phase in (JobPhase.START, JobPhase.PREFILL)]
+        unfed = [
+            job for job in self.jobs if not job.is_low_priority and job.phase in (JobPhase.START, JobPhase.PREFILL)
+        ]
         self._text.prefill([job for job in unfed if not job.is_background])
         self._background.run([job for job in unfed if job.is_background], self._is_contended)
-        self._text.decode([job for job in self.jobs if job.phase is JobPhase.DECODE])
+        self._text.decode([job for job in self.jobs if job.phase is JobPhase.DECODE and not job.is_low_priority])
         self._search.run([job for job in self.jobs if job.phase is JobPhase.SEARCH], self._is_contended)
+        self._yielding.run(self.jobs, self._has_prior_work)
         if self._speech is not None:
             self._speech.poll()
         if self._sound is not None:
@@ -109,6 +114,12 @@ class UnitLoop:
         """Whether jobs with a deadline have text or speech to work on now."""
         live = [job for job in self.jobs if not job.is_background]
         return any(job.has_text_left for job in live) or (self._speech is not None and self._speech.can_draw(live))
+
+    def _has_prior_work(self) -> bool:
+        """Whether jobs other than those with low priority have text or speech to work on now."""
+        prior = [job for job in self.jobs if not job.is_low_priority]
+        is_busy = any(job.phase is not JobPhase.SPEECH for job in prior)
+        return is_busy or (self._speech is not None and self._speech.can_draw(prior))
 
     def _rest(self) -> None:
         """Sleep for a moment if the loop can only wait for speech tokens or sound in flight."""

@@ -56,6 +56,7 @@ class SpeechSamplingFields(FieldGroup):
 
 SPEECH_SAMPLING = SpeechSamplingFields()
 PromptLanguage = Literal["en", "zh"]
+Priority = Literal["normal", "low"]
 VoiceMode = Literal["default", "audio_assistant", "omni", "audio_roleplay", "voice_cloning"]
 
 
@@ -119,6 +120,10 @@ class ChatRequest(Message):
         False, description="on a WebSocket: insert the system message of `tts.mode` where there is none, as over HTTP"
     )
     report_usage: bool = Field(False, description="on a WebSocket: count tokens by kind in `done`")
+    priority: Priority = Field(
+        "normal",
+        description="`low`: the answer yields to units and to other answers; only without speech and without a search",
+    )
 
     @classmethod
     def adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
