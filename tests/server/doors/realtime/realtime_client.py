@@ -12,6 +12,7 @@ import soundfile
 import websockets
 
 from server.doors.live.sound.resample import StreamResampler, pcm16_of
+from tests.server.doors.realtime.event_log import EventLog
 from tests.server.live_gateway import ANSWER_S
 
 QUESTION = Path(__file__).parents[3] / "data" / "question.wav"
@@ -19,13 +20,16 @@ Json = dict[str, Any]
 
 
 class RealtimeClient:
-    """One Realtime session. log: all events received so far."""
+    """One Realtime session, whose events are checked one by one. log: all events received so far."""
 
     def __init__(self, socket: websockets.ClientConnection):
         self.socket = socket
         self.log: list[Json] = []
+        self._checks = EventLog()
 
     async def send(self, kind: str, **fields: Any) -> None:
+        if fields.get("previous_item_id") == "root":
+            self._checks.roots_due += 1
         await self.socket.send(json.dumps({"type": kind, **fields}))
 
     async def append(self, pcm16: bytes) -> None:
@@ -33,7 +37,10 @@ class RealtimeClient:
 
     async def receive(self, seconds: float = ANSWER_S) -> Json:
         async with asyncio.timeout(seconds):
-            event = json.loads(await self.socket.recv())
+            data = await self.socket.recv()
+        assert isinstance(data, str), "expected a text frame"
+        event: Json = json.loads(data)
+        self._checks.take(event, len(data.encode()))
         self.log.append(event)
         return event
 
