@@ -7,7 +7,8 @@ import pytest
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from assets.build_tiny import ADDED, build
+from assets.build_tiny import build
+from assets.released_layout import ADDED
 from models.checkpoint.config import load_config
 
 MAX_BYTES = 6_500_000
