@@ -1,0 +1,102 @@
+"""Turns about what the camera shows: questions, memory of earlier pictures, and watching for something."""
+
+import random
+from dataclasses import dataclass
+
+from training.grammar.phrases import Split, fill, intents
+from training.grammar.turns import Turn
+from training.scenes.labels import COLORS, DIGITS, SHAPES, THINGS, UNCOUNTED, Motion, Shown, with_article
+
+QUESTIONS = ("show_thing", "show_color", "show_shape", "show_digit", "show_letter", "show_count", "show_place")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the person asks to be told about: a color, or the name of a shape, digit, thing or letter."""
+
+    words: str
+    color: str | None = None
+    name: str | None = None
+
+    def matches(self, shown: Shown | None) -> bool:
+        """Whether a picture shows it."""
+        if shown is None:
+            return False
+        return self.color == shown.color if self.color is not None else self.name == shown.name
+
+
+def draw_question(rng: random.Random, split: Split, shown: Shown | None) -> Turn:
+    """A question about the picture; None: the camera is off, and nothing can be seen."""
+    if shown is None:
+        skill = rng.choice(("show_thing", "show_color", "show_digit"))
+        return Turn(skill, intents()[skill].draw(rng, split), (intents()["no_picture"].answer(rng),))
+    skill = rng.choice([one for one in QUESTIONS if fits(one, shown)])
+    slots = answers(skill, shown)
+    intent = intents()[skill]
+    asked = {"plural": shown.plural, "thing_name": "letter" if shown.kind == "letter" else shown.name}
+    return Turn(skill, fill(intent.draw(rng, split), **asked), (fill(intent.answer(rng), **slots),))
+
+
+def fits(skill: str, shown: Shown) -> bool:
+    """Whether a question has one answer for this picture."""
+    if skill == "show_color":
+        return shown.color is not None
+    if skill == "show_count":
+        return shown.kind in ("shape", "thing") and shown.name not in UNCOUNTED
+    if skill in ("show_shape", "show_digit", "show_letter"):
+        return shown.kind == skill.removeprefix("show_") and shown.count == 1
+    return skill == "show_thing" or shown.count == 1
+
+
+def answers(skill: str, shown: Shown) -> dict[str, str]:
+    """The slots of an answer."""
+    if skill == "show_color":
+        return {"color": shown.color or ""}
+    if skill == "show_count":
+        return {"count": DIGITS[shown.count]}
+    if skill == "show_place":
+        return {"place": shown.place}
+    if skill == "show_shape":
+        return {"thing": with_article(shown.name)}
+    if skill in ("show_digit", "show_letter"):
+        return {"thing": shown.name}
+    return {"thing": shown.words}
+
+
+def draw_motion(rng: random.Random, split: Split, shown: Shown, motion: Motion) -> Turn:
+    """The question where something has moved."""
+    intent = intents()["show_motion"]
+    said = fill(intent.draw(rng, split), thing_name=shown.name)
+    return Turn("show_motion", said, (fill(intent.answer(rng), motion=motion),))
+
+
+def draw_shown_before(rng: random.Random, split: Split, before: Shown | None) -> Turn:
+    """The question for the picture before; None: there was none."""
+    intent = intents()["shown_before"]
+    reply = intents()["not_told"].answer(rng) if before is None else fill(intent.answer(rng), thing=before.words)
+    return Turn("shown_before", intent.draw(rng, split), (reply,))
+
+
+def draw_target(rng: random.Random) -> Target:
+    """Something that can be watched for."""
+    kind = rng.choice(("color", "shape", "digit", "thing"))
+    if kind == "color":
+        color = rng.choice(sorted(COLORS))
+        return Target(f"something {color}", color=color)
+    if kind == "digit":
+        name = rng.choice(DIGITS)
+        return Target(f"the number {name}", name=name)
+    name = rng.choice(SHAPES if kind == "shape" else sorted(THINGS))
+    return Target(f"the {name}" if name in UNCOUNTED else with_article(name), name=name)
+
+
+def draw_watch(rng: random.Random, split: Split, target: Target) -> Turn:
+    """The request to speak when something appears."""
+    intent = intents()["watch_for"]
+    said, reply = fill(intent.draw(rng, split), target=target.words), fill(intent.answer(rng), target=target.words)
+    return Turn("watch_for", said, (reply,))
+
+
+def draw_alert(rng: random.Random, target: Target) -> Turn:
+    """What the model says by itself when it appears."""
+    return Turn("watch_alert", "", (fill(intents()["watch_alert"].answer(rng), target=target.words),))

@@ -1,0 +1,126 @@
+"""Turns of a conversation: what a person says and what the model answers, with the memory of what was said.
+
+Contains no time and no sound: `training.timelines` places turns on units.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+from training.grammar import words
+from training.grammar.phrases import Split, fill, intents, small_talk
+from training.scenes.labels import COLORS
+
+MAX_SUM = 20
+MAX_COUNTED = 30  # where counting without a limit ends by itself
+FACTS = ("name", "color", "animal", "place")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One exchange.
+
+    Args:
+        skill: the block of phrases that the person's words are from.
+        said: the person's words, without punctuation.
+        reply: the model's text in parts; each part starts in a unit of its own. Empty: the model stays silent.
+    """
+
+    skill: str
+    said: str
+    reply: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The whole reply."""
+        return " ".join(self.reply)
+
+
+@dataclass
+class Memory:
+    """What the person has told in this conversation: fact -> slot values."""
+
+    facts: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+def draw_small_talk(rng: random.Random, split: Split) -> Turn:
+    intent = rng.choice(list(small_talk().values()))
+    return Turn(intent.name, intent.draw(rng, split), (intent.answer(rng),))
+
+
+def draw_counting(rng: random.Random, split: Split) -> Turn:
+    """Counting up to a number, down from one, or until stopped; a number in each unit."""
+    skill = rng.choice(("count_to", "count_freely", "count_down"))
+    n = rng.randint(2, MAX_SUM)
+    said = fill(intents()[skill].draw(rng, split), n=words.number(n))
+    if skill == "count_down":
+        return Turn(skill, said, _counted(range(n, 0, -1)))
+    return Turn(skill, said, _counted(range(1, (n if skill == "count_to" else MAX_COUNTED) + 1)))
+
+
+def draw_arithmetic(rng: random.Random, split: Split) -> Turn:
+    """A sum or difference of numbers up to twenty."""
+    skill = rng.choice(("add", "subtract"))
+    total = rng.randint(0, MAX_SUM)
+    part = rng.randint(0, total)
+    a, b, c = (part, total - part, total) if skill == "add" else (total, part, total - part)
+    slots = {"a": words.number(a), "b": words.number(b), "c": words.number(c)}
+    intent = intents()[skill]
+    return Turn(skill, fill(intent.draw(rng, split), **slots), (fill(intent.answer(rng), **slots),))
+
+
+def draw_repetition(rng: random.Random, split: Split) -> Turn:
+    slots = {"sentence": words.sentence(rng, split)}
+    intent = intents()["repeat"]
+    return Turn("repeat", fill(intent.draw(rng, split), **slots), (fill(intent.answer(rng), **slots),))
+
+
+def draw_unknown(rng: random.Random, split: Split) -> Turn:
+    """A sentence outside the model's world."""
+    return Turn("unknown", words.far_sentence(rng, split), (intents()["unknown"].answer(rng),))
+
+
+def draw_told(rng: random.Random, split: Split, memory: Memory) -> Turn:
+    """The person tells a fact, which replaces an earlier one of its kind."""
+    fact = rng.choice(FACTS)
+    object_, place = rng.choice(words.OBJECTS), rng.choice(words.PLACES)
+    slots = {
+        "name": {"name": rng.choice(words.NAMES)},
+        "color": {"color": rng.choice(sorted(COLORS))},
+        "animal": {"animal": rng.choice(words.ANIMALS)},
+        "place": {"object": object_, "place": place},
+    }[fact]
+    memory.facts[fact] = slots
+    intent = intents()[f"tell_{fact}"]
+    return Turn(intent.name, fill(intent.draw(rng, split), **slots), (_answer(intent.answer(rng), slots),))
+
+
+def draw_recall(rng: random.Random, split: Split, memory: Memory) -> Turn:
+    """The person asks for a fact; one that was not told is not known."""
+    fact = rng.choice(sorted(memory.facts) if memory.facts and rng.random() < 0.8 else FACTS)
+    intent = intents()[f"ask_{fact}"]
+    known = memory.facts.get(fact)
+    asked = rng.choice(words.OBJECTS) if known is None or rng.random() < 0.15 else known.get("object", "")
+    said = fill(intent.draw(rng, split), object=asked)
+    if known is None or (fact == "place" and asked != known["object"]):
+        return Turn(intent.name, said, (intents()["not_told"].answer(rng),))
+    return Turn(intent.name, said, (_answer(intent.answer(rng), known),))
+
+
+def draw_plain(skill: str, rng: random.Random, split: Split, **slots: str) -> Turn:
+    """A turn of a block whose answers need no more than these slots; a block without answers is met by silence."""
+    intent = intents()[skill]
+    reply = (fill(intent.answer(rng), **slots),) if intent.answers else ()
+    return Turn(skill, fill(intent.draw(rng, split), **slots), reply)
+
+
+def _answer(template: str, slots: dict[str, str]) -> str:
+    """An answer with the person's places seen from the other side."""
+    return fill(template, **{name: words.second_person(value) for name, value in slots.items()})
+
+
+def _counted(numbers: range) -> tuple[str, ...]:
+    spoken = [words.number(n) for n in numbers]
+    return tuple(
+        f"{one[:1].upper() + one[1:] if i == 0 else one}{',' if i < len(spoken) - 1 else '.'}"
+        for i, one in enumerate(spoken)
+    )

@@ -1,0 +1,110 @@
+"""What a camera picture shows, as values: the label of a rendered scene and the subject of questions about it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+COLORS = {
+    "red": (214, 40, 40),
+    "green": (46, 160, 67),
+    "blue": (36, 84, 214),
+    "yellow": (245, 208, 30),
+    "orange": (245, 130, 32),
+    "purple": (128, 50, 170),
+    "pink": (245, 130, 180),
+    "brown": (120, 72, 36),
+    "black": (24, 24, 24),
+    "white": (245, 245, 245),
+}
+SHAPES = ("circle", "square", "triangle", "star", "rectangle", "cross", "heart", "diamond")
+LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+# Thing -> its character in the emoji font.
+THINGS = {
+    "cat": "🐈",
+    "dog": "🐕",
+    "fish": "🐟",
+    "bird": "🐦",
+    "horse": "🐎",
+    "rabbit": "🐇",
+    "apple": "🍎",
+    "banana": "🍌",
+    "pizza": "🍕",
+    "cake": "🎂",
+    "car": "🚗",
+    "bus": "🚌",
+    "bicycle": "🚲",
+    "house": "🏠",
+    "tree": "🌳",
+    "flower": "🌷",
+    "ball": "⚽",
+    "book": "📖",
+    "key": "🔑",
+    "clock": "⏰",
+    "cup": "☕",
+    "phone": "📱",
+    "hat": "🎩",
+    "shoe": "👟",
+    "umbrella": "☂️",
+    "sun": "☀️",
+    "moon": "🌙",
+    "guitar": "🎸",
+}
+UNCOUNTED = {"sun", "moon"}  # there is one of each: "the sun"
+PLURALS = {
+    "fish": "fish",
+    "bus": "buses",
+    "cross": "crosses",
+}
+
+Kind = Literal["shape", "digit", "letter", "thing"]
+Place = Literal["on the left", "on the right", "at the top", "at the bottom", "in the middle"]
+Motion = Literal["to the left", "to the right", "up", "down", "not at all"]
+PLACES: tuple[Place, ...] = ("on the left", "on the right", "at the top", "at the bottom", "in the middle")
+MOTIONS: tuple[Motion, ...] = ("to the left", "to the right", "up", "down", "not at all")
+MAX_COUNT = 6
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The objects of one picture: `count` equal ones.
+
+    Args:
+        name: a shape, a digit as a word, a letter, or a thing.
+        color: of a shape, digit or letter; None for a thing, which has its own.
+        place: where one object is; several are spread out, and have the place `in the middle`.
+    """
+
+    kind: Kind
+    name: str
+    color: str | None
+    count: int = 1
+    place: Place = "in the middle"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= MAX_COUNT:
+            raise ValueError(f"count: expected 1 to {MAX_COUNT}, got {self.count}")
+        if (self.color is None) != (self.kind == "thing"):
+            raise ValueError(f"color of a {self.kind}: expected {'none' if self.color else 'one'}, got {self.color}")
+
+    @property
+    def words(self) -> str:
+        """With an article or a number: `a red circle`, `three dogs`, `the sun`, `a seven`, `the letter A`."""
+        if self.count > 1:
+            return f"{DIGITS[self.count]} {self.plural}"
+        if self.kind == "letter":
+            return f"the letter {self.name}"
+        if self.name in UNCOUNTED:
+            return f"the {self.name}"
+        return with_article(self.name if self.color is None or self.kind == "digit" else f"{self.color} {self.name}")
+
+    @property
+    def plural(self) -> str:
+        """The name of several, without color: `circles`, `dogs`, `sevens`."""
+        if self.name == "six":
+            return "sixes"
+        return PLURALS.get(self.name, f"{self.name}s")
+
+
+def with_article(words: str) -> str:
+    """`words` after `a` or `an`."""
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
