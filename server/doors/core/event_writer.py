@@ -4,10 +4,10 @@ import asyncio
 from contextlib import suppress
 from typing import Any, Protocol
 
+from pydantic_core import to_json
 from starlette.websockets import WebSocketDisconnect
 
 from worker.protocol.connection import STUCK_S
-from worker.protocol.wire import json_text
 
 MAX_UNSENT = 16 * 2**20  # characters of events that the client does not read
 CLOSE_S = 2.0
@@ -37,7 +37,7 @@ class EventWriter:
 
     def put(self, event: dict[str, Any]) -> None:
         """Send an event after all earlier ones; returns at once."""
-        text = json_text(event)
+        text = to_json(event).decode()  # four times as fast as `json` with the base64 text of sound
         self._n_unsent += len(text)
         self._unsent.put_nowait(text)
 

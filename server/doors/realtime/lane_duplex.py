@@ -90,6 +90,7 @@ class DuplexLane:
         self._is_begun = False  # the client has sent something that needs a context
         self._in_flight: UnitInFlight | None = None
         self._wake: asyncio.TimerHandle | None = None
+        self._wakes_at = 0.0
         self._sound_at = clock()
         self._spoke_at: float | None = None
 
@@ -309,7 +310,6 @@ class DuplexLane:
 
     def _pump(self) -> None:
         """Send the next unit if it is time, or wake up when it will be."""
-        self._stop_timer()
         if self._units is None or self._applied is None:
             return
         while self._texts and self._in_flight is None:
@@ -378,8 +378,16 @@ class DuplexLane:
             self._units.send(Pause(timeout=MAX_PAUSE_S))
 
     def _wake_at(self, at: float) -> None:
-        delay = max(0.0, at - self._clock())
-        self._wake = asyncio.get_running_loop().call_later(delay, self._pump)
+        """Look again at that time, or before: a timer that is set already stays, since every append comes here."""
+        if self._wake is not None and self._wakes_at <= at:
+            return
+        self._stop_timer()
+        self._wakes_at = at
+        self._wake = asyncio.get_running_loop().call_later(max(0.0, at - self._clock()), self._on_wake)
+
+    def _on_wake(self) -> None:
+        self._wake = None
+        self._pump()
 
     def _stop_timer(self) -> None:
         if self._wake is not None:

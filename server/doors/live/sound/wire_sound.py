@@ -37,10 +37,11 @@ class SoundInput:
         """[n] float32 at 16 kHz."""
         if self._law is not None:
             return self._resampler.push(self._law.decode(data))
-        data = self._odd + data
-        n_whole = len(data) - len(data) % 2
-        self._odd = data[n_whole:]
-        return self._resampler.push(floats_of(data[:n_whole]))
+        if self._odd or len(data) % 2:
+            data = self._odd + data
+            n_whole = len(data) - len(data) % 2
+            data, self._odd = data[:n_whole], data[n_whole:]
+        return self._resampler.push(floats_of(data))
 
     def reset(self) -> None:
         """Forget the sound so far."""
