@@ -187,7 +187,7 @@ def test_modules_have_no_import_cycles(root: Path, package: str) -> None:
 
 @pytest.mark.parametrize("package", PROGRAM)
 def test_packages_import_only_granted_modules(root: Path, package: str) -> None:
-    others = {"server", "worker", "models", "launcher", "clients", "tests", "benchmarks", "assets", "training"} - {package}
+    others = {*PROGRAM, "tests", "benchmarks", "assets", "training"} - {package}
     for file in modules(root, package).values():
         for name in sorted(imported(file)):
             if name.partition(".")[0] not in others or any(one.startswith(f"{name}.") for one in ABOVE[package]):
