@@ -53,3 +53,24 @@ def test_http_clients_get_speech_and_text(servers: Servers, tmp_path: Path) -> N
     sound, rate = soundfile.read(file)
     assert rate == 24_000 and abs(sound).max() > 0.01
     assert re.search(r"^answer: +\S", printed, re.MULTILINE), f"expected an answer, got {printed!r}"
+
+
+def test_full_duplex_client_hears_a_given_text(servers: Servers, tmp_path: Path) -> None:
+    file, url = tmp_path / "reply.wav", f"http://127.0.0.1:{servers.gateway}/v1"
+    run_example(
+        "openai_live.py", INPUT, "--say", "Good morning.", "--limit", 2 * LIMIT_S, "--save", file, "--base-url", url
+    )
+    sound, rate = soundfile.read(file)
+    expected = soundfile.info(INPUT).duration + 2 * LIMIT_S
+    assert rate == 24_000 and abs(len(sound) / rate - expected) < 1.5, (
+        f"expected {expected:.1f} s, got {len(sound) / rate}"
+    )
+    assert abs(sound).max() > 0.01, "expected speech, got silence"
+
+
+def test_phone_call_through_an_agent_session_is_answered(servers: Servers, tmp_path: Path) -> None:
+    file, url = tmp_path / "reply.wav", f"http://127.0.0.1:{servers.gateway}/v1"
+    run_example("livekit_phone.py", "call", INPUT, "--ask", "--limit", LIMIT_S, "--save", file, "--base-url", url)
+    sound, rate = soundfile.read(file)
+    assert rate == 8_000 and len(sound) / rate > 0.3, f"expected speech, got {len(sound) / rate} s"
+    assert abs(sound).max() > 0.01, "expected speech, got silence"
