@@ -81,7 +81,7 @@ class Gateway:
     """The objects that the routes use.
 
     http: client for the workers. default_voice: sound file for sessions without a voice of their own.
-    session_limits: of sessions of the OpenAI API.
+    session_limits: of sessions of the OpenAI API. live_barge_in_ms: speech that silences a GPT-Live reply; 0: none.
     """
 
     dispatcher: Dispatcher
@@ -105,6 +105,7 @@ class Gateway:
     default_voice: Path | None = None
     apps: Apps = field(default_factory=Apps)
     session_limits: SessionLimits = field(default_factory=SessionLimits)
+    live_barge_in_ms: int = 0
 
 
 def build_app(gateway: Gateway) -> FastAPI:
@@ -144,7 +145,8 @@ def build_app(gateway: Gateway) -> FastAPI:
     app.include_router(speech_routes(SpeechDoor(turns, names, voice_names, admission)))
     app.include_router(completion_routes(ChatDoor(turns, names, voice_names, admission)))
     add_sockets(app, gateway.sockets, admission)
-    door = DoorContext(gateway.slots, gateway.recordings, admission, names, voice_names, turns, gateway.session_limits)
+    limits, barge_in_ms = gateway.session_limits, gateway.live_barge_in_ms
+    door = DoorContext(gateway.slots, gateway.recordings, admission, names, voice_names, turns, limits, barge_in_ms)
     app.include_router(secret_routes(gateway.access, gateway.model_names))
     duplex = VllmOmniDoor(door)
     add_realtime_sockets(app, RealtimeDialects(RealtimeDoor(door), MiniCpmDoor(door), duplex).serve)

@@ -24,6 +24,7 @@ from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue
 from server.dispatch.workers import WorkerAddress, Workers
 from server.doors.core.chat_turn import ChatTurns
+from server.doors.live.door_context import SessionLimits
 from server.doors.model_names import ModelNames
 from server.doors.voices import VoiceNames
 from server.health_watch import HealthWatch
@@ -195,6 +196,8 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         ChatTurns(slots, recordings),
         audio.ref_audio_path,
         apps,
+        SessionLimits(audio_mode_s=config.api.audio_mode_s, video_mode_s=config.api.video_mode_s),
+        config.api.live_barge_in_ms,
     )
     return gateway, HealthWatch(dispatcher, metrics, http, service.worker_timeout_s)
 

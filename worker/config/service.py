@@ -195,6 +195,18 @@ class ApiSection(Settings):
         description="voices of the OpenAI API, such as alloy, and the reference voice that speaks for each; "
         "the others speak with the default voice",
     )
+    live_barge_in_ms: int = Field(
+        400,
+        ge=0,
+        le=10_000,
+        description="ms of a client's speech that silence a GPT-Live reply; 0: none do",
+    )
+    audio_mode_s: float | None = Field(
+        None, gt=0, le=3600, description="seconds that a session of `?mode=audio` may last; null: an hour"
+    )
+    video_mode_s: float | None = Field(
+        None, gt=0, le=3600, description="seconds that a session of `?mode=video` may last; null: an hour"
+    )
 
 
 class Config(LayeredSettings):

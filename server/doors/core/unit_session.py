@@ -78,6 +78,15 @@ class UnitSession:
         """Messages that were sent and are not answered yet."""
         return len(self._unanswered)
 
+    @property
+    def max_context_len(self) -> int | None:
+        """Rows of the slot's context; None if the worker does not report them."""
+        health = {} if self._lease is None else self._lease.worker.health
+        match health:
+            case {"kv": {"total": int(n_rows)}, "slots": {"total": int(n_slots)}} if n_slots > 0:
+                return n_rows // n_slots or None
+        return None
+
     async def open(self, pending: PendingSession, notify: Notify | None = None) -> None:
         """Wait for a slot and connect to its worker.
 

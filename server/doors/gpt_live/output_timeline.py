@@ -37,6 +37,11 @@ class OutputTimeline:
             self._n_waiting += len(sound)
         return start * 1000 // RATE, (start + len(sound)) * 1000 // RATE
 
+    def clear(self) -> None:
+        """Drop the sound that waits."""
+        self._parts.clear()
+        self._n_waiting = self._hold = 0
+
     def take(self, n: int) -> np.ndarray:
         """The next `n` samples, [n] float32."""
         block = np.zeros(n, np.float32)

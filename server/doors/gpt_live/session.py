@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -28,14 +29,19 @@ from server.doors.gpt_live.client_events import (
 from server.doors.gpt_live.output_timeline import OutputTimeline
 from server.doors.gpt_live.server_events import LiveEventSender
 from server.doors.gpt_live.wire_format import RATES, WireFormat
+from server.doors.live.context_texts import newest_texts, said_text
 from server.doors.live.door_context import LARGE_EVENT
 from server.doors.live.event_error import EventError, invalid_value
+from server.doors.live.overlap_speech import OverlapSpeech
+from server.doors.live.sound.detector import DetectorSettings, Heard
+from server.doors.live.sound.voice_feed import VoiceFeed
 from server.doors.live.unit_lane import MAX_TEXTS, LiveLane
 from server.doors.model_names import ModelNames
 from server.doors.voices import VoiceNames
 from worker.protocol.messages import SYSTEM_PROMPT, Error, Prepare
 from worker.protocol.text_messages import InsertText
 
+LOG = logging.getLogger(__name__)
 USAGE_UNITS = 10  # between two reports of the usage
 DEFAULT_VOICE = "marin"
 MAX_REMEMBERED = 200  # texts, for a context that begins again on another worker
@@ -68,6 +74,7 @@ class GptLiveSession:
         session_id: shown to the client.
         expires_at: Unix s.
         clock: monotonic s.
+        barge_in_ms: speech of the client that silences the reply; 0: the model alone decides.
     """
 
     def __init__(
@@ -79,10 +86,14 @@ class GptLiveSession:
         session_id: str,
         expires_at: int,
         clock: Callable[[], float],
+        barge_in_ms: int = 0,
     ):
         self._send, self._names, self._voices, self._identity = send, names, voices, identity
         self._id, self._expires_at = session_id, expires_at
         self.lane = LiveLane(self, clock)
+        self.voice = VoiceFeed(DetectorSettings(), self.on_heard)
+        self._barge_in_ms = barge_in_ms
+        self._overlap = OverlapSpeech()
         self.timeline = OutputTimeline()
         self._config: GivenSession | None = None
         self._model, self._voice = names.served, DEFAULT_VOICE
@@ -92,6 +103,7 @@ class GptLiveSession:
         self._is_started = self._is_muted = False
         self._n_samples = 0  # of the client's sound, at 16 kHz
         self._n_units = 0
+        self._is_rebuilt = False
         self._unit_end_ms: int | None = None  # on the timeline, of the unit that speaks
         self._texts: list[InsertText] = []  # what the context contains, in order
         self._spoken = ""  # by the model, since the last of them; the newest characters
@@ -106,6 +118,16 @@ class GptLiveSession:
     @property
     def waiting_ms(self) -> int:
         return self.timeline.waiting_ms
+
+    @property
+    def is_speaking(self) -> bool:
+        """Whether a reply is not over, or not sent."""
+        return self.lane.is_answering or self.timeline.waiting_ms > 0
+
+    @property
+    def has_barge_in(self) -> bool:
+        """Whether the client's voice may silence the reply."""
+        return self._barge_in_ms > 0
 
     def usage(self) -> dict[str, float]:
         """The seconds of sound so far."""
@@ -133,9 +155,9 @@ class GptLiveSession:
         return Prepare(system_prompt=self._instructions, ref_audio_path=self._registered_voice, config=config)
 
     def history(self) -> list[InsertText]:
-        """The texts that a context begins with, on the first worker or on another one."""
+        """The texts that a context begins with: all that are given, or the newest ones on another worker."""
         self._keep_spoken()
-        return list(self._texts)
+        return newest_texts(self._texts) if self._is_rebuilt else list(self._texts)
 
     @property
     def _instructions(self) -> str:
@@ -158,8 +180,7 @@ class GptLiveSession:
                 is_large = len(event.audio) > LARGE_EVENT
                 samples = await asyncio.to_thread(self._decoded, event) if is_large else self._decoded(event)
                 if not self._is_muted:
-                    self._n_samples += len(samples)
-                    self.lane.append(samples)
+                    self._hear(samples)
             case Mute() | Unmute():
                 self._is_muted = isinstance(event, Mute)
                 kind = "muted" if self._is_muted else "unmuted"
@@ -171,6 +192,12 @@ class GptLiveSession:
             case LiveCreateItem() | LiveCreateResponse():
                 message = f"{event.type}: expected a task that the model has handed over, got none"
                 raise EventError("no_active_delegation", message)
+
+    def _hear(self, samples: np.ndarray) -> None:
+        self._n_samples += len(samples)
+        if self.has_barge_in:
+            self.voice.push(samples)
+        self.lane.append(samples)
 
     def _decoded(self, event: LiveAppendAudio) -> np.ndarray:
         """The event's sound, [n] float32 at 16 kHz. Raises: EventError."""
@@ -245,10 +272,30 @@ class GptLiveSession:
 
     def on_history_refused(self, error: Error) -> None:
         """Report a message of `session.input` that is not in the context."""
+        if self._is_rebuilt:
+            LOG.warning("a text of the context before is refused: %s", error.error)
+            return
         self._send.error(EventError(str(error.code), error.error, "session.input"), self._start_id)
+
+    def on_worker_lost(self) -> None:
+        """Another context begins, with the newest texts; what was made of the reply goes on."""
+        self._is_rebuilt = True
+        self._unit_end_ms = None
+
+    def on_heard(self, heard: Heard) -> None:
+        """Silence the reply if the client has spoken over it for long enough."""
+        if not self.is_speaking:
+            self._overlap.end_reply()
+        if self._overlap.hear(heard) >= self._barge_in_ms:
+            self._overlap.end_reply()
+            self.timeline.clear()
+            self.lane.interrupt()
 
     def on_speech(self, text: str, sound: np.ndarray) -> None:
         """Put speech on the timeline."""
+        if not self.timeline.waiting_ms:
+            self._overlap.end_reply()
+        self._overlap.begin_reply(self.voice.pushed_ms)
         start_ms, end_ms = self.timeline.add(sound)
         self._spoken = (self._spoken + text)[-MAX_CONTENT:]
         if self._unit_end_ms is None:
@@ -262,7 +309,9 @@ class GptLiveSession:
         self._unit_end_ms = None
         self._n_units += 1
         if self._n_units % USAGE_UNITS == 0:
-            self._send("session.usage.updated", usage=self.usage())
+            ratio = self.lane.context_ratio
+            window = {} if ratio is None else {"context_window": {"usage_ratio": ratio}}
+            self._send("session.usage.updated", usage=self.usage(), **window)
 
     def send_sound(self, n: int) -> None:
         """Send the next samples of the timeline. n: at 24 kHz."""
@@ -280,7 +329,7 @@ class GptLiveSession:
     def _keep_spoken(self) -> None:
         if self._spoken:
             spoken, self._spoken = self._spoken, ""
-            self._texts.append(_said(spoken))
+            self._texts.append(said_text(spoken))
 
     def _answer(self, kind: str, client_event_id: str | None, **fields: object) -> None:
         if client_event_id is not None:
@@ -288,13 +337,8 @@ class GptLiveSession:
         self._send(kind, **fields)
 
 
-def _said(text: str) -> InsertText:
-    """What the model said in a context that is lost."""
-    return InsertText(text=f"You have said: {text}", role="system")  # the context has no assistant text outside turns
-
-
 def _history_text(message: HistoryMessage) -> InsertText:
     text = message.content[0].text or " "
     if message.role == "assistant":
-        return _said(text)
+        return said_text(text)
     return InsertText(text=text, role="user" if message.role == "user" else "system")

@@ -10,17 +10,18 @@ from starlette.websockets import WebSocket
 
 from server.access.identity import identity_of
 from server.dispatch.dispatcher import PendingSession
-from server.doors.core.door_ticket import MAX_WAIT_S, ticket_within_wait
+from server.doors.core.door_ticket import ticket_within_wait
 from server.doors.core.event_writer import ClientGoneError, EventWriter
-from server.doors.core.unit_session import UnitSession
 from server.doors.errors import ApiError
 from server.doors.gpt_live.client_events import read_event
 from server.doors.gpt_live.output_timeline import RATE
 from server.doors.gpt_live.server_events import LiveEventSender
 from server.doors.gpt_live.session import GptLiveSession, LiveCloseError, LiveRefusedError
 from server.doors.live.door_context import LARGE_EVENT, DoorContext
+from server.doors.live.drain_wait import DrainWait
 from server.doors.live.ends import GOING_AWAY, IDLE, MAX_FRAME, TOO_BIG, end_of
 from server.doors.live.event_error import EventError, EventRefusedError
+from server.doors.live.unit_run import run_units
 from server.live.closes import DRAINING, SessionEnd, SocketClose
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession
@@ -112,7 +113,9 @@ class GptLiveConnection:
             f"sess_{secrets.token_hex(12)}",
             self._expires_at,
             time.monotonic,
+            context.live_barge_in_ms,
         )
+        self._drain = DrainWait(time.monotonic)
 
     async def run(self, pending: PendingSession) -> LiveOverError:
         """Run the session until it is over. Returns: how it ended."""
@@ -122,6 +125,7 @@ class GptLiveConnection:
                     ("gpt-live-write", self._writer.run()),
                     ("gpt-live-read", self._read()),
                     ("gpt-live-units", self._run_units(pending)),
+                    ("gpt-live-voice", self._session.voice.run()),
                     ("gpt-live-sound", self._send_sound()),
                     ("gpt-live-limits", self._watch()),
                 ):
@@ -202,37 +206,25 @@ class GptLiveConnection:
             is_idle = now - self._accepted_at > self._context.limits.idle_s
             if is_idle or (now - self._opened_at > START_S and not self._session.configured.is_set()):
                 raise LiveOverError(LiveEnd(IDLE.code, "expired", IDLE.how))
-            if self._context.slots.live.draining:
+            is_draining = self._context.slots.live.draining
+            if self._drain.is_over(is_draining=is_draining, is_speaking=self._session.is_speaking):
                 raise LiveOverError(DRAINED)
 
     # --- the worker ----------------------------------------------------------------------------
 
     async def _run_units(self, pending: PendingSession) -> None:
-        """Keep a worker's session; a lost one begins again with the texts so far."""
-        context, session = self._context, self._session
-        recorder = Recorder(context.recordings, Kind.DUPLEX, self._live.session_id, self._live.identity)
-        is_first = True
+        """Keep a worker's session. Raises: LiveOverError once there is none."""
+        context, live = self._context, self._live
+        recorder = Recorder(context.recordings, Kind.DUPLEX, live.session_id, live.identity)
         try:
-            while True:
-                units = UnitSession(context.slots, self._live, recorder)
-                try:
-                    async with asyncio.timeout(None if is_first else MAX_WAIT_S):
-                        await units.open(pending)
-                    is_first = False
-                    await session.configured.wait()
-                    session.lane.attach(units, session.prepare(), session.history())
-                    await units.run(session.lane)
-                    raise LiveOverError(WORKER_LOST)  # it ended the session by itself
-                except WorkerLostError as error:
-                    LOG.warning("session %s begins again: %s", self._live.session_id, error)
-                    session.lane.detach()
-                except (SessionEnd, TimeoutError):
-                    raise LiveOverError(WORKER_LOST) from None
-                finally:
-                    await units.close(graceful=False)
-                pending = context.slots.submit("audio_duplex", self._live.session_id, self._live.identity)
+            await run_units(context.slots, live, recorder, self._session, pending)
+        except SessionEnd as end:
+            raise _forced_end(end.close) from None
+        except (WorkerLostError, TimeoutError):
+            LOG.warning("session %s has lost its worker, and gets no other one", live.session_id)
         finally:
             recorder.end()
+        raise LiveOverError(WORKER_LOST)
 
 
 def _forced_end(close: SocketClose) -> LiveOverError:

@@ -14,15 +14,21 @@ LARGE_EVENT = 2**18  # characters, from which on an event is read on a thread
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """How long a session may last. session_s: in all. idle_s: without an accepted event of the client."""
+    """How long a session may last.
+
+    session_s: in all. idle_s: without an accepted event of the client. audio_mode_s, video_mode_s: in all, of sessions
+    of MiniCPM-o clients; None: as all others.
+    """
 
     session_s: float = 3600.0
     idle_s: float = 300.0
+    audio_mode_s: float | None = None
+    video_mode_s: float | None = None
 
 
 @dataclass(frozen=True)
 class DoorContext:
-    """What sessions of the door use."""
+    """What sessions of the door use. live_barge_in_ms: speech that silences a reply of GPT-Live; 0: none does."""
 
     slots: SlotWait
     recordings: Recordings
@@ -31,3 +37,4 @@ class DoorContext:
     voices: VoiceNames
     turns: ChatTurns
     limits: SessionLimits = SessionLimits()
+    live_barge_in_ms: int = 0

@@ -20,6 +20,7 @@ from worker.protocol.messages import (
     MAX_PAUSE_S,
     AudioChunk,
     Error,
+    Interrupt,
     Partial,
     Pause,
     Prepare,
@@ -76,10 +77,11 @@ class LiveLane:
         self._texts: deque[_Text] = deque()
         self._unconfirmed: deque[_Text] = deque()
         self._units: UnitSession | None = None
-        self._is_ready = self._is_speaking = self._must_speak = False
+        self._is_ready = self._is_speaking = self._must_speak = self._must_listen = False
         self._text_sent = ""  # of the unit in flight
-        self._in_flight = False
+        self._in_flight = self._is_dropped = self._is_forced = False  # is_forced: to speak
         self._due: float | None = None  # when the next unit should be complete; None: units pause
+        self._context_len = 0
         self._active_at = clock()
         self._wake: asyncio.TimerHandle | None = None
 
@@ -87,14 +89,16 @@ class LiveLane:
 
     def attach(self, units: UnitSession, prepare: Prepare, history: list[InsertText]) -> None:
         """Begin a context on a worker. history: texts that come before the first unit."""
-        self._units, self._is_ready, self._in_flight = units, False, False
-        self._is_speaking = False
+        self._units, self._is_ready = units, False
+        self._is_speaking = self._is_dropped = self._must_listen = False
         units.send(prepare)
         for text in history:
             units.send(text)
 
     def detach(self) -> None:
-        """Send no more units."""
+        """Send no more units. What the unit in flight was asked to do is asked of the next one."""
+        self._must_speak = self._must_speak or (self._in_flight and self._is_forced and not self._is_dropped)
+        self._in_flight = False
         self._units = None
         self._stop_timer()
         self._texts.extendleft(reversed(self._unconfirmed))
@@ -104,6 +108,17 @@ class LiveLane:
     def n_texts(self) -> int:
         """Number of inserted texts that are not in the context yet."""
         return len(self._texts) + len(self._unconfirmed)
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether the model's turn is open, or must open with the next unit."""
+        return self._is_speaking or self._must_speak
+
+    @property
+    def context_ratio(self) -> float | None:
+        """Used part of the context, 0 to 1; None if it is not known."""
+        n_rows = None if self._units is None else self._units.max_context_len
+        return round(min(1.0, self._context_len / n_rows), 4) if n_rows else None
 
     # --- the client's input --------------------------------------------------------------------
 
@@ -120,6 +135,13 @@ class LiveLane:
         self._texts.append(_Text(message, is_said, on_done))
         self._pump()
 
+    def interrupt(self) -> None:
+        """End the model's turn: what the unit in flight still makes is dropped, and the next unit listens."""
+        self._must_listen, self._must_speak = self._is_speaking or self._in_flight, False
+        if self._in_flight and not self._is_dropped and self._units is not None:
+            self._is_dropped = True
+            self._units.send(Interrupt())
+
     def wake(self) -> None:
         """Look again whether a unit is due; the host has sent speech."""
         self._pump()
@@ -128,6 +150,8 @@ class LiveLane:
 
     def on_partial(self, partial: Partial) -> None:
         """Pass on a part of the unit in flight."""
+        if self._is_dropped:
+            return
         self._text_sent += partial.text
         sound = b"" if partial.audio_data is None else partial.audio_data.packed("pcm16")
         self._say(partial.text, sound)
@@ -150,9 +174,13 @@ class LiveLane:
         elif isinstance(request, AudioChunk):
             self._in_flight = False
             if isinstance(answer, Result):
-                self._on_result(answer)
+                self._is_speaking = not (answer.is_listen or answer.end_of_turn)
+                self._context_len = answer.kv_cache_length
+                if not self._is_dropped:
+                    self._on_result(answer)
             elif error is not None:
                 LOG.warning("a unit failed: %s", error.error)
+            self._is_dropped = False
             self._host.on_unit()
         self._pump()
 
@@ -161,7 +189,6 @@ class LiveLane:
         if result.audio_data is not None and not result.is_listen:
             sound = without_padding(result.audio_data.packed("pcm16"))
         self._say(result.text[len(self._text_sent) :], sound)
-        self._is_speaking = not (result.is_listen or result.end_of_turn)
 
     def _say(self, text: str, pcm16: bytes) -> None:
         if text or pcm16:
@@ -202,11 +229,28 @@ class LiveLane:
 
     def _send_unit(self, now: float) -> None:
         assert self._units is not None and self._due is not None
-        sound, _ = self._buffer.take()
+        sound, pictures = self._buffer.take()
         self._due = self._due + UNIT_S if abs(now - self._due) < UNIT_S else now + UNIT_S
-        must_speak, self._must_speak = self._must_speak, False
+        force_listen, force_speak = self._decided()
+        self._is_forced = force_speak
         self._text_sent, self._in_flight = "", True
-        self._units.send(AudioChunk(audio_base64=Sound(sound), force_speak=must_speak))
+        self._units.send(
+            AudioChunk(
+                audio_base64=Sound(sound),
+                frame_base64_list=[data for data, _ in pictures],
+                max_slice_nums=[slices for _, slices in pictures] or None,
+                force_listen=force_listen,
+                force_speak=force_speak,
+            )
+        )
+
+    def _decided(self) -> tuple[bool, bool]:
+        """Whether the next unit must listen, and whether it must speak."""
+        if self._must_listen:
+            self._must_listen = False
+            return True, False
+        must_speak, self._must_speak = self._must_speak, False
+        return False, must_speak
 
     def _stop_timer(self) -> None:
         if self._wake is not None:

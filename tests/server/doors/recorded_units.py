@@ -4,7 +4,9 @@ from typing import Any
 
 
 class RecordedUnits:
-    """A worker's session that records messages. n_unanswered, is_paused: set by the test."""
+    """A worker's session that records messages. n_unanswered, is_paused, max_context_len: set by the test."""
+
+    max_context_len = 100
 
     def __init__(self) -> None:
         self.sent: list[Any] = []

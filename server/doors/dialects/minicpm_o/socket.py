@@ -29,6 +29,7 @@ from server.doors.dialects.minicpm_o.forms import Mode, error_event
 from server.doors.dialects.minicpm_o.units import WHOLE_UNITS, ModeUnits
 from server.doors.errors import ApiError, invalid
 from server.doors.live.door_context import LARGE_EVENT, DoorContext
+from server.doors.live.drain_wait import DrainWait
 from server.doors.live.ends import GONE, MAX_FRAME, DoorEnd, SessionOverError
 from server.live.closes import DRAINING, SessionEnd
 from server.live.kinds import Kind
@@ -115,6 +116,10 @@ class ModeConnection:
         self._units = ModeUnits(self._put, live.session_id, mode, time.monotonic)
         self._chats = ModeChats(self._put, live.session_id, context.turns, live.identity)
         self._is_chat = mode == "chat"
+        limits = context.limits
+        own_s = {"audio": limits.audio_mode_s, "video": limits.video_mode_s, "chat": None}[mode]
+        self._session_s = limits.session_s if own_s is None else own_s
+        self._drain = DrainWait(time.monotonic)
         self._begun_at: float | None = None  # when the slot was there
         self._received_at = time.monotonic()
 
@@ -190,9 +195,10 @@ class ModeConnection:
                 is_idle = now - max(self._used_at, begun_at) > (
                     self._context.limits.idle_s if self._is_used else START_S
                 )
-                if is_idle or now - begun_at > self._context.limits.session_s:
+                if is_idle or now - begun_at > self._session_s:
                     raise SessionOverError(TIMEOUT)
-            if self._context.slots.live.draining:
+            is_draining = self._context.slots.live.draining
+            if self._drain.is_over(is_draining=is_draining, is_speaking=self._units.is_speaking):
                 raise SessionOverError(SHUTDOWN)
 
     @property

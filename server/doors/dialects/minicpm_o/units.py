@@ -53,6 +53,9 @@ class ModeUnits:
         session_id: shown to the client.
         mode: of the session.
         clock: monotonic s.
+    Attributes:
+        is_prepared: the context is prepared.
+        is_speaking: a turn of the model is open.
     """
 
     def __init__(self, put: Put, session_id: str, mode: Mode, clock: Callable[[], float]):
@@ -62,7 +65,7 @@ class ModeUnits:
         self._input_ids: deque[str | int | None] = deque()  # of units that are not answered
         self._answered = asyncio.Event()
         self._n_bytes = 0  # of units that are not answered
-        self.is_prepared = False
+        self.is_prepared = self.is_speaking = False
         self.used_at = clock()  # when the last unit came, or the context was prepared
 
     def attach(self, units: UnitSession) -> None:
@@ -124,6 +127,7 @@ class ModeUnits:
             self.is_prepared, self.used_at = True, self._clock()
             self._form.created(answer)
         elif isinstance(answer, Result):
+            self.is_speaking = not (answer.is_listen or answer.end_of_turn)
             self._form.unit(answer, input_id)
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from benchmarks.serve.fake_replies import tone
 from server.access.identity import Identity
 from server.doors.core.unit_session import UnitSession
 from server.doors.gpt_live.client_events import MAX_CONTENT, AnyEvent, read_event
@@ -16,13 +17,14 @@ from server.doors.gpt_live.server_events import LiveEventSender
 from server.doors.gpt_live.session import GptLiveSession, LiveRefusedError
 from server.doors.live.door_context import LARGE_EVENT
 from server.doors.live.event_error import EventError
+from server.doors.live.sound.detector import SpeechContinues, SpeechHeard
 from server.doors.live.unit_lane import MAX_TEXTS
 from server.doors.model_names import ModelNames
 from server.doors.voices import VoiceNames
 from server.registry.voices import VoiceRegistry
 from tests.server.doors.recorded_units import RecordedUnits
-from worker.protocol.messages import AudioChunk, Error, Prepare, Prepared
-from worker.protocol.text_messages import InsertText
+from worker.protocol.messages import AudioChunk, Error, Interrupt, Partial, Prepare, Prepared, Result
+from worker.protocol.text_messages import InsertText, TextInserted
 from worker.protocol.wire import json_text
 
 HISTORY = [{"role": "user", "content": [{"text": "Hi"}]}, {"role": "assistant", "content": [{"text": "Hello"}]}]
@@ -35,7 +37,7 @@ class Stage:
         self.events: list[dict[str, Any]] = []
         self.worker = RecordedUnits()
         send, voices = LiveEventSender(self.events.append), VoiceNames(VoiceRegistry(folder), {})
-        self.session = GptLiveSession(send, ModelNames("m"), voices, Identity(), "sess", 0, lambda: 0.0)
+        self.session = GptLiveSession(send, ModelNames("m"), voices, Identity(), "sess", 0, lambda: 0.0, 400)
 
     async def handle(self, kind: str, **fields: Any) -> None:
         await self.session.handle(event(kind, **fields))
@@ -49,6 +51,14 @@ class Stage:
     def attach(self) -> None:
         session = self.session
         session.lane.attach(cast(UnitSession, self.worker), session.prepare(), session.history())
+
+
+def spoken(*, end_of_turn: bool) -> Result:
+    """A unit that has spoken for a second."""
+    times = {"cost_all_ms": 1.0, "server_send_ts": 0.0, "wall_clock_ms": 1.0}
+    sound = tone("pcm16", 24_000)
+    rows = {"current_time": 1, "kv_cache_length": 1}
+    return Result(is_listen=False, text="So", audio_data=sound, end_of_turn=end_of_turn, **times, **rows)
 
 
 def event(kind: str, **fields: Any) -> AnyEvent:
@@ -142,3 +152,55 @@ def test_a_long_sound_is_decoded_whole(tmp_path: Path) -> None:
     assert len(sound) == len(steps), f"expected {len(steps)} samples, got {len(sound)}"
     assert np.array_equal(sound, (steps / 32768).astype(np.float32))
     assert stage.session.usage() == {"seconds": 15.0}
+
+
+def test_the_clients_voice_silences_the_reply(tmp_path: Path) -> None:
+    """Speech before the reply does not count; afterwards the unit in flight is dropped and the next one listens."""
+
+    async def scenario(stage: Stage) -> None:
+        session = stage.session
+        session.lane.on_answer(await stage.start(), Prepared(prompt_length=3))
+        for _ in range(2):
+            await stage.handle("session.input_audio.append", audio=base64.b64encode(bytes(48_000)).decode())
+        session.on_heard(SpeechHeard(0, 300, 900))
+        chunk = stage.worker.sent[-1]
+        session.lane.on_partial(Partial(current_time=1, part=1, text="So", audio_data=tone("pcm16", 24_000)))
+        assert session.timeline.waiting_ms == 1000
+        session.on_heard(SpeechContinues(700, 1900))
+        session.on_heard(SpeechContinues(900, 2300))
+        assert session.timeline.waiting_ms == 1000, "expected the reply to go on: 200 ms are too little"
+        session.on_heard(SpeechContinues(1200, 2600))
+        assert session.timeline.waiting_ms == 0 and isinstance(stage.worker.sent[-1], Interrupt)
+        session.lane.on_answer(chunk, spoken(end_of_turn=False))
+        assert session.lane.context_ratio == 0.01
+        assert session.timeline.waiting_ms == 0, "expected the rest of the unit to be dropped"
+        assert isinstance(stage.worker.sent[-1], AudioChunk) and stage.worker.sent[-1].force_listen
+
+    staged(tmp_path, scenario)
+
+
+def test_a_replaced_context_begins_with_the_newest_texts(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        session, long = stage.session, [{"role": "user", "content": [{"text": "a" * 9000}]}]
+        session.lane.on_answer(await stage.start(input=[*long, *long]), Prepared(prompt_length=3))
+        texts = [message for message in stage.worker.sent if isinstance(message, InsertText)]
+        assert len(texts) == 2, "expected all that was given"
+        await stage.handle("session.commentary.append", content="Say hello.", delegation_id=None)
+        said = stage.worker.sent[-1]
+        session.lane.on_answer(said, TextInserted(n_rows=3))
+        await stage.handle("session.input_audio.append", audio=base64.b64encode(bytes(48_000)).decode())
+        assert stage.worker.sent[-1].force_speak
+        session.on_speech("Hello.", np.zeros(0, np.float32))
+        session.lane.detach()
+        session.on_worker_lost()
+        stage.worker.sent.clear()
+        stage.attach()
+        prepare, *begin = stage.worker.sent
+        assert [text.text for text in begin] == ["a" * 9000, "Say hello.", "You have said: Hello."]
+        session.lane.on_answer(prepare, Prepared(prompt_length=3))
+        session.lane.on_answer(begin[0], Error(error="full", code="context_full"))
+        assert session.lane.is_answering, "expected the lost unit's answer to be owed still"
+
+    events = staged(tmp_path, scenario).events
+    assert [event["type"] for event in events].count("session.started") == 1
+    assert not [event for event in events if event["type"] == "error"], events

@@ -15,6 +15,7 @@ from websockets.asyncio.server import ServerConnection
 
 from benchmarks.serve.fake_worker import FakeWorker
 from server.doors.live.door_context import SessionLimits
+from server.doors.live.unit_run import MAX_LOSSES
 from tests.server.live_gateway import ANSWER_S, run, running_gateway, scripted_worker, wait_until
 
 Json = dict[str, Any]
@@ -151,6 +152,74 @@ def test_a_context_that_the_worker_refuses_ends_the_session() -> None:
                 assert (error["code"], error["client_event_id"]) == ("bad_voice", "start")
                 await socket.wait_closed()
                 assert socket.close_code == 1011, socket.close_code
+            await gateway.wait_idle()
+
+    run(scenario)
+
+
+def test_a_lost_worker_is_replaced() -> None:
+    async def scenario() -> None:
+        async with (
+            FakeWorker(n_listen=1000, n_speak=1) as first,
+            FakeWorker(n_listen=1000, n_speak=1) as second,
+            running_gateway(first, second) as gateway,
+        ):
+            url = f"ws://127.0.0.1:{gateway.port}/v1/live/sessions"
+            async with websockets.connect(url, compression=None, proxy=None) as socket:
+                client = LiveClient(socket)
+                await client.start()
+                lost, other = (first, second) if first.sessions else (second, first)
+                lost.crash()
+                await wait_until(lambda: other.sessions, "another worker's session")
+                await client.send("session.commentary.append", content="Say hello.", delegation_id=None)
+                await client.until("session.commentary.appended")
+                assert (await client.until("session.output_transcript.delta"))["delta"]
+                kinds = [event["type"] for event in client.log]
+                assert kinds.count("session.started") == 1 and "error" not in kinds, kinds
+            await gateway.wait_idle()
+
+    run(scenario)
+
+
+def test_a_shutdown_waits_for_the_end_of_a_reply() -> None:
+    async def scenario() -> None:
+        async with FakeWorker(n_listen=1, n_speak=2) as worker, running_gateway(worker) as gateway:
+            url = f"ws://127.0.0.1:{gateway.port}/v1/live/sessions"
+            async with websockets.connect(url, compression=None, proxy=None) as socket:
+                client = LiveClient(socket)
+                await client.start()
+                for _ in range(2):
+                    await client.send("session.input_audio.append", audio=SECOND)
+                await client.until("session.output_transcript.delta")
+                gateway.gateway.live.drain()
+                closed = await client.until("session.closed")
+                n_said = sum(event["type"] == "session.output_transcript.delta" for event in client.log)
+                assert n_said == 2, f"expected both seconds of the reply, got {n_said}"
+                assert np.count_nonzero(client.sound) > 1.8 * 24_000, "expected its sound"
+                await socket.wait_closed()
+                assert (closed["reason"], socket.close_code) == ("connection_lost", 1001)
+            await gateway.wait_idle()
+
+    run(scenario)
+
+
+def test_a_session_that_loses_each_worker_ends() -> None:
+    n_sessions = 0
+
+    async def fail(connection: ServerConnection) -> None:
+        nonlocal n_sessions
+        n_sessions += 1
+        await connection.recv()
+        await connection.close(1011, "broken")
+
+    async def scenario() -> None:
+        async with scripted_worker(fail) as port, running_gateway(port) as gateway:
+            await wait_until(lambda: gateway.gateway.dispatcher.workers.n_ready, "a worker")
+            url = f"ws://127.0.0.1:{gateway.port}/v1/live/sessions"
+            async with websockets.connect(url, compression=None, proxy=None) as socket:
+                await LiveClient(socket).send("session.start", session={"model": "gpt-live-1"})
+                await socket.wait_closed()
+                assert (socket.close_code, n_sessions) == (1011, MAX_LOSSES)
             await gateway.wait_idle()
 
     run(scenario)
