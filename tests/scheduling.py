@@ -5,6 +5,7 @@ run longest first, because a file is the unit that xdist gives to a process. `--
 folder.
 """
 
+import atexit
 import gc
 import json
 from collections import defaultdict
@@ -32,15 +33,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude everything that collection imported from later garbage collections."""
-    gc.collect()
+    """Exclude everything that collection imported from later garbage collections, those at pytest's end included."""
     gc.freeze()
-    gc.enable()
-
-
-def pytest_unconfigure() -> None:
     # Frozen objects of extension modules would be reported as leaks.
-    gc.unfreeze()
+    atexit.register(gc.unfreeze)
+    gc.enable()
 
 
 def quick_files(seconds: dict[str, float], root: Path = ROOT) -> set[str]:
