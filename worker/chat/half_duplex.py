@@ -194,10 +194,11 @@ class HalfDuplex:
             self._detector.reset()
         sound = sound[-CLIP_SAMPLES:]
         content = self._reader.cut(self._reader.read_segment(ChatMessage("user", (sound,)), SEGMENT))
-        with self._lock:
+        with self._lock:  # an interrupt of another thread comes after the request, or the engine would not know it
             self._answering = Answering(is_made=True)
-        self._emit(Generating(self._port.name, 1000 * len(sound) / SAMPLE_RATE))
-        self._port.answer(content, self.config.reply, arrived).add_done_callback(self._on_answer_requested)
+            self._emit(Generating(self._port.name, 1000 * len(sound) / SAMPLE_RATE))
+            request = self._port.answer(content, self.config.reply, arrived)
+        request.add_done_callback(self._on_answer_requested)
 
     def _on_answer_requested(self, request: Future[None]) -> None:
         if not request.cancelled() and isinstance(error := request.exception(), Exception):

@@ -1,5 +1,6 @@
 """Barge-in: which sounds interrupt an answer that is made or played, how fast, and what becomes of the speech."""
 
+import threading
 from concurrent.futures import Future
 from typing import Any
 
@@ -102,6 +103,23 @@ def answering(greeting: np.ndarray) -> Talk:
     talk.push(greeting, PAUSE)
     assert isinstance(talk.take()[-1], Generating)
     return talk
+
+
+def test_interrupt_of_another_thread_follows_the_request(greeting: np.ndarray) -> None:
+    """An engine that has no answer yet would take no notice of it."""
+    talk, n_turns = Talk(), []
+    talk.port.break_speech = lambda: (n_turns.append(len(talk.port.turns)), Future())[1]
+    interrupting = threading.Thread(target=talk.half_duplex.interrupt)
+
+    def emit(event: Event) -> None:
+        if isinstance(event, Generating):
+            interrupting.start()
+            interrupting.join(0.1)
+
+    talk.half_duplex._emit = emit
+    talk.push(greeting, PAUSE)
+    interrupting.join()
+    assert n_turns == [1], f"expected the interrupt after the request of one answer, got one after {n_turns}"
 
 
 def disturbances(greeting: np.ndarray) -> dict[str, np.ndarray]:
