@@ -22,6 +22,7 @@ from server.admission import Admission
 from server.dispatch.dispatcher import Dispatcher
 from server.doors.chat.routes import ChatDoor, completion_routes
 from server.doors.core.chat_turn import ChatTurns
+from server.doors.core.transcriber import Transcriber
 from server.doors.dialects.choice import DUPLEX_PATH, RealtimeDialects, add_duplex_socket
 from server.doors.dialects.minicpm_o.socket import MiniCpmDoor
 from server.doors.dialects.vllm_omni.socket import VllmOmniDoor
@@ -102,6 +103,7 @@ class Gateway:
     voice_names: VoiceNames
     slots: SlotWait
     turns: ChatTurns
+    transcriber: Transcriber
     default_voice: Path | None = None
     apps: Apps = field(default_factory=Apps)
     session_limits: SessionLimits = field(default_factory=SessionLimits)
@@ -145,8 +147,17 @@ def build_app(gateway: Gateway) -> FastAPI:
     app.include_router(speech_routes(SpeechDoor(turns, names, voice_names, admission)))
     app.include_router(completion_routes(ChatDoor(turns, names, voice_names, admission)))
     add_sockets(app, gateway.sockets, admission)
-    limits, barge_in_ms = gateway.session_limits, gateway.live_barge_in_ms
-    door = DoorContext(gateway.slots, gateway.recordings, admission, names, voice_names, turns, limits, barge_in_ms)
+    door = DoorContext(
+        gateway.slots,
+        gateway.recordings,
+        admission,
+        names,
+        voice_names,
+        turns,
+        gateway.transcriber,
+        gateway.session_limits,
+        gateway.live_barge_in_ms,
+    )
     app.include_router(secret_routes(gateway.access, gateway.model_names))
     duplex = VllmOmniDoor(door)
     add_realtime_sockets(app, RealtimeDialects(RealtimeDoor(door), MiniCpmDoor(door), duplex).serve)

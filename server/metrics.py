@@ -66,6 +66,7 @@ class GatewayMetrics:
         )
         self._sessions = counter("sessions_total", "clients that got a slot", "request_type")
         self._ended = counter("sessions_ended_total", "connections that ended", "how")
+        self._transcriptions = counter("transcriptions_total", "transcriptions of users' speech that ended", "outcome")
         self._errors = counter("errors_total", "error messages sent to clients", "code")
         self._lost = counter("workers_lost_total", "number of times a worker became unreachable", "worker")
         self._recordings = counter("recordings_total", "recordings that began", "request_type")
@@ -112,6 +113,10 @@ class GatewayMetrics:
     def record_reply(self, request_type: str) -> None:
         """Count the answer of a chat or of a half-duplex turn."""
         self._replies.labels(request_type).inc()
+
+    def record_transcription(self, outcome: str) -> None:
+        """Count a transcription that has ended. outcome: value of the label."""
+        self._transcriptions.labels(outcome).inc()
 
     def record_relay(self, direction: str, seconds: float) -> None:
         """Record the time to forward a message. direction: `up` to a worker or `down` to a client."""

@@ -24,6 +24,7 @@ from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue
 from server.dispatch.workers import WorkerAddress, Workers
 from server.doors.core.chat_turn import ChatTurns
+from server.doors.core.transcriber import Transcriber
 from server.doors.live.door_context import SessionLimits
 from server.doors.model_names import ModelNames
 from server.doors.voices import VoiceNames
@@ -157,7 +158,10 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         service.eta_ema_min_samples,
     )
     dispatcher = Dispatcher(
-        Workers(options.workers, headers=options.worker_headers), Queue(service.max_queue_size), Eta(eta)
+        Workers(options.workers, headers=options.worker_headers),
+        Queue(service.max_queue_size),
+        Eta(eta),
+        max_spare=config.api.transcriptions,
     )
     metrics = GatewayMetrics()
     audio = config.audio
@@ -194,6 +198,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         VoiceNames(voices, config.api.voices),
         slots,
         ChatTurns(slots, recordings),
+        Transcriber(slots, is_enabled=config.api.transcriptions > 0),
         audio.ref_audio_path,
         apps,
         SessionLimits(audio_mode_s=config.api.audio_mode_s, video_mode_s=config.api.video_mode_s),

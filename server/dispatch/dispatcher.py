@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from server.access.clients import SessionPermit
 from server.dispatch.eta import Eta
 from server.dispatch.queue import Queue, RequestType, Ticket
+from server.dispatch.spare_slots import SpareSlot, SpareSlots
 from server.dispatch.workers import WorkerLease, Workers
 
 MAX_POSITIONS_AGE_S = 0.2  # age up to which computed positions and estimates are reused
@@ -43,8 +44,18 @@ class QueuePosition:
 class Dispatcher:
     """Connects the queue, the workers' slots and the estimates."""
 
-    def __init__(self, workers: Workers, queue: Queue, eta: Eta, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        workers: Workers,
+        queue: Queue,
+        eta: Eta,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        max_spare: int = 0,
+    ):
+        """clock: monotonic s. max_spare: slots of one worker that are lent at the same time while no session waits."""
         self.workers, self.queue, self.eta = workers, queue, eta
+        self._spare = SpareSlots(workers, queue, max_spare)
         self._clock = clock
         self._pending: dict[Ticket, PendingSession] = {}
         self._positions: tuple[float, dict[Ticket, QueuePosition]] | None = None  # when computed, and all of them
@@ -68,7 +79,29 @@ class Dispatcher:
             self.queue.append(pending.ticket)
             self._pending[pending.ticket] = pending
             self._positions = None
+            self._spare.update()
         return pending
+
+    def borrow(
+        self, request_type: RequestType, session_id: str, owner: str, on_reclaim: Callable[[], None]
+    ) -> SpareSlot:
+        """Request a slot while no session needs it. `give_back` must follow.
+
+        Args:
+            request_type: kind of work.
+            session_id: its id.
+            owner: whose work it is.
+            on_reclaim: called if a session needs the slot; `give_back` must follow soon.
+        """
+        slot = SpareSlot(request_type, session_id, owner, on_reclaim)
+        self._spare.add(slot)
+        self.dispatch()
+        return slot
+
+    def give_back(self, slot: SpareSlot) -> None:
+        """End a request of `borrow`, whether it waits or has a slot. A second call does nothing."""
+        self._spare.remove(slot)
+        self.dispatch()
 
     def requeue(self, pending: PendingSession) -> None:
         """Give up a slot that could not be used and return to the former position in the queue."""
@@ -116,6 +149,7 @@ class Dispatcher:
             pending.changed.set()
         if len(self.queue) != before:
             self._notify_all()
+        self._spare.update()
 
     def _take_lease(self, pending: PendingSession) -> WorkerLease | None:
         lease, pending.lease = pending.lease, None
@@ -156,5 +190,5 @@ class Dispatcher:
         return self._clock() - ticket.created_at
 
     def remaining(self, lease: WorkerLease) -> float:
-        """Expected remaining seconds of a session."""
-        return self.eta.remaining(lease.request_type, self.elapsed(lease))
+        """Expected remaining seconds of a session; 0 for a slot that is given back on demand."""
+        return 0.0 if lease.is_spare else self.eta.remaining(lease.request_type, self.elapsed(lease))

@@ -13,7 +13,8 @@ from typing import Literal
 
 from models.errors import ModelError
 
-RequestType = Literal["chat", "half_duplex_audio", "audio_duplex", "omni_duplex"]
+SessionType = Literal["chat", "half_duplex_audio", "audio_duplex", "omni_duplex"]
+RequestType = SessionType | Literal["transcription"]
 
 
 class QueueFullError(ModelError, RuntimeError):

@@ -24,7 +24,11 @@ OFFLINE = "offline"
 READY_NAMES = frozenset({"idle", "busy_chat", "busy_half_duplex", "busy_streaming", "duplex_active", "duplex_paused"})
 KNOWN_NAMES = READY_NAMES | {"loading", "error"}
 OPEN_NAMES = READY_NAMES - {"duplex_paused"}
-BUSY_NAMES: dict[RequestType, str] = {"chat": "busy_chat", "half_duplex_audio": "busy_half_duplex"}
+BUSY_NAMES: dict[RequestType, str] = {
+    "chat": "busy_chat",
+    "half_duplex_audio": "busy_half_duplex",
+    "transcription": "busy_chat",
+}
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class WorkerLease:
     """One slot of one worker, leased to one session.
 
     since: monotonic s. started_at: Unix s. n_units: results received so far. owner: whose session it is.
+    is_spare: it is given back as soon as a session needs it.
     """
 
     worker: "Worker"
@@ -53,6 +58,7 @@ class WorkerLease:
     n_units: int = 0
     paused: bool = False
     owner: str = ""
+    is_spare: bool = False
 
 
 @dataclass(eq=False)
@@ -213,11 +219,24 @@ class Workers:
 
     def acquire(self, request_type: RequestType, session_id: str, owner: str = "") -> WorkerLease | None:
         """Lease a slot of the worker with the largest share of free slots; None if there is no free slot."""
-        free = [worker for worker in self.all if worker.n_free > 0]
+        return self._acquire(self.all, request_type, session_id, owner)
+
+    def acquire_spare(
+        self, request_type: RequestType, session_id: str, owner: str, max_per_worker: int
+    ) -> WorkerLease | None:
+        """As `acquire`, for a slot that is given back on demand. max_per_worker: such slots of one worker at most."""
+        able = [worker for worker in self.all if sum(lease.is_spare for lease in worker.leases) < max_per_worker]
+        return self._acquire(able, request_type, session_id, owner, is_spare=True)
+
+    def _acquire(
+        self, among: list[Worker], request_type: RequestType, session_id: str, owner: str, *, is_spare: bool = False
+    ) -> WorkerLease | None:
+        free = [worker for worker in among if worker.n_free > 0]
         if not free:
             return None
         worker = max(free, key=lambda one: one.n_free / one.n_slots)
-        lease = WorkerLease(worker, request_type, session_id, self._clock(), self._wall_clock(), owner=owner)
+        now, wall_now = self._clock(), self._wall_clock()
+        lease = WorkerLease(worker, request_type, session_id, now, wall_now, owner=owner, is_spare=is_spare)
         worker.leases.append(lease)
         return lease
 

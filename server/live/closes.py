@@ -60,6 +60,12 @@ QUOTA_USED = SocketClose(
     "limit",
     Error(error="The minutes of this key are used up for today", code=ErrorCode.LIMIT_REACHED),
 )
+RECLAIMED = SocketClose(
+    CloseCode.TRY_AGAIN_LATER,
+    "Slot reclaimed",
+    "cancelled",
+    Error(error="A session needs the slot", code=ErrorCode.BUSY),
+)
 NO_REQUEST = SocketClose(CloseCode.POLICY_VIOLATION, "No request", "cancelled")
 
 

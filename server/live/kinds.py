@@ -3,7 +3,7 @@
 import secrets
 from enum import StrEnum
 
-from server.dispatch.queue import RequestType
+from server.dispatch.queue import SessionType
 
 AUDIO_PREFIXES = ("adx_", "audio_duplex_")
 
@@ -32,7 +32,7 @@ LAST_MESSAGES: dict[Kind, frozenset[str]] = {
 NEW_ID_PREFIXES = {Kind.CHAT: "chat_", Kind.STREAMING: "stm_"}
 
 
-def request_type_of(kind: Kind, session_id: str) -> RequestType:
+def request_type_of(kind: Kind, session_id: str) -> SessionType:
     """The request type, for duplex sessions from the prefix of the session id."""
     if kind is Kind.DUPLEX:
         return "audio_duplex" if session_id.startswith(AUDIO_PREFIXES) else "omni_duplex"

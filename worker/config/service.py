@@ -172,7 +172,7 @@ class RecordingSection(Settings):
 
 
 class ApiSection(Settings):
-    """Names in requests of the OpenAI API."""
+    """Names in requests of the OpenAI API, and what its sessions may use."""
 
     model_name: str | None = Field(
         None, min_length=1, max_length=200, description="name of the model; null: the last part of model.model_path"
@@ -189,6 +189,13 @@ class ApiSection(Settings):
         strict=False,
         examples=["gpt-realtime*", "my-model"],
         description="further names of the model, which clients have as defaults; `*` stands for any text",
+    )
+    transcriptions: int = Field(
+        2,
+        ge=0,
+        le=64,
+        description="transcriptions of users' speech that one worker makes at the same time, in slots that no session "
+        "needs; 0: none, so that sessions show `transcription: null`",
     )
     voices: Annotated[dict[str, str], TypeWords("an object, each value text")] = Field(
         {},

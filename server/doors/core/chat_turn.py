@@ -128,7 +128,7 @@ class ChatTurns:
             raise error_of_end(SessionEnd(DRAINING))
         if self._budget.is_exhausted:
             raise error_of_end(SessionEnd(BUSY))
-        text = await _written(request)
+        text = await asyncio.to_thread(json_text, request.fields)  # sounds and pictures take long
         session = LiveSession(new_session_id(Kind.CHAT), Kind.CHAT, identity)
         turn = DoorTurn(self._slots, session, request.path, text)
         if request.path is TurnPath.CHAT:
@@ -324,11 +324,6 @@ def error_of_worker(code: str, text: str) -> ApiError:
 
 
 CODES = {ErrorCode.CONTEXT_FULL.value: "context_length_exceeded"}
-
-
-async def _written(request: TurnRequest) -> str:
-    """The request in JSON. On a thread: sounds and pictures take long."""
-    return await asyncio.to_thread(json_text, request.fields)
 
 
 async def _abort_if_lost(worker: Worker, link: ClientConnection) -> None:

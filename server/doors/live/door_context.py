@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from server.admission import Admission
 from server.doors.core.chat_turn import ChatTurns
+from server.doors.core.transcriber import Transcriber
 from server.doors.model_names import ModelNames
 from server.doors.voices import VoiceNames
 from server.live.slot_wait import SlotWait
@@ -36,5 +37,6 @@ class DoorContext:
     model_names: ModelNames
     voices: VoiceNames
     turns: ChatTurns
+    transcriber: Transcriber
     limits: SessionLimits = SessionLimits()
     live_barge_in_ms: int = 0

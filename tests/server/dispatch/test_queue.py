@@ -8,9 +8,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from server.dispatch.dispatcher import Dispatcher, PendingSession
 from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue, QueueFullError, Ticket
+from server.dispatch.spare_slots import SpareSlot
 from server.dispatch.workers import WorkerAddress, Workers
 
-MAX_SIZE, N_WORKERS = 4, 2
+MAX_SIZE, N_WORKERS, MAX_SPARE = 4, 2, 1
 PICK = st.integers(0, 20)
 
 
@@ -36,9 +37,15 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.clock = Clock()
         self.workers = Workers([WorkerAddress("127.0.0.1", 1000 + i) for i in range(N_WORKERS)], self.clock, self.clock)
         self.dispatcher = Dispatcher(
-            self.workers, Queue(MAX_SIZE, self.clock, self.clock), Eta(EtaConfig(min_samples=1)), clock=self.clock
+            self.workers,
+            Queue(MAX_SIZE, self.clock, self.clock),
+            Eta(EtaConfig(min_samples=1)),
+            clock=self.clock,
+            max_spare=MAX_SPARE,
         )
         self.sessions: list[PendingSession] = []  # neither finished nor cancelled
+        self.borrowed: list[SpareSlot] = []  # not given back
+        self.reclaimed: list[str] = []  # names whose slot was reclaimed
         self.last_positions: dict[Ticket, int] = {}
         self.has_requeued = False
 
@@ -75,7 +82,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             assert pending.is_cancelled and pending.changed.is_set(), "expected the client to be notified"
             self.sessions.remove(pending)
 
-    @precondition(lambda self: self.workers.leases)
+    @precondition(lambda self: any(pending.lease is not None for pending in self.sessions))
     @rule(pick=PICK)
     def requeue(self, pick):
         active = [pending for pending in self.sessions if pending.lease is not None]
@@ -88,6 +95,18 @@ class DispatcherMachine(RuleBasedStateMachine):
     @rule(pick=PICK)
     def add_unit(self, pick):
         self.workers.leases[pick % len(self.workers.leases)].n_units += 1
+
+    @rule(number=st.integers(0, 10**9))
+    def borrow(self, number):
+        name = f"spare {number} {len(self.borrowed)}"
+        self.borrowed.append(self.dispatcher.borrow("transcription", name, "", lambda: self.reclaimed.append(name)))
+
+    @precondition(lambda self: self.borrowed)
+    @rule(pick=PICK)
+    def give_back(self, pick):
+        slot = self.borrowed.pop(pick % len(self.borrowed))
+        self.dispatcher.give_back(slot)
+        self.dispatcher.give_back(slot)  # the second call does nothing
 
     # --- workers -------------------------------------------------------------------------------
 
@@ -130,7 +149,7 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     @invariant()
     def each_slot_belongs_to_one_session(self):
-        leased = [pending.lease for pending in self.sessions if pending.lease is not None]
+        leased = [one.lease for one in (*self.sessions, *self.borrowed) if one.lease is not None]
         held = [lease for worker in self.workers.all for lease in worker.leases]
         assert len(set(map(id, leased))) == len(leased) and set(map(id, leased)) == set(map(id, held)), (
             f"expected each of {len(held)} slots with one client, got {len(leased)}"
@@ -149,6 +168,19 @@ class DispatcherMachine(RuleBasedStateMachine):
         )
 
     @invariant()
+    def spare_slots_are_for_sessions_first(self):
+        lent = [slot for slot in self.borrowed if slot.lease is not None]
+        n_back, n_tickets = sum(slot.is_reclaimed for slot in lent), len(self.dispatcher.queue)
+        assert n_back >= min(len(lent), n_tickets), f"expected {n_tickets} of {len(lent)} reclaimed, got {n_back}"
+        assert len(set(self.reclaimed)) == len(self.reclaimed), f"expected one call each, got {self.reclaimed}"
+        waits = any(slot.lease is None for slot in self.borrowed)
+        able = [one for one in self.workers.all if one.n_free and not any(lease.is_spare for lease in one.leases)]
+        assert not (waits and able and not n_tickets), f"expected a spare slot of {able} to be lent"
+        for worker in self.workers.all:
+            n = sum(lease.is_spare for lease in worker.leases)
+            assert n <= MAX_SPARE, f"expected at most {MAX_SPARE} spare slots of a worker, got {n}"
+
+    @invariant()
     def positions_only_improve(self):
         positions = {ticket: one.position for ticket, one in self.dispatcher.positions().items()}
         assert list(positions.values()) == list(range(1, len(positions) + 1)), (
@@ -163,6 +195,8 @@ class DispatcherMachine(RuleBasedStateMachine):
     def teardown(self):
         for pending in self.sessions:
             self.dispatcher.finish(pending)
+        for slot in self.borrowed:
+            self.dispatcher.give_back(slot)
         assert not self.workers.leases and not len(self.dispatcher.queue) and not self.dispatcher._pending, (
             "expected nothing left"
         )

@@ -81,6 +81,7 @@ export const en = {
   kind_streaming: "streaming",
   kind_half_duplex: "half duplex",
   kind_half_duplex_audio: "half duplex",
+  kind_transcription: "transcription",
   kind_duplex: "full duplex",
   kind_audio_duplex: "voice",
   kind_omni_duplex: "video",

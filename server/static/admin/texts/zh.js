@@ -81,6 +81,7 @@ export const zh = {
   kind_streaming: "流式",
   kind_half_duplex: "半双工",
   kind_half_duplex_audio: "半双工",
+  kind_transcription: "转写",
   kind_duplex: "全双工",
   kind_audio_duplex: "语音",
   kind_omni_duplex: "视频",

@@ -1,0 +1,103 @@
+"""A chat in a slot that no session needs. A session that waits for a slot ends it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from server.access.identity import Identity
+from server.dispatch.workers import WorkerLease
+from server.doors.core.chat_turn import DoorTurn, TurnPath, error_of_end
+from server.doors.errors import ApiError
+from server.live.closes import DRAINING, RECLAIMED, SessionEnd
+from server.live.kinds import Kind, new_session_id
+from server.live.live_sessions import LiveSession
+from server.live.slot_wait import SlotWait
+from server.live.worker_link import WorkerLostError, WorkerRefusedError, close_link
+from worker.protocol.wire import json_text
+
+MAX_WAIT_S = 30.0  # for a spare slot
+
+
+class SpareTurn(DoorTurn):
+    """One turn. Made by `spare_turn`.
+
+    Attributes:
+        has_slot: whether it has had its slot.
+        is_reclaimed: a session needs the slot, or the worker has none after all: another turn may take its place.
+
+    Args:
+        slots: lend slots, and know all sessions.
+        session: its entry in the list of sessions.
+        make_fields: makes the fields of `ChatRequest`; called on a thread once there is a slot.
+    """
+
+    def __init__(self, slots: SlotWait, session: LiveSession, make_fields: Callable[[], Mapping[str, object]]):
+        super().__init__(slots, session, TurnPath.CHAT, "")
+        self._make_fields = make_fields
+        self.has_slot = self.is_reclaimed = False
+
+    async def _run(self) -> None:
+        slots, session = self._slots, self._session
+        dispatcher = slots.dispatcher
+        owner = session.identity.owner
+        spare = dispatcher.borrow("transcription", session.session_id, owner, self._on_reclaim)
+        try:
+            try:
+                async with asyncio.timeout(MAX_WAIT_S):
+                    await spare.granted.wait()
+            except TimeoutError:
+                message = f"slot: expected a free one within {MAX_WAIT_S:.0f} s, got none"
+                raise ApiError(503, message, code="no_free_slot") from None
+            lease = spare.lease
+            assert lease is not None, "expected a lease of a slot that is granted"
+            self.has_slot = True
+            self._request = await asyncio.to_thread(lambda: json_text(self._make_fields()))
+            try:
+                link = await self._connect(lease)
+            except (WorkerRefusedError, WorkerLostError):
+                raise self._refused(lease) from None
+            begun = time.monotonic()
+            try:
+                if not await self._converse(lease, link):
+                    raise self._refused(lease)
+            finally:
+                slots.metrics.record_session_end(lease.request_type, time.monotonic() - begun)
+                await close_link(link, graceful=not lease.worker.lost.is_set())
+        finally:
+            dispatcher.give_back(spare)
+
+    def _on_reclaim(self) -> None:
+        self.is_reclaimed = True
+        self._session.end(RECLAIMED)
+
+    def _refused(self, lease: WorkerLease) -> SessionEnd:
+        """The end of a turn whose worker has no slot after all."""
+        self._slots.dispatcher.workers.suspend(lease.worker)
+        self.is_reclaimed = True
+        return SessionEnd(RECLAIMED)
+
+
+@asynccontextmanager
+async def spare_turn(
+    slots: SlotWait, identity: Identity, make_fields: Callable[[], Mapping[str, object]]
+) -> AsyncIterator[SpareTurn]:
+    """A turn, which ends with the context.
+
+    Args:
+        slots: lend slots, and know all sessions.
+        identity: whose work it is.
+        make_fields: as in `SpareTurn`.
+    Raises: ApiError 503 if the server is shutting down.
+    """
+    if slots.live.draining:
+        raise error_of_end(SessionEnd(DRAINING))
+    session = LiveSession(new_session_id(Kind.CHAT), Kind.CHAT, identity)
+    turn = SpareTurn(slots, session, make_fields)
+    slots.live.add(session)
+    try:
+        turn.start()
+        yield turn
+    finally:
+        await turn.close()
+        slots.live.remove(session)
