@@ -18,6 +18,11 @@ class Target:
     color: str | None = None
     name: str | None = None
 
+    @property
+    def is_thing(self) -> bool:
+        """Whether only the font of things can show it."""
+        return self.name in THINGS
+
     def matches(self, shown: Shown | None) -> bool:
         """Whether a picture shows it."""
         if shown is None:
@@ -35,6 +40,11 @@ def draw_question(rng: random.Random, split: Split, shown: Shown | None) -> Turn
     intent = intents()[skill]
     asked = {"plural": shown.plural, "thing_name": "letter" if shown.kind == "letter" else shown.name}
     return Turn(skill, fill(intent.draw(rng, split), **asked), (fill(intent.answer(rng), **slots),))
+
+
+def draw_nothing(rng: random.Random, split: Split, skill: str) -> Turn:
+    """A question while the camera shows nothing but its surroundings."""
+    return Turn(skill, intents()[skill].draw(rng, split), (intents()["see_nothing"].answer(rng),))
 
 
 def fits(skill: str, shown: Shown) -> bool:
@@ -88,6 +98,16 @@ def draw_target(rng: random.Random) -> Target:
         return Target(f"the number {name}", name=name)
     name = rng.choice(SHAPES if kind == "shape" else sorted(THINGS))
     return Target(f"the {name}" if name in UNCOUNTED else with_article(name), name=name)
+
+
+def draw_match(rng: random.Random, target: Target) -> Shown:
+    """A label that matches."""
+    if target.color is not None:
+        return Shown("shape", rng.choice(SHAPES), target.color)
+    assert target.name is not None
+    if target.is_thing:
+        return Shown("thing", target.name, None)
+    return Shown("digit" if target.name in DIGITS else "shape", target.name, rng.choice(sorted(COLORS)))
 
 
 def draw_watch(rng: random.Random, split: Split, target: Target) -> Turn:

@@ -1,0 +1,278 @@
+"""Random conversations on a stage: who says what, when it is interrupted, what the camera shows.
+
+`draw_timeline` gives one conversation of a length; the same seed gives the same conversation.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from models.inputs.tokens import SpecialTokens
+from training.grammar import camera, turns
+from training.grammar.phrases import Split
+from training.grammar.turns import Memory, Turn
+from training.scenes.labels import Shown
+from training.scenes.random_scenes import draw_movement, draw_shown
+from training.scenes.render import draw_look
+from training.timelines.pacing import Encode
+from training.timelines.speech import Synthesizer
+from training.timelines.stage import Stage, answer_unit, heard_in
+from training.timelines.timeline import FORCED_UNITS, Timeline, View
+
+BACKCHANNELS = ("mhm", "uh huh", "right", "yes", "ah", "oh")
+RECENT_S = 12.0  # earlier pictures that the model did not name are asked for within this time
+LONG_IDLE_UNITS = (10, 60)
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How often things happen: shares between 0 and 1.
+
+    pause: of sentences with a thinking pause. interruption, backchannel: of replies. camera: of conversations.
+    """
+
+    pause: float = 0.35
+    interruption: float = 0.25
+    backchannel: float = 0.15
+    camera: float = 0.5
+    long_idle: float = 0.04
+
+
+@dataclass
+class _State:
+    """What the conversation is at. now: time from which on the next thing may happen."""
+
+    now: float
+    memory: Memory = field(default_factory=Memory)
+    has_camera: bool = False
+    shown: Shown | None = None
+    before: Shown | None = None
+    before_until: float = 0.0
+    is_quiet: bool = False
+    target: camera.Target | None = None
+
+
+class Conversation:
+    """One conversation. `run` plays actions until a length is reached."""
+
+    def __init__(
+        self,
+        rng: random.Random,
+        encode: Encode,
+        special: SpecialTokens,
+        synthesize: Synthesizer,
+        *,
+        split: Split = "train",
+        things: bool = True,
+        habits: Habits | None = None,
+    ):
+        """
+        Args:
+            encode, special: of the checkpoint's tokenizer.
+            synthesize: the person's voice.
+            split: phrases that the person uses.
+            things: the camera shows things, which need a font.
+        """
+        self._rng, self._split, self._things = rng, split, things
+        self._habits = habits or Habits()
+        self._stage = Stage(rng, encode, special, synthesize)
+        self._state = _State(now=rng.uniform(0.3, 3.0), has_camera=rng.random() < self._habits.camera)
+        if self._state.has_camera:
+            self._show(None, 0)
+
+    def run(self, seconds: float) -> Timeline:
+        """The conversation, about as long as this."""
+        while self._state.now < seconds:
+            self.act()
+        return self._stage.build(self._state.now)
+
+    def act(self) -> None:
+        """One random action."""
+        state = self._state
+        if state.is_quiet and self._rng.random() < 0.35:
+            self._exchange(turns.draw_plain("speak_again", self._rng, self._split))
+            return
+        if state.target is not None and self._rng.random() < 0.5:
+            self._see_target()
+            return
+        if self._rng.random() < self._habits.long_idle:
+            state.now += self._rng.randint(*LONG_IDLE_UNITS)
+            return
+        actions: list[tuple[Callable[[], None], float]] = [
+            (self._talk, 6),
+            (self._count, 1),
+            (self._ask_camera, 4 if state.has_camera else 0.4),
+            (self._quiet, 0.3),
+            (self._idle, 1),
+        ]
+        if state.has_camera:
+            actions += [(self._change_view, 1.5), (self._watch_motion, 1), (self._ask_before, 0.8)]
+            if state.target is None and not state.is_quiet:
+                actions.append((self._watch, 1))
+        (action,) = self._rng.choices([one for one, _ in actions], [weight for _, weight in actions])
+        action()
+
+    # --- actions -------------------------------------------------------------------------------
+
+    def _talk(self) -> None:
+        rng, split, memory = self._rng, self._split, self._state.memory
+        draws: list[tuple[Callable[[], Turn], float]] = [
+            (lambda: turns.draw_small_talk(rng, split), 5),
+            (lambda: turns.draw_arithmetic(rng, split), 2),
+            (lambda: turns.draw_repetition(rng, split), 1.5),
+            (lambda: turns.draw_unknown(rng, split), 1.5),
+            (lambda: turns.draw_told(rng, split, memory), 1.5),
+            (lambda: turns.draw_recall(rng, split, memory), 1.5),
+        ]
+        (draw,) = rng.choices([one for one, _ in draws], [weight for _, weight in draws])
+        self._exchange(draw())
+
+    def _count(self) -> None:
+        turn = turns.draw_counting(self._rng, self._split)
+        self._exchange(turn, interruption=1.0 if turn.skill == "count_freely" else 0.5)
+
+    def _ask_camera(self) -> None:
+        state = self._state
+        if state.has_camera and (state.shown is None or self._rng.random() < 0.6):
+            self._change_view()
+        if state.has_camera and state.shown is None:
+            skill = self._rng.choice(("show_thing", "show_color"))
+            self._exchange(camera.draw_nothing(self._rng, self._split, skill))
+        else:
+            self._exchange(camera.draw_question(self._rng, self._split, state.shown))
+
+    def _change_view(self) -> None:
+        """Show something else, or nothing, from the next unit on."""
+        shown = None if self._rng.random() < 0.15 else draw_shown(self._rng, self._things)
+        if self._state.target is not None and self._state.target.matches(shown):
+            return
+        self._show(shown, heard_in(self._state.now) + 1)
+        self._state.now += self._rng.uniform(1.0, 4.0)
+
+    def _watch_motion(self) -> None:
+        """Something crosses the picture; then the person asks where it went."""
+        n_units = self._rng.randint(3, 6)
+        movement = draw_movement(self._rng, n_units, self._things)
+        if self._state.target is not None and self._state.target.matches(movement.shown):
+            return
+        start = heard_in(self._state.now) + 1
+        self._remember_view(start)
+        look = draw_look(movement.shown, self._rng)
+        self._stage.show(View(movement.shown, look, start, movement), start)
+        self._state.shown = movement.shown
+        self._state.now = start + n_units - self._rng.uniform(0.0, 1.0)
+        self._exchange(camera.draw_motion(self._rng, self._split, movement.shown, movement.motion))
+
+    def _ask_before(self) -> None:
+        state = self._state
+        is_known = state.before is not None and state.now - state.before_until < RECENT_S
+        if is_known or state.before is None:
+            self._exchange(camera.draw_shown_before(self._rng, self._split, state.before))
+
+    def _watch(self) -> None:
+        target = camera.draw_target(self._rng)
+        if not self._things and target.is_thing:
+            return
+        if target.matches(self._state.shown):
+            self._show(None, heard_in(self._state.now) + 1)
+            self._state.now += 1.0
+        self._exchange(camera.draw_watch(self._rng, self._split, target), interruption=0.0)
+        self._state.target = target
+
+    def _see_target(self) -> None:
+        """What is watched for appears and the model speaks, or the person calls it off."""
+        state, target = self._state, self._state.target
+        assert target is not None
+        state.target = None
+        if self._rng.random() < 0.15:
+            self._exchange(turns.draw_plain("watch_cancel", self._rng, self._split))
+            return
+        state.now += self._rng.expovariate(1 / 4)
+        unit = max(heard_in(state.now) + 1, FORCED_UNITS, self._stage.next_free)
+        shown = camera.draw_match(self._rng, target)
+        self._show(shown, unit)
+        if state.is_quiet:
+            state.now = unit + 2.0
+            return
+        alert = camera.draw_alert(self._rng, target)
+        _, state.now = self._stage.speak(alert.reply, unit, alert.skill)
+        state.now += self._gap()
+
+    def _quiet(self) -> None:
+        if not self._state.is_quiet:
+            self._exchange(turns.draw_plain("quiet", self._rng, self._split), interruption=0.0)
+            self._state.is_quiet = True
+
+    def _idle(self) -> None:
+        self._state.now += self._rng.uniform(2, 9)
+
+    # --- exchanges -----------------------------------------------------------------------------
+
+    def _exchange(self, turn: Turn, interruption: float | None = None) -> None:
+        """The person says something and the model answers, unless it is to be quiet.
+
+        Args:
+            interruption: share of such replies that are interrupted; None: by habit.
+        """
+        rng, state, habits = self._rng, self._state, self._habits
+        end = self._stage.hear(turn.said, state.now, turn.skill, rng.random() < habits.pause)
+        if state.is_quiet and turn.skill == "speak_again":
+            state.is_quiet = False
+        elif state.is_quiet or not turn.reply:
+            state.now = end + self._gap()
+            return
+        first = max(answer_unit(end), self._stage.next_free)
+        last, until = self._stage.speak(turn.reply, first, turn.skill)
+        share = habits.interruption if interruption is None else interruption
+        if last > first and rng.random() < share:
+            self._interrupt(first, last)
+        else:
+            if until - first > 3 and rng.random() < habits.backchannel:
+                self._stage.hear(rng.choice(BACKCHANNELS), rng.uniform(first + 1.2, until - 1.0), "backchannel")
+            # A quick person begins before the sound of the reply ends; its text has ended by then.
+            state.now = max(until + self._gap(), last + 1.0)
+
+    def _interrupt(self, first: int, last: int) -> None:
+        """The person speaks while text is left: to stop it, or to say something else."""
+        # From the first sound of the reply on, to the latest moment that is noticed in its last unit.
+        start = self._rng.uniform(first + 1.0, last + 0.69)
+        if not self._stage.interrupt(start):
+            raise ValueError(f"interruption at {start:.1f} s: expected text until unit {last}")
+        self._state.now = start
+        if self._rng.random() < 0.6:
+            self._exchange(turns.draw_plain("stop", self._rng, self._split))
+        else:
+            self._talk()
+
+    def _gap(self) -> float:
+        """Seconds until the next utterance; below zero the person is quick."""
+        return self._rng.choice((self._rng.uniform(-0.3, 0.6), self._rng.expovariate(1 / 1.5), self._rng.uniform(1, 5)))
+
+    # --- views ---------------------------------------------------------------------------------
+
+    def _show(self, shown: Shown | None, unit: int) -> None:
+        self._remember_view(unit)
+        self._stage.show(View(shown, draw_look(shown, self._rng), unit), unit)
+        self._state.shown = shown
+
+    def _remember_view(self, until: int) -> None:
+        """Keep what was shown up to a unit as the picture before."""
+        if self._state.shown is not None:
+            self._state.before, self._state.before_until = self._state.shown, float(until)
+
+
+def draw_timeline(
+    seed: int,
+    seconds: float,
+    encode: Encode,
+    special: SpecialTokens,
+    synthesize: Synthesizer,
+    *,
+    split: Split = "train",
+    things: bool = True,
+    habits: Habits | None = None,
+) -> Timeline:
+    """A conversation of about this length. Arguments as for `Conversation`."""
+    rng = random.Random(f"{split} {seed}")
+    conversation = Conversation(rng, encode, special, synthesize, split=split, things=things, habits=habits)
+    return conversation.run(seconds)
