@@ -30,6 +30,7 @@ from server.doors.errors import ApiError, error_response, invalid_request, is_ap
 from server.doors.gpt_live.routes import GPT_LIVE_PATH, add_gpt_live_socket
 from server.doors.gpt_live.socket import GptLiveDoor
 from server.doors.live.door_context import DoorContext, SessionLimits
+from server.doors.live.truncation import SlotWindow
 from server.doors.model_names import ModelNames
 from server.doors.model_routes import model_routes
 from server.doors.realtime.routes import REALTIME_PATHS, add_realtime_sockets
@@ -83,6 +84,7 @@ class Gateway:
 
     http: client for the workers. default_voice: sound file for sessions without a voice of their own.
     session_limits: of sessions of the OpenAI API. live_barge_in_ms: speech that silences a GPT-Live reply; 0: none.
+    slot_window: context of the workers' slots.
     """
 
     dispatcher: Dispatcher
@@ -108,6 +110,7 @@ class Gateway:
     apps: Apps = field(default_factory=Apps)
     session_limits: SessionLimits = field(default_factory=SessionLimits)
     live_barge_in_ms: int = 0
+    slot_window: SlotWindow = field(default_factory=SlotWindow)
 
 
 def build_app(gateway: Gateway) -> FastAPI:
@@ -157,6 +160,7 @@ def build_app(gateway: Gateway) -> FastAPI:
         gateway.transcriber,
         gateway.session_limits,
         gateway.live_barge_in_ms,
+        gateway.slot_window,
     )
     app.include_router(secret_routes(gateway.access, gateway.model_names))
     duplex = VllmOmniDoor(door)

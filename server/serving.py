@@ -26,6 +26,7 @@ from server.dispatch.workers import WorkerAddress, Workers
 from server.doors.core.chat_turn import ChatTurns
 from server.doors.core.transcriber import Transcriber
 from server.doors.live.door_context import SessionLimits
+from server.doors.live.truncation import SlotWindow
 from server.doors.model_names import ModelNames
 from server.doors.voices import VoiceNames
 from server.health_watch import HealthWatch
@@ -203,6 +204,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         apps,
         SessionLimits(audio_mode_s=config.api.audio_mode_s, video_mode_s=config.api.video_mode_s),
         config.api.live_barge_in_ms,
+        slot_window=SlotWindow(config.duplex.context_rows, config.duplex.session),
     )
     return gateway, HealthWatch(dispatcher, metrics, http, service.worker_timeout_s)
 

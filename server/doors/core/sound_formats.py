@@ -6,22 +6,19 @@ Contains no files and no HTTP. Encoding takes milliseconds a second of sound: ca
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal, get_args
 
 import av
 import numpy as np
-from av.audio.frame import AudioFrame
 from av.audio.stream import AudioStream
-from av.filter import Graph
 
+from server.doors.core.tempo import Tempo, pcm_frame
 from worker.protocol.wire import SOUND_RATE, Sound
 
 ENCODERS = ThreadPoolExecutor(4, "encode")
 FormatName = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
-SLOWEST_STEP = 0.5  # of one atempo filter
 UNKNOWN_SIZE = 0xFFFFFFFF  # in the header of a WAV file of unknown length
 SAMPLE_BYTES = 2
 
@@ -86,7 +83,7 @@ class _Muxed:
 
     def push(self, pcm: bytes) -> bytes:
         if pcm:
-            self._container.mux(self._stream.encode(_frame(pcm)))
+            self._container.mux(self._stream.encode(pcm_frame(pcm)))
         return self._output.take()
 
     def finish(self) -> bytes:
@@ -104,7 +101,7 @@ class SoundEncoder:
     """
 
     def __init__(self, name: FormatName, speed: float = 1.0):
-        self._tempo = None if speed == 1.0 else _Tempo(speed)
+        self._tempo = None if speed == 1.0 else Tempo(speed)
         self._muxed = _Muxed(ENCODINGS[name]) if name in ENCODINGS else None
         self._head = wav_header(None) if name == "wav" else b""
 
@@ -125,46 +122,6 @@ class SoundEncoder:
         return head + pcm
 
 
-class _Tempo:
-    """The speed of a sound, changed by libav's `atempo`, which keeps the pitch."""
-
-    def __init__(self, speed: float):
-        steps = [speed]
-        while steps[-1] < SLOWEST_STEP:
-            steps[-1:] = [SLOWEST_STEP, steps[-1] / SLOWEST_STEP]
-        self._graph = Graph()
-        self._source = self._graph.add_abuffer(
-            sample_rate=SOUND_RATE, format="s16", layout="mono", time_base=Fraction(1, SOUND_RATE)
-        )
-        chain = [self._graph.add("atempo", f"{step:.6f}") for step in steps]
-        self._sink = self._graph.add("abuffersink")
-        self._graph.link_nodes(self._source, *chain, self._sink).configure()
-        self._n_samples = 0
-
-    def push(self, pcm: bytes) -> bytes:
-        if not pcm:
-            return b""
-        frame = _frame(pcm)
-        frame.pts, frame.time_base = self._n_samples, Fraction(1, SOUND_RATE)
-        self._n_samples += frame.samples
-        self._source.push(frame)
-        return self._pull()
-
-    def finish(self) -> bytes:
-        self._source.push(None)
-        return self._pull()
-
-    def _pull(self) -> bytes:
-        parts: list[bytes] = []
-        while True:
-            try:
-                frame = self._sink.pull()
-            except (av.BlockingIOError, av.EOFError):
-                return b"".join(parts)
-            assert isinstance(frame, AudioFrame)
-            parts.append(frame.to_ndarray().astype("<i2").tobytes())
-
-
 def encoded(pcm: np.ndarray, name: FormatName) -> bytes:
     """A whole sound as a file whose header has its length, where the format has one. pcm: as in `SoundEncoder.push`."""
     if name == "wav":
@@ -179,9 +136,3 @@ def wav_header(n_bytes: int | None) -> bytes:
     size, whole = (UNKNOWN_SIZE, UNKNOWN_SIZE) if n_bytes is None else (n_bytes, n_bytes + 36)
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, SOUND_RATE, SOUND_RATE * SAMPLE_BYTES, SAMPLE_BYTES, 16)
     return b"RIFF" + struct.pack("<I", whole) + b"WAVE" + form + b"data" + struct.pack("<I", size)
-
-
-def _frame(pcm: bytes) -> AudioFrame:
-    frame = AudioFrame.from_ndarray(np.frombuffer(pcm, "<i2")[None], format="s16", layout="mono")
-    frame.sample_rate = SOUND_RATE
-    return frame

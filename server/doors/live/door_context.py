@@ -1,10 +1,11 @@
 """What the doors of live sessions share: the parts of the gateway that a session uses, and bounds of its events."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from server.admission import Admission
 from server.doors.core.chat_turn import ChatTurns
 from server.doors.core.transcriber import Transcriber
+from server.doors.live.truncation import SlotWindow
 from server.doors.model_names import ModelNames
 from server.doors.voices import VoiceNames
 from server.live.slot_wait import SlotWait
@@ -40,3 +41,4 @@ class DoorContext:
     transcriber: Transcriber
     limits: SessionLimits = SessionLimits()
     live_barge_in_ms: int = 0
+    slot: SlotWindow = field(default_factory=SlotWindow)

@@ -3,31 +3,44 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from server.doors.live.truncation import SlotWindow
 from server.doors.realtime.session_config import RealtimeConfig
-from server.doors.realtime.turns.turn_policy import LISTEN_SCALE
 from worker.protocol.adjust_messages import Adjust
 from worker.protocol.messages import Prepare
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Prompt, voice and settings of the engine. voice: name of a registered voice; None: the server's default."""
+    """Prompt, voice and settings of the engine.
+
+    voice: name of a registered voice; None: the server's default. max_rows: length of the context from which on no
+    unit is sent; None: the oldest units leave it.
+    """
 
     instructions: str
     voice: str | None
     settings: dict[str, Any] = field(default_factory=dict)
+    max_rows: int | None = None
 
     @classmethod
-    def of(cls, config: RealtimeConfig, voice: str | None) -> "EngineSettings":
-        """The engine's settings for a configuration. voice: the registered voice for `config.voice`."""
-        detection = config.turn_detection
-        eagerness = "auto" if detection is None else detection.eagerness
+    def of(
+        cls, config: RealtimeConfig, voice: str | None, *, listen_scale: float = 1.0, slot: SlotWindow | None = None
+    ) -> "EngineSettings":
+        """The engine's settings for a configuration.
+
+        Args:
+            voice: the registered voice for `config.voice`.
+            listen_scale: factor on the odds of listening.
+            slot: context of the deployment's slots.
+        """
+        slot = slot or SlotWindow()
         settings = {
             "generate_audio": config.modality == "audio",
-            "listen_prob_scale": LISTEN_SCALE[eagerness],
+            "listen_prob_scale": listen_scale,
             "max_turn_tokens": config.max_output_tokens or 0,
+            "window": slot.window_for(config.truncation),
         }
-        return cls(config.instructions, voice, settings)
+        return cls(config.instructions, voice, settings, slot.max_rows_for(config.truncation))
 
     def prepare(self) -> Prepare:
         """The message that begins a context with these settings."""

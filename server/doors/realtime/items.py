@@ -164,6 +164,14 @@ class Conversation:
             raise EventError(code, f"item_id: expected the id of an item, got {item_id[:60]}", "item_id")
         return self._items[item_id]
 
+    def __contains__(self, item: object) -> bool:
+        return isinstance(item, ConversationItem) and self._items.get(item.id) is item
+
+    def id_before(self, item: ConversationItem) -> str | None:
+        """The id of the item before this one; None: it is the first."""
+        at = self._order.index(item.id)
+        return self._order[at - 1] if at else None
+
     @property
     def last_id(self) -> str | None:
         return self._order[-1] if self._order else None

@@ -4,9 +4,7 @@ Everything here runs on the event loop, one call after another: the client's eve
 detector hears, and the unit timer. Contains no reading of events.
 """
 
-import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,10 +15,12 @@ from server.doors.live.sound.detector import DetectorSettings, Heard, SpeechHear
 from server.doors.live.sound.unit_buffer import UnitBuffer
 from server.doors.live.sound.voice_feed import VoiceFeed
 from server.doors.live.sound.wire_sound import without_padding
-from server.doors.realtime.engine_settings import EngineSettings
+from server.doors.live.wake_timer import WakeTimer
+from server.doors.realtime.engine_context import EngineContext
 from server.doors.realtime.lane_host import LaneHost
 from server.doors.realtime.responses import (
     COMPLETED,
+    CONTEXT_FULL,
     TOO_LONG,
     CancelReason,
     ResponseEnd,
@@ -34,15 +34,12 @@ from server.doors.realtime.turns.idle_timeout import IdleTimeout
 from server.doors.realtime.turns.turn_policy import TurnPolicy
 from server.doors.realtime.turns.user_turns import UserTurns
 from server.doors.realtime.usage import TokenUsage, usage_of
-from worker.protocol.adjust_messages import Adjust
 from worker.protocol.codec import FromClient
 from worker.protocol.messages import (
-    MAX_PAUSE_S,
     AudioChunk,
     Error,
     Interrupt,
     Partial,
-    Pause,
     Prepare,
     Result,
     ServerMessage,
@@ -51,6 +48,7 @@ from worker.protocol.text_messages import InsertText
 from worker.protocol.wire import Sound
 
 LOG = logging.getLogger(__name__)
+FAST_AHEAD_S = 0.3  # of sound that a client still has when the next unit of fast speech begins
 PAUSE_AFTER_S = 5.0  # seconds without sound before the worker gets `pause`
 
 
@@ -82,15 +80,12 @@ class DuplexLane:
         self._timer = UnitTimer()
         self._idle = IdleTimeout()
         self._buffer = UnitBuffer()
-        self._texts: deque[InsertText] = deque()
         self._usage = TokenUsage()  # since the last response
         self._is_limited = False  # the open response has reached its number of tokens
-        self._units: UnitSession | None = None
-        self._applied: EngineSettings | None = None  # None: the context is not prepared
-        self._is_begun = False  # the client has sent something that needs a context
+        self._context = EngineContext(lambda: host.engine_settings(self.policy.listen_scale), host.report)
+        self._is_refused = False  # the client knows that the context is full
         self._in_flight: UnitInFlight | None = None
-        self._wake: asyncio.TimerHandle | None = None
-        self._wakes_at = 0.0
+        self._wake = WakeTimer(clock, self._pump)
         self._sound_at = clock()
         self._spoke_at: float | None = None
 
@@ -98,12 +93,9 @@ class DuplexLane:
 
     def attach(self, units: UnitSession, history: list[InsertText]) -> None:
         """Use this session of a worker from now on. history: texts that its context begins with."""
-        self._units, self._applied, self._in_flight = units, None, None
-        if history:  # it includes the texts that were not sent
-            self._texts = deque(history)
+        self._in_flight = None
         self.policy.is_turn_open = False
-        if self._is_begun:
-            self._prepare()
+        self._context.attach(units, history)
         self._pump()
 
     def detach(self) -> None:
@@ -114,14 +106,23 @@ class DuplexLane:
 
     def stop(self) -> None:
         """Send no more units."""
-        self._units = None
-        self._stop_timer()
+        self._context.units = None
+        self._wake.stop()
 
     def configure(self, detection: TurnDetection) -> None:
         """Change the settings of turns."""
         self.policy.detection = detection
         self.voice.configure(_detector_settings(detection))
+
+    def refresh(self) -> None:
+        """The session's settings may have changed."""
+        self._is_refused = self._is_refused and self.is_full
         self._pump()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the context has no room for another unit."""
+        return self._context.is_full
 
     # --- the client's input --------------------------------------------------------------------
 
@@ -131,9 +132,9 @@ class DuplexLane:
         self._sound_at = now
         self._timer.record_sound(now)
         self.voice.push(samples)
-        if dropped := self._buffer.append(samples):
+        if not self._is_refused and (dropped := self._buffer.append(samples)):
             self._host.report_overflow(dropped)
-        self._prepare()
+        self._context.begin()
         self._pump()
 
     def clear(self) -> None:
@@ -142,7 +143,7 @@ class DuplexLane:
 
     def add_text(self, text: InsertText) -> None:
         """Insert a text before the next unit."""
-        self._texts.append(text)
+        self._context.add_text(text)
         self._pump()
 
     def add_picture(self, data: bytes, max_slices: int) -> None:
@@ -160,7 +161,7 @@ class DuplexLane:
         self.policy.ask()
         self._barge_in.begin_response(self.voice.pushed_ms)
         self._timer.start(self._clock())
-        self._prepare()
+        self._context.begin()
         self._pump()
 
     def check_idle(self) -> None:
@@ -187,9 +188,9 @@ class DuplexLane:
 
     def _discard(self, unit: UnitInFlight) -> None:
         """Drop what the worker still makes of a unit, and let it stop."""
-        if not unit.is_discarded and self._units is not None:
+        if not unit.is_discarded and self._context.units is not None:
             unit.is_discarded = True
-            self._units.send(Interrupt())
+            self._context.units.send(Interrupt())
 
     # --- what the detector hears ---------------------------------------------------------------
 
@@ -232,12 +233,10 @@ class DuplexLane:
         """Handle the answer to a message."""
         if isinstance(request, AudioChunk):
             self._on_unit(answer)
-        elif isinstance(answer, Error):
-            LOG.warning("%s was refused: %s", request.type, answer.error)
-            if isinstance(request, Prepare):
-                self._applied = None
-                if self._host.response is not None:
-                    self._finish(failed("internal_error", answer.error))
+            return
+        self._context.on_answer(request, answer)
+        if isinstance(answer, Error) and isinstance(request, Prepare) and self._host.response is not None:
+            self._finish(failed("internal_error", answer.error))
 
     def _on_unit(self, answer: ServerMessage) -> None:
         unit, self._in_flight = self._in_flight, None
@@ -253,6 +252,7 @@ class DuplexLane:
 
     def _on_result(self, unit: UnitInFlight, result: Result) -> None:
         self._usage.add(usage_of(result))
+        self._context.record(result)
         self.policy.record_result(is_listen=result.is_listen, end_of_turn=result.end_of_turn)
         if unit.is_discarded or unit.chunk.force_listen:  # the latter only ends the turn of a cancelled response
             return
@@ -278,10 +278,11 @@ class DuplexLane:
         if not text and not sound:
             return
         response = self._host.response
+        if response is None or self.policy.is_asked:  # the model speaks already
+            self.policy.begin_response()
         if response is None:
             response = self._host.begin_response()
             self._barge_in.begin_response(self.voice.pushed_ms)
-        self.policy.is_asked = False  # the model speaks already
         response.add_text(text)
         if sound:
             if response.first_sound_at is None:
@@ -301,53 +302,67 @@ class DuplexLane:
 
     # --- units ---------------------------------------------------------------------------------
 
-    def _prepare(self) -> None:
-        """Begin the context, once the client has had the chance to configure the session."""
-        self._is_begun = True
-        if self._applied is None and self._units is not None:
-            self._applied = self._host.engine_settings()
-            self._units.send(self._applied.prepare())
-
     def _pump(self) -> None:
         """Send the next unit if it is time, or wake up when it will be."""
-        if self._units is None or self._applied is None:
+        if not self._context.is_prepared or self._in_flight is not None:
             return
-        while self._texts and self._in_flight is None:
-            self._units.send(self._texts.popleft())
-        if self._in_flight is not None:
-            return
-        now, is_filled = self._clock(), False
+        self._context.send_texts()
+        now, is_late = self._clock(), False
         if not self._buffer.has_unit:
-            at = self._fill_at(now)
-            if at is None:
-                self._rest(now)
+            late_at, early_at = self._late_at(now), self._early_at(now)
+            dues = [at for at in (late_at, early_at) if at is not None]
+            if not dues:
+                rest_at = self._sound_at + PAUSE_AFTER_S
+                if now < rest_at:
+                    self._wake.set(rest_at)
+                else:
+                    self._context.rest()
                 return
-            if at > now:
-                self._wake_at(at)
+            if (at := min(dues)) > now:
+                self._wake.set(at)
                 return
-            is_filled = True
+            is_late = early_at is None or early_at > now
         response = self._host.response
         if response is not None and response.first_sound_at is not None:
             at = send_at(response.first_sound_at, response.sent_ms, now)
             if at > now:
-                self._wake_at(at)
+                self._wake.set(at)
                 return
-        self._send_unit(now, is_filled=is_filled)
+        if self._context.is_full:
+            self._refuse()
+        else:
+            self._send_unit(now, is_late=is_late)
 
-    def _fill_at(self, now: float) -> float | None:
-        """When silence must complete the unit; None: not while nothing changes."""
+    def _late_at(self, now: float) -> float | None:
+        """When silence must stand for missing sound; None: not while nothing changes."""
+        return self._timer.fill_at(ClockState(self._host.response is not None, self._spoke_at, is_idle=True), now)
+
+    def _early_at(self, now: float) -> float | None:
+        """When the unit must run although its sound has not come yet; None: it waits for it."""
         if self.policy.is_answer_due:
             return now
-        state = ClockState(self._host.response is not None, self._spoke_at, is_idle=True)
-        return self._timer.fill_at(state, now)
+        response = self._host.response
+        if response is None or response.first_sound_at is None or response.shape.speed <= 1:
+            return None
+        # Fast speech lasts less than the second of a unit: the client must not run out of it.
+        return max(now, response.first_sound_at + response.sent_ms / 1000 - FAST_AHEAD_S)
 
-    def _send_unit(self, now: float, *, is_filled: bool) -> None:
-        assert self._units is not None and self._applied is not None, "expected a prepared session"
-        wanted = self._host.engine_settings()
-        if (change := wanted.adjust_from(self._applied)) is not None:
-            self._adjust(change, wanted)
+    def _refuse(self) -> None:
+        """Tell the client once that the context is full. Sound is dropped from now on."""
+        self.policy.cut(is_running=False)
+        self._buffer.clear_sound()
+        if self._host.response is not None:
+            self._finish(CONTEXT_FULL)
+        elif not self._is_refused and CONTEXT_FULL.error is not None:
+            self._host.report(CONTEXT_FULL.error)
+        self._is_refused = True
+
+    def _send_unit(self, now: float, *, is_late: bool) -> None:
+        units = self._context.units
+        assert units is not None, "expected a session of a worker"
+        self._context.update()
         n_missing = 16_000 - self._buffer.n_samples
-        if is_filled and not self.policy.is_answer_due and n_missing > 0:
+        if is_late and n_missing > 0:
             self.voice.push(np.zeros(n_missing, np.float32))  # so that it hears the silence after speech
         sound, pictures = self._buffer.take()
         decision = self.policy.next_unit(is_responding=self._host.response is not None)
@@ -358,41 +373,9 @@ class DuplexLane:
             force_listen=decision.force_listen,
             force_speak=decision.force_speak,
         )
-        self._timer.record_unit(now, is_filled=is_filled)
+        self._timer.record_unit(now, is_filled=n_missing > 0)
         self._in_flight = UnitInFlight(chunk, decision.force_speak)
-        self._units.send(chunk)
-
-    def _adjust(self, change: Adjust, wanted: EngineSettings) -> None:
-        assert self._units is not None
-        self._units.send(change)
-        self._applied = wanted
-
-    def _rest(self, now: float) -> None:
-        """Tell the worker after a while that no unit comes, so that it does not count the session as idle."""
-        assert self._units is not None
-        if self._units.is_paused:
-            return
-        if now - self._sound_at < PAUSE_AFTER_S:
-            self._wake_at(self._sound_at + PAUSE_AFTER_S)
-        else:
-            self._units.send(Pause(timeout=MAX_PAUSE_S))
-
-    def _wake_at(self, at: float) -> None:
-        """Look again at that time, or before: a timer that is set already stays, since every append comes here."""
-        if self._wake is not None and self._wakes_at <= at:
-            return
-        self._stop_timer()
-        self._wakes_at = at
-        self._wake = asyncio.get_running_loop().call_later(max(0.0, at - self._clock()), self._on_wake)
-
-    def _on_wake(self) -> None:
-        self._wake = None
-        self._pump()
-
-    def _stop_timer(self) -> None:
-        if self._wake is not None:
-            self._wake.cancel()
-            self._wake = None
+        units.send(chunk)
 
 
 def _detector_settings(detection: TurnDetection) -> DetectorSettings:

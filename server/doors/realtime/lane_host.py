@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from server.doors.live.event_error import EventError
 from server.doors.realtime.engine_settings import EngineSettings
 from server.doors.realtime.responses import RealtimeResponse, ResponseEnd
 
@@ -13,8 +14,8 @@ class LaneHost(Protocol):
     def response(self) -> RealtimeResponse | None:
         """The open response."""
 
-    def engine_settings(self) -> EngineSettings:
-        """What the engine must be set to for the next unit."""
+    def engine_settings(self, listen_scale: float) -> EngineSettings:
+        """What the engine must be set to for the next unit. listen_scale: factor on the odds of listening."""
 
     @property
     def is_playing(self) -> bool:
@@ -31,6 +32,9 @@ class LaneHost(Protocol):
 
     def finish_response(self, end: ResponseEnd) -> None:
         """Close the open response."""
+
+    def report(self, error: EventError) -> None:
+        """Send an error to the client."""
 
     def report_overflow(self, n_samples: int) -> None:
         """Sound was dropped, because too much waits."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from server.doors.core.tool_calls import FoundCall
+from server.doors.live.event_error import EventError
 from server.doors.live.sound.wire_sound import WireFormat
 from server.doors.realtime.events.client_events import ContentPart
 from server.doors.realtime.events.server_events import EventSender
@@ -13,17 +14,23 @@ from server.doors.realtime.session_config import RealtimeConfig
 from server.doors.realtime.usage import TokenUsage
 
 Json = dict[str, Any]
-DELTA_BYTES = 12_000  # of sound in one event: 250 ms of PCM16
+DELTA_MS = 250  # of sound in one event
 CancelReason = Literal["turn_detected", "client_cancelled"]
 BYTES_PER_MS: dict[WireFormat, int] = {"audio/pcm": 48, "audio/pcmu": 8, "audio/pcma": 8}
 
 
 @dataclass(frozen=True)
 class ResponseEnd:
-    """How a response ended."""
+    """How a response ended. error: sent before it."""
 
     status: Literal["completed", "cancelled", "incomplete", "failed"]
     details: Json = field(default_factory=dict)
+    error: EventError | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the client gets all sound that was made."""
+        return self.status in ("completed", "incomplete")
 
     def status_details(self) -> Json:
         return {"type": self.status, **self.details}
@@ -31,6 +38,11 @@ class ResponseEnd:
 
 COMPLETED = ResponseEnd("completed")
 TOO_LONG = ResponseEnd("incomplete", {"reason": "max_output_tokens"})
+CONTEXT_FULL = ResponseEnd(
+    "incomplete",
+    {"reason": "max_output_tokens"},
+    EventError("context_length_exceeded", "The conversation fills the context, and its truncation is disabled"),
+)
 
 
 def cancelled(reason: CancelReason) -> ResponseEnd:
@@ -54,6 +66,7 @@ class ResponseShape:
     max_output_tokens: int | None = None
     metadata: dict[str, str] | None = None
     in_conversation: bool = True
+    speed: float = 1.0
 
     @classmethod
     def of(
@@ -61,7 +74,8 @@ class ResponseShape:
     ) -> "ResponseShape":
         """The shape of a response with these settings."""
         limit = config.max_output_tokens
-        return cls(config.modality, config.output_format, config.voice, limit, metadata, in_conversation)
+        made = (config.modality, config.output_format, config.voice, limit, metadata, in_conversation)
+        return cls(*made, speed=config.speed)
 
 
 class ResponsePlayback(Protocol):
@@ -144,8 +158,8 @@ class RealtimeResponse:
 
     def _finish_item(self, item: ConversationItem) -> None:
         shown = item.described()
-        if self.shape.in_conversation:
-            self._send("conversation.item.done", previous_item_id=self._previous_id(item), item=shown)
+        if self.shape.in_conversation and item in self._conversation:  # the client may have deleted it
+            self._send("conversation.item.done", previous_item_id=self._conversation.id_before(item), item=shown)
         index = self._output.index(item)
         self._send("response.output_item.done", response_id=self.id, output_index=index, item=shown)
 
@@ -164,8 +178,9 @@ class RealtimeResponse:
         self._begin_message()
         if self._playback is not None:
             self._playback.add(self, data)
-        for start in range(0, len(data) if self._playback is None else 0, DELTA_BYTES):
-            delta = base64.b64encode(data[start : start + DELTA_BYTES]).decode("ascii")
+        size = DELTA_MS * BYTES_PER_MS[self.shape.form]
+        for start in range(0, len(data) if self._playback is None else 0, size):
+            delta = base64.b64encode(data[start : start + size]).decode("ascii")
             self._send("response.output_audio.delta", **self._ids, delta=delta)
         self.item.sent_ms += len(data) / BYTES_PER_MS[self.shape.form]
 
@@ -174,9 +189,9 @@ class RealtimeResponse:
 
         Args:
             n_chars: characters; None: all.
-            audio_ms: sound; None: all that was sent.
+            audio_ms: sound of the model, before its speed is changed; None: all that was sent.
         """
-        at = self.sent_ms if audio_ms is None else audio_ms
+        at = self.sent_ms if audio_ms is None else audio_ms / self.shape.speed
         length = len(self._text) if n_chars is None else n_chars
         marks = self.item.marks
         if not marks or (at > marks[-1].audio_ms and length >= marks[-1].n_chars):
@@ -197,6 +212,8 @@ class RealtimeResponse:
     def finish(self, end: ResponseEnd) -> None:
         """Send the events of the end. Nothing of the response may be sent after it."""
         self.is_over = True
+        if end.error is not None:
+            self._send.error(end.error)
         if not self._output:
             self._begin_message()
         self._finish_message(end.status)
@@ -224,14 +241,6 @@ class RealtimeResponse:
         if item.heard_ms is not None:
             item.cut(item.heard_ms)
         self._finish_item(item)
-
-    def _previous_id(self, item: ConversationItem) -> str | None:
-        before = None
-        for one in self._conversation:
-            if one is item:
-                return before
-            before = one.id
-        return None  # the client has deleted it
 
     def _described(self, status: str, end: ResponseEnd | None = None) -> Json:
         shape = self.shape

@@ -13,19 +13,21 @@ from server.access.identity import Identity
 from server.doors.core.chat_turn import ChatTurns
 from server.doors.errors import ApiError
 from server.doors.live.event_error import EventError, of_validation
-from server.doors.live.pictures import POOL, picture_of
 from server.doors.live.sound.wire_sound import SoundInput, SoundOutput
+from server.doors.live.truncation import SlotWindow
 from server.doors.realtime.engine_settings import EngineSettings
 from server.doors.realtime.events import client_events as events
 from server.doors.realtime.events.server_events import EventSender
-from server.doors.realtime.events.session_patch import check_tool, read_patch
+from server.doors.realtime.events.session_patch import read_patch
+from server.doors.realtime.item_media import ItemMedia, media_of
 from server.doors.realtime.item_texts import text_of
 from server.doors.realtime.items import Conversation, ConversationItem, item_of, new_id
 from server.doors.realtime.lane_duplex import DuplexLane
 from server.doors.realtime.lane_turn import TurnLane
 from server.doors.realtime.playback import SoundTrack, TrackPlayback
-from server.doors.realtime.responses import RealtimeResponse, ResponseEnd, ResponseShape
-from server.doors.realtime.session_config import RealtimeConfig, TurnDetection, choice_of, limit_of
+from server.doors.realtime.response_options import config_of_response
+from server.doors.realtime.responses import CONTEXT_FULL, RealtimeResponse, ResponseEnd, ResponseShape
+from server.doors.realtime.session_config import RealtimeConfig, TurnDetection
 from server.doors.realtime.turn_answers import TurnAnswers
 from server.doors.realtime.turns.user_turns import UserTurns
 from server.doors.voices import VoiceNames
@@ -41,7 +43,7 @@ class SessionContext:
     """What a session uses.
 
     voices: names of voices. turns: chats of all doors. identity: whose session it is. expires_at: Unix s.
-    max_slices: of a picture with the detail `high`. clock: monotonic s.
+    slot: context of the deployment's slots. clock: monotonic s.
     """
 
     voices: VoiceNames
@@ -49,15 +51,7 @@ class SessionContext:
     identity: Identity
     expires_at: int
     clock: Callable[[], float]
-    max_slices: int = 4
-
-
-@dataclass
-class ItemMedia:
-    """Media of an item. pictures: encoded, with their slices. sound: [n] float32 at 16 kHz."""
-
-    pictures: list[tuple[bytes, int]] = field(default_factory=list)
-    sound: np.ndarray | None = None
+    slot: SlotWindow = field(default_factory=SlotWindow)
 
 
 class RealtimeSession:
@@ -150,7 +144,9 @@ class RealtimeSession:
             self._input = SoundInput(config.input_format)
         if detection is not None and detection != before.turn_detection:
             self.lane.configure(detection)
+        self.lane.refresh()
         if self.is_duplex != was_duplex:
+            self._turns.reset()
             self._turn_lane.clear()
             self.lane.clear()
             self.lane_changed.set()
@@ -228,17 +224,7 @@ class RealtimeSession:
             self.lane.add_text(text)
 
     async def _media_of(self, item: ConversationItem, given: events.GivenItem) -> ItemMedia:
-        """The pictures and the sound of an item. Raises: EventError."""
-        media = ItemMedia()
-        loop = asyncio.get_running_loop()
-        for part in item.parts:
-            if part.type == "input_image":
-                data = await loop.run_in_executor(POOL, picture_of, part.image_url or "")
-                media.pictures.append((data, self._context.max_slices if part.detail == "high" else 1))
-        sounds = [events.decoded_sound(part.audio, "item.content.audio") for part in given.content if part.audio]
-        if sounds:
-            media.sound = await asyncio.to_thread(SoundInput(self.config.input_format).push, b"".join(sounds))
-        return media
+        return await media_of(item, given, self.config.input_format, self._context.slot.max_slices)
 
     async def _on_retrieve_item(self, event: events.RetrieveItem) -> None:
         item = self.conversation.find(event.item_id, "item_retrieve_invalid_item_id")
@@ -263,7 +249,7 @@ class RealtimeSession:
 
     async def _on_create_response(self, event: events.CreateResponse) -> None:
         options = event.response or events.ResponseOptions()
-        config = self._config_for(options)
+        config = self._on_track(config_of_response(self.config, options))
         is_aside = options.conversation == "none"
         if not is_aside and self.response is not None:
             message = f"Conversation already has an active response: {self.response.id}"
@@ -273,6 +259,8 @@ class RealtimeSession:
         items = None if options.input is None else await self._items_of(options.input)
         voice = self._voice if config.voice == self.config.voice else await self._voice_of(config.voice)
         if self.is_duplex and not is_aside and items is None:
+            if self.lane.is_full and CONTEXT_FULL.error is not None:
+                raise CONTEXT_FULL.error
             self._override = (config, voice)
             self._open_response(config, options.metadata, is_asked=True)
             self.lane.ask(has_options=config != self.config)
@@ -303,27 +291,6 @@ class RealtimeSession:
             items.append(item)
         return items
 
-    def _config_for(self, options: events.ResponseOptions) -> RealtimeConfig:
-        """The session's configuration with the options of one response. Raises: EventError."""
-        changes: Json = {}
-        if options.output_modalities:
-            changes["modality"] = options.output_modalities[0]
-        if options.instructions is not None:
-            changes["instructions"] = options.instructions
-        if options.tools is not None:
-            for tool in options.tools:
-                check_tool(tool)
-            changes["tools"] = tuple(options.tools)
-        if options.tool_choice is not None:
-            changes["tool_choice"] = choice_of(options.tool_choice)
-        if options.max_output_tokens is not None:
-            changes["max_output_tokens"] = limit_of(options.max_output_tokens)
-        output = None if options.audio is None else options.audio.output
-        if output is not None:
-            changes["voice"] = output.voice or self.config.voice
-            changes["output_format"] = output.format.type if output.format else self.config.output_format
-        return self._on_track(replace(self.config, **changes))
-
     def _on_track(self, config: RealtimeConfig) -> RealtimeConfig:
         """The settings with the one format that sound has beside a track."""
         return config if self.playback is None else replace(config, input_format="audio/pcm", output_format="audio/pcm")
@@ -347,10 +314,10 @@ class RealtimeSession:
 
     # --- what the lane asks for ----------------------------------------------------------------
 
-    def engine_settings(self) -> EngineSettings:
-        """What the engine must be set to for the next unit."""
+    def engine_settings(self, listen_scale: float) -> EngineSettings:
+        """What the engine must be set to for the next unit. listen_scale: factor on the odds of listening."""
         config, voice = self._override or (self.config, self._voice)
-        return EngineSettings.of(config, voice)
+        return EngineSettings.of(config, voice, listen_scale=listen_scale, slot=self._context.slot)
 
     def begin_response(self) -> RealtimeResponse:
         """Open a response that the model has begun by itself."""
@@ -387,7 +354,13 @@ class RealtimeSession:
         """Close the open response."""
         response, self.response, self._override = self.response, None, None
         if response is not None:
+            if end.is_whole:
+                response.add_sound(self._output.finish())
             response.finish(end)
+
+    def report(self, error: EventError) -> None:
+        """Send an error that no event of the client has caused alone."""
+        self._send.error(error)
 
     def report_overflow(self, n_samples: int) -> None:
         """Sound was dropped, because too much waits."""

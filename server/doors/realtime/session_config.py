@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from server.doors.live.event_error import EventError
 from server.doors.live.sound.wire_sound import WireFormat
+from server.doors.live.truncation import AUTO, Truncation
 from server.doors.realtime.events.session_patch import (
     AudioPatch,
     Eagerness,
@@ -17,6 +18,9 @@ from server.doors.realtime.events.session_patch import (
 from worker.protocol.messages import SYSTEM_PROMPT
 
 DEFAULT_VOICE = "default"
+# Accepted and shown without effect.
+ECHOED = ("tracing", "prompt", "include")
+ECHOED_IF_GIVEN = ("reasoning", "parallel_tool_calls")  # stock clients do not expect them otherwise
 Json = dict[str, Any]
 
 
@@ -75,7 +79,7 @@ class RealtimeConfig:
     tools: tuple[Json, ...] = ()
     tool_choice: str = "auto"
     max_output_tokens: int | None = None
-    truncation: str | Json = "auto"
+    truncation: Truncation = AUTO
     input_format: WireFormat = "audio/pcm"
     output_format: WireFormat = "audio/pcm"
     turn_detection: TurnDetection | None = TurnDetection()
@@ -104,8 +108,8 @@ class RealtimeConfig:
         if "max_output_tokens" in named:
             changes["max_output_tokens"] = limit_of(patch.max_output_tokens)
         if patch.truncation is not None:
-            changes["truncation"] = patch.truncation
-        echoed: Json = {name: getattr(patch, name) for name in ("tracing", "prompt", "include") if name in named}
+            changes["truncation"] = patch.truncation.chosen()
+        echoed: Json = {name: getattr(patch, name) for name in (*ECHOED, *ECHOED_IF_GIVEN) if name in named}
         after = replace(self, **changes)
         if patch.audio is not None:
             after, shown = after._with_audio(patch.audio, has_spoken=has_spoken)
@@ -148,8 +152,9 @@ class RealtimeConfig:
             "tools": list(self.tools),
             "tool_choice": self.tool_choice,
             "max_output_tokens": self.max_output_tokens or "inf",
-            "truncation": self.truncation,
-            **{name: self.echoed.get(name) for name in ("tracing", "prompt", "include")},
+            "truncation": self.truncation.described(),
+            **{name: self.echoed.get(name) for name in ECHOED},
+            **{name: self.echoed[name] for name in ECHOED_IF_GIVEN if self.echoed.get(name) is not None},
             "audio": {
                 "input": {
                     "format": format_object(self.input_format),

@@ -107,7 +107,9 @@ class RealtimeConnection:
         self._accepted_at = time.monotonic()
         self._expires_at = time.time() + context.limits.session_s
         self._send = EventSender(self._writer.put)
-        used = SessionContext(context.voices, context.turns, live.identity, int(self._expires_at), time.monotonic)
+        used = SessionContext(
+            context.voices, context.turns, live.identity, int(self._expires_at), time.monotonic, context.slot
+        )
         self._session = RealtimeSession(self._send, config, used, track)
 
     async def serve(self, pending: PendingSession) -> None:

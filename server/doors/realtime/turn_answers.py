@@ -142,7 +142,7 @@ class TurnAnswers:
         self, response: RealtimeResponse, config: RealtimeConfig, request: TurnRequest, *, counts_input: bool = True
     ) -> ResponseEnd:
         """Send the text and the sound of a turn. counts_input: false if its text and its input were counted before."""
-        output = SoundOutput(config.output_format)
+        output = SoundOutput(config.output_format, config.speed)
         async with self._turns.open(request, self._identity) as turn:
             async for event in turn.events():
                 if isinstance(event, TurnText):
@@ -152,6 +152,8 @@ class TurnAnswers:
                     response.add_sound(output.push(pcm16_of(event.pcm)))
                     response.mark()
                 elif isinstance(event, TurnFinished):
+                    response.add_sound(output.finish())
+                    response.mark()
                     used = _usage_of(event.usage)
                     response.usage.add(used if counts_input else TokenUsage(audio_out=used.audio_out))
                     return TOO_LONG if event.stopped == "length" else COMPLETED

@@ -4,6 +4,7 @@ from typing import Literal
 
 import numpy as np
 
+from server.doors.core.tempo import Tempo
 from server.doors.live.sound.resample import (
     ENGINE_RATE,
     SPEECH_RATE,
@@ -50,15 +51,23 @@ class SoundInput:
 
 
 class SoundOutput:
-    """Encodes the engine's PCM16 at 24 kHz."""
+    """Encodes one speech of the engine, PCM16 at 24 kHz. speed: of the speech; its pitch stays."""
 
-    def __init__(self, form: WireFormat):
+    def __init__(self, form: WireFormat, speed: float = 1.0):
         self.form = form
         self._law = _law(form)
         self._resampler = StreamResampler(SPEECH_RATE, G711_RATE) if self._law else None
+        self._tempo = None if speed == 1.0 else Tempo(speed)
 
     def push(self, pcm16: bytes) -> bytes:
-        """The sound in the wire format."""
+        """The sound in the wire format that is complete."""
+        return self._encoded(pcm16 if self._tempo is None else self._tempo.push(pcm16))
+
+    def finish(self) -> bytes:
+        """The rest of the sound, once."""
+        return b"" if self._tempo is None else self._encoded(self._tempo.finish())
+
+    def _encoded(self, pcm16: bytes) -> bytes:
         if self._law is None or self._resampler is None:
             return pcm16
         return self._law.encode(self._resampler.push(floats_of(pcm16)))

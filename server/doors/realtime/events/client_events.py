@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import from_json
 
 from server.doors.live.event_error import EventError, EventRefusedError, of_validation
-from server.doors.realtime.events.session_patch import MaxTokens, Modalities, OutputPatch
+from server.doors.realtime.events.session_patch import MAX_INSTRUCTIONS, MaxTokens, Modalities, OutputPatch
 
 MAX_SOUND = 15 * 2**20  # bytes of one append, decoded
 MAX_TEXT = 65_536  # characters of an item
@@ -105,21 +105,26 @@ class ResponseAudio(_Fields):
 
 
 def _metadata(value: object) -> object:
+    """Pairs that every object of the response repeats."""
     if isinstance(value, dict) and len(value) > 16:
-        raise ValueError("expected at most 16 pairs")
+        raise ValueError(f"expected at most 16 pairs, got {len(value)}")
     return value
+
+
+MetadataKey = Annotated[str, Field(max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
 
 
 class ResponseOptions(_Fields):
     """The content of `response` in `response.create`; None: as in the session."""
 
     output_modalities: Modalities = Field(None, min_length=1, max_length=1)
-    instructions: str | None = Field(None, max_length=MAX_TEXT)
+    instructions: str | None = Field(None, max_length=MAX_INSTRUCTIONS)
     audio: ResponseAudio | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     max_output_tokens: MaxTokens = None
-    metadata: Annotated[dict[str, str] | None, BeforeValidator(_metadata)] = None
+    metadata: Annotated[dict[MetadataKey, MetadataValue] | None, BeforeValidator(_metadata)] = None
     conversation: Literal["auto", "none"] | None = None
     input: list[dict[str, Any]] | None = None
 

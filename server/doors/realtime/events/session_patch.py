@@ -1,15 +1,19 @@
 """What a client may write into `session`: GA and beta spellings, types and ranges. Contains no session's state."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from server.doors.live.event_error import EventError, of_validation
 from server.doors.live.sound.wire_sound import WireFormat
+from server.doors.live.truncation import Truncation
+from worker.protocol.wire import json_text
 
 MAX_INSTRUCTIONS = 32_768  # characters
 MAX_TOOLS = 128
+# Characters of JSON. A session is sent back in one event, of which stock clients read less than 1 MiB.
+MAX_TOOLS_SIZE, MAX_ECHOED = 2**18, 2**14
 BETA_FORMATS = {"pcm16": "audio/pcm", "g711_ulaw": "audio/pcmu", "g711_alaw": "audio/pcma"}
 # Beta spellings of `session` -> where the value belongs.
 BETA_PLACES = {
@@ -38,6 +42,10 @@ def _format(value: object) -> object:
 
 def _off(value: object) -> object:
     return None if value is False else value
+
+
+def _truncation(value: object) -> object:
+    return {"type": value} if isinstance(value, str) else value
 
 
 def _voice(value: object) -> object:
@@ -100,6 +108,29 @@ class AudioPatch(_Patch):
     output: OutputPatch | None = None
 
 
+class TokenLimits(_Patch):
+    post_instructions: int | None = Field(None, ge=0)
+
+
+class TruncationPatch(_Patch):
+    """A word is read as its type alone."""
+
+    type: Literal["auto", "disabled", "retention_ratio"]
+    retention_ratio: float | None = Field(None, ge=0, le=1)
+    token_limits: TokenLimits | None = None
+
+    @model_validator(mode="after")
+    def _has_its_ratio(self) -> "TruncationPatch":
+        if (self.type == "retention_ratio") != (self.retention_ratio is not None):
+            raise ValueError("retention_ratio: expected a number from 0 to 1 with the type retention_ratio only")
+        return self
+
+    def chosen(self) -> Truncation:
+        limit = None if self.token_limits is None else self.token_limits.post_instructions
+        mode: Literal["auto", "disabled"] = "disabled" if self.type == "disabled" else "auto"
+        return Truncation(mode, self.retention_ratio, limit)
+
+
 MaxTokens = Annotated[int, Field(ge=1, le=4096)] | Literal["inf"] | None
 Modalities = Annotated[list[Literal["audio", "text"]] | None, BeforeValidator(_modalities)]
 
@@ -111,10 +142,10 @@ class SessionPatch(_Patch):
     model: str | None = None
     output_modalities: Modalities = Field(None, min_length=1, max_length=1)
     instructions: str | None = Field(None, max_length=MAX_INSTRUCTIONS)
-    tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
+    tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     max_output_tokens: MaxTokens = None
-    truncation: Literal["auto", "disabled"] | dict[str, Any] | None = None
+    truncation: Annotated[TruncationPatch | None, BeforeValidator(_truncation)] = None
     tracing: Literal["auto"] | dict[str, Any] | None = None
     prompt: dict[str, Any] | None = None
     include: list[str] | None = None
@@ -151,15 +182,27 @@ def read_patch(given: object) -> SessionPatch:
         patch = SessionPatch.model_validate(given)
     except ValidationError as error:
         raise of_validation(error, "session") from None
-    for tool in patch.tools or ():
-        check_tool(tool)
+    check_tools(patch.tools or (), "session.tools")
+    for name in ("tracing", "prompt", "include", "reasoning"):
+        check_size(getattr(patch, name), f"session.{name}", MAX_ECHOED)
     return patch
 
 
-def check_tool(tool: Mapping[str, object]) -> None:
-    """Raises: EventError for a tool that is no function."""
-    if tool.get("type", "function") != "function":
-        kind = str(tool.get("type"))[:40]
-        raise EventError("unsupported_tool", f"tools: expected functions, got the type {kind}", "session.tools")
-    if not isinstance(tool.get("name"), str):
-        raise EventError("invalid_value", "tools: expected a name of each function, got none", "session.tools")
+def check_tools(tools: Sequence[Mapping[str, object]], param: str) -> None:
+    """Raises: EventError for a tool that is no function, and for too many or too long ones."""
+    if len(tools) > MAX_TOOLS:
+        raise EventError("invalid_value", f"{param}: expected at most {MAX_TOOLS} functions, got {len(tools)}", param)
+    for tool in tools:
+        if tool.get("type", "function") != "function":
+            kind = str(tool.get("type"))[:40]
+            raise EventError("unsupported_tool", f"{param}: expected functions, got the type {kind}", param)
+        if not isinstance(tool.get("name"), str):
+            raise EventError("invalid_value", f"{param}: expected a name of each function, got none", param)
+    check_size(tools, param, MAX_TOOLS_SIZE)
+
+
+def check_size(value: object, param: str, most: int) -> None:
+    """Raises: EventError for a value that is too long to be sent back in an event."""
+    size = len(json_text(value))
+    if size > most:
+        raise EventError("invalid_value", f"{param}: expected at most {most} characters of JSON, got {size}", param)

@@ -3,12 +3,16 @@
 Contains no I/O, no clock and no events.
 """
 
+import math
 from dataclasses import dataclass
 
 from server.doors.realtime.session_config import TurnDetection
 
 # Factor on the odds of listening.
 LISTEN_SCALE = {"low": 2.0, "medium": 1.0, "auto": 1.0, "high": 0.5}
+# Units after the user's turn in which the model may wait; `auto` leaves the model untouched.
+PATIENCE = {"low": 8, "medium": 4, "high": 2}
+IMPATIENCE = 0.5  # further factor after them
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class TurnPolicy:
         self.is_asked = self.is_turn_open = False
         self._is_expected = False  # the user's turn has ended under server_vad
         self._is_cut = False
+        self._n_waited: int | None = None  # units since the user's turn that is not answered; None: there is none
 
     def ask(self) -> None:
         """The client asks for a response."""
@@ -40,12 +45,18 @@ class TurnPolicy:
 
     def end_user_turn(self) -> None:
         """The detector has heard enough silence after speech."""
+        self._n_waited = 0
         if self.detection.type == "server_vad" and self.detection.create_response:
             self._is_expected = True
 
     def begin_user_turn(self) -> None:
         """The user speaks again: the answer to the turn before is not owed any more."""
-        self._is_expected = False
+        self._is_expected, self._n_waited = False, None
+
+    def begin_response(self) -> None:
+        """The model answers."""
+        self.is_asked = self._is_expected = False
+        self._n_waited = None
 
     def cut(self, *, is_running: bool) -> None:
         """A response is cancelled. is_running: a unit runs or the model's turn is open, so the next unit ends it."""
@@ -55,7 +66,14 @@ class TurnPolicy:
     @property
     def is_answer_due(self) -> bool:
         """A unit is wanted now, without waiting for the rest of its sound."""
-        return self.is_asked
+        return self.is_asked or (self._is_expected and not self.is_turn_open)
+
+    @property
+    def listen_scale(self) -> float:
+        """Factor on the odds of listening in the next unit."""
+        eagerness = self.detection.eagerness
+        is_over = self._n_waited is not None and self._n_waited >= PATIENCE.get(eagerness, math.inf)
+        return LISTEN_SCALE[eagerness] * (IMPATIENCE if is_over else 1.0)
 
     def next_unit(self, *, is_responding: bool) -> UnitDecision:
         """The demand on the unit that goes to the worker now. is_responding: a response has content already."""
@@ -74,3 +92,5 @@ class TurnPolicy:
     def record_result(self, *, is_listen: bool, end_of_turn: bool) -> None:
         """A unit is finished."""
         self.is_turn_open = not is_listen and not end_of_turn
+        if self._n_waited is not None:
+            self._n_waited += 1

@@ -28,6 +28,10 @@ class UserTurns:
         """Drop what is not committed."""
         self._appended_ms = 0.0
 
+    def reset(self) -> None:
+        """Forget the open turn and what is not committed."""
+        self._open_id, self._appended_ms = None, 0.0
+
     def begin(self, start_ms: int) -> None:
         """The detector hears speech."""
         self._open_id = new_id("item")

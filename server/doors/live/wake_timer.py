@@ -1,0 +1,36 @@
+"""A timer of the event loop that is set often and rarely changes."""
+
+import asyncio
+from collections.abc import Callable
+
+
+class WakeTimer:
+    """Calls once at the earliest time that it was set to.
+
+    Args:
+        clock: monotonic s.
+        on_wake: looks whether something is due, and sets the timer again.
+    """
+
+    def __init__(self, clock: Callable[[], float], on_wake: Callable[[], None]):
+        self._clock, self._on_wake = clock, on_wake
+        self._handle: asyncio.TimerHandle | None = None
+        self._at = 0.0
+
+    def set(self, at: float) -> None:
+        """Wake at that time, or before: an earlier time that is set already stays."""
+        if self._handle is not None and self._at <= at:
+            return
+        self.stop()
+        self._at = at
+        self._handle = asyncio.get_running_loop().call_later(max(0.0, at - self._clock()), self._wake)
+
+    def stop(self) -> None:
+        """Do not wake."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _wake(self) -> None:
+        self._handle = None
+        self._on_wake()

@@ -1,0 +1,40 @@
+"""The pictures and the sound of an item that a client creates. Decoding runs on threads."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from server.doors.live.pictures import POOL, picture_of
+from server.doors.live.sound.wire_sound import SoundInput, WireFormat
+from server.doors.realtime.events.client_events import GivenItem, decoded_sound
+from server.doors.realtime.items import ConversationItem
+
+
+@dataclass
+class ItemMedia:
+    """Media of an item. pictures: encoded, with their slices. sound: [n] float32 at 16 kHz."""
+
+    pictures: list[tuple[bytes, int]] = field(default_factory=list)
+    sound: np.ndarray | None = None
+
+
+async def media_of(item: ConversationItem, given: GivenItem, form: WireFormat, max_slices: int) -> ItemMedia:
+    """The media of an item.
+
+    Args:
+        item: from `given`.
+        given: as the client has sent it, with the sound.
+        form: of the sound.
+        max_slices: of a picture with the detail `high`.
+    Raises: EventError.
+    """
+    media, loop = ItemMedia(), asyncio.get_running_loop()
+    for part in item.parts:
+        if part.type == "input_image":
+            data = await loop.run_in_executor(POOL, picture_of, part.image_url or "")
+            media.pictures.append((data, max_slices if part.detail == "high" else 1))
+    sounds = [decoded_sound(part.audio, "item.content.audio") for part in given.content if part.audio]
+    if sounds:
+        media.sound = await asyncio.to_thread(SoundInput(form).push, b"".join(sounds))
+    return media
