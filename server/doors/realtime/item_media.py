@@ -8,7 +8,6 @@ import numpy as np
 from server.doors.live.pictures import POOL, picture_of
 from server.doors.live.sound.wire_sound import SoundInput, WireFormat
 from server.doors.realtime.events.client_events import GivenItem, decoded_sound
-from server.doors.realtime.items import ConversationItem
 
 
 @dataclass
@@ -19,18 +18,17 @@ class ItemMedia:
     sound: np.ndarray | None = None
 
 
-async def media_of(item: ConversationItem, given: GivenItem, form: WireFormat, max_slices: int) -> ItemMedia:
+async def media_of(given: GivenItem, form: WireFormat, max_slices: int) -> ItemMedia:
     """The media of an item.
 
     Args:
-        item: from `given`.
-        given: as the client has sent it, with the sound.
+        given: as the client has sent it.
         form: of the sound.
         max_slices: of a picture with the detail `high`.
     Raises: EventError.
     """
     media, loop = ItemMedia(), asyncio.get_running_loop()
-    for part in item.parts:
+    for part in given.content:
         if part.type == "input_image":
             data = await loop.run_in_executor(POOL, picture_of, part.image_url or "")
             media.pictures.append((data, max_slices if part.detail == "high" else 1))

@@ -12,14 +12,15 @@ from typing import Any, Literal
 import numpy as np
 
 from server.doors.live.event_error import EventError
-from server.doors.realtime.events.client_events import ContentPart, GivenItem
+from server.doors.realtime.events.client_events import MAX_TEXT, ContentPart, GivenItem
 
 MAX_ITEMS = 2000
 MAX_CAMERA_ITEMS = 32
-MAX_ECHOED_URL = 65_536  # characters of a picture's address in an echo
+MAX_ECHOED_URL = 65_536  # characters of the addresses of an item's pictures in an echo
 ROOT = "root"  # as `previous_item_id`: the head of the conversation
 Json = dict[str, Any]
 Status = Literal["in_progress", "completed", "incomplete"]
+MAX_KNOWN_IDS = 4000  # of dropped camera pictures
 TEXT_PARTS = ("input_text", "text", "output_text")
 SOUND_PARTS = ("input_audio", "audio", "output_audio")
 
@@ -95,13 +96,27 @@ def _described(part: ContentPart) -> Json:
     shown: Json = {"type": part.type}
     if part.type in TEXT_PARTS:
         shown["text"] = part.text or ""
+    elif part.type == "output_audio":
+        shown["transcript"] = part.transcript or ""
     elif part.type in SOUND_PARTS:
         shown["transcript"] = part.transcript
     else:
-        if part.image_url is not None and len(part.image_url) <= MAX_ECHOED_URL:
+        if part.image_url is not None:
             shown["image_url"] = part.image_url
         shown["detail"] = part.detail or "auto"
     return shown
+
+
+def _kept(part: ContentPart, role: str, room: int) -> ContentPart:
+    """The part as it is kept: in the spelling of its role, without sound, and without a picture above `room`."""
+    is_long = part.image_url is not None and len(part.image_url) > room
+    changes: Json = {"audio": None, "image_url": None if is_long else part.image_url}
+    side = "output" if role == "assistant" else "input"
+    if part.type in TEXT_PARTS:
+        changes["type"] = f"{side}_text"
+    elif part.type in SOUND_PARTS:
+        changes["type"] = f"{side}_audio"
+    return part.model_copy(update=changes)
 
 
 def heard_text(transcript: str, marks: list[HeardMark], audio_ms: float) -> str:
@@ -128,18 +143,27 @@ def item_of(given: GivenItem) -> ConversationItem:
     if given.type == "message":
         if given.role is None:
             raise EventError("missing_required_parameter", "item.role: expected a role, got none", "item.role")
-        parts = [part.model_copy(update={"audio": None}) for part in given.content]
+        n_chars = sum(len(part.text or part.transcript or "") for part in given.content)
+        if n_chars > MAX_TEXT:
+            message = f"item.content: expected at most {MAX_TEXT} characters, got {n_chars}"
+            raise EventError("invalid_value", message, "item.content")
+        parts, room = [], MAX_ECHOED_URL
+        for part in given.content:
+            parts.append(_kept(part, given.role, room))
+            room -= len(parts[-1].image_url or "")
         is_camera = bool(parts) and all(part.type == "input_image" for part in parts)
         return ConversationItem(item_id, "message", given.role, parts=parts, is_camera=is_camera)
     if given.call_id is None:
         raise EventError("missing_required_parameter", "item.call_id: expected an id, got none", "item.call_id")
+    if given.type == "function_call" and given.name is None:
+        raise EventError("missing_required_parameter", "item.name: expected a name, got none", "item.name")
     return ConversationItem(
         item_id,
         given.type,
         call_id=given.call_id,
         name=given.name,
         arguments=given.arguments,
-        output=given.output,
+        output=given.output or "",
     )
 
 
@@ -151,6 +175,7 @@ class Conversation:
         self._order: list[str] = []
         self._items: dict[str, ConversationItem] = {}
         self._camera: deque[str] = deque()
+        self._dropped: dict[str, str | None] = {}  # ids of old pictures, which clients still name -> id before
 
     def __iter__(self) -> Iterator[ConversationItem]:
         return (self._items[item_id] for item_id in self._order)
@@ -181,7 +206,7 @@ class Conversation:
         if item.id in self._items:
             message = f"item.id: expected a new id, got {item.id}, which another item has"
             raise EventError("item_create_duplicate_item_id", message, "item.id")
-        if previous_id not in (None, ROOT) and previous_id not in self._items:
+        if previous_id not in (None, ROOT) and previous_id not in self._items and previous_id not in self._dropped:
             message = f"previous_item_id: expected the id of an item, got {str(previous_id)[:60]}"
             raise EventError("item_create_invalid_previous_item_id", message, "previous_item_id")
         if len(self._order) >= MAX_ITEMS:
@@ -195,26 +220,43 @@ class Conversation:
     def insert(self, item: ConversationItem, previous_id: str | None = None) -> str | None:
         """Add an item after another one; None: at the end. Returns: the id before it. Raises: EventError."""
         self.check_new(item, previous_id)
+        while previous_id in self._dropped:
+            previous_id = self._dropped[previous_id] or ROOT
         if previous_id is None:
             at = len(self._order)
         else:
             at = 0 if previous_id == ROOT else self._order.index(previous_id) + 1
         before = self._order[at - 1] if at else None
+        self._dropped.pop(item.id, None)
         self._order.insert(at, item.id)
         self._items[item.id] = item
         if item.is_camera:
             self._camera.append(item.id)
             while len(self._camera) > MAX_CAMERA_ITEMS:
-                self._remove(self._camera[0])
+                self._drop(self._camera[0])
         return before
+
+    def _drop(self, item_id: str) -> None:
+        """Forget a picture but for its id."""
+        self._dropped[item_id] = self.id_before(self._items[item_id])
+        self._remove(item_id)
+        while len(self._dropped) > MAX_KNOWN_IDS:
+            del self._dropped[next(iter(self._dropped))]
 
     def delete(self, item_id: str) -> None:
         """Raises: EventError."""
+        if item_id in self._dropped:
+            return
         self.find(item_id, "item_delete_invalid_item_id")
         self._remove(item_id)
 
     def _remove(self, item_id: str) -> None:
-        item = self._items.pop(item_id)
+        item = self._items[item_id]
+        before = self.id_before(item)
         self._order.remove(item_id)
+        for dropped, known in self._dropped.items():
+            if known == item_id:
+                self._dropped[dropped] = before
+        del self._items[item_id]
         if item.is_camera:
             self._camera.remove(item_id)

@@ -72,6 +72,7 @@ class RealtimeSession:
         self.config = config = self._on_track(config)
         self.conversation = Conversation()
         self.response: RealtimeResponse | None = None
+        self._last_response_id: str | None = None
         self._send, self._context = send, context
         self._voice: str | None = None  # registered voice for `config.voice`
         self._override: tuple[RealtimeConfig, str | None] | None = None  # of the open response, with its voice
@@ -200,14 +201,14 @@ class RealtimeSession:
         if self.playback is not None:
             self.playback.cut()
         else:  # sound is sent as it is made: there is nothing to drop
-            self._send("output_audio_buffer.cleared", response_id=self.response and self.response.id)
+            self._send("output_audio_buffer.cleared", response_id=self._last_response_id)
 
     # --- items ---------------------------------------------------------------------------------
 
     async def _on_create_item(self, event: events.CreateItem) -> None:
         item = item_of(event.item)
         self.conversation.check_new(item, event.previous_item_id)
-        media = await self._media_of(item, event.item)
+        media = await self._media_of(event.item)
         before = self.conversation.insert(item, event.previous_item_id)
         shown = item.described()
         self._send("conversation.item.added", previous_item_id=before, item=shown)
@@ -223,8 +224,8 @@ class RealtimeSession:
         if (text := text_of(item)) is not None:
             self.lane.add_text(text)
 
-    async def _media_of(self, item: ConversationItem, given: events.GivenItem) -> ItemMedia:
-        return await media_of(item, given, self.config.input_format, self._context.slot.max_slices)
+    async def _media_of(self, given: events.GivenItem) -> ItemMedia:
+        return await media_of(given, self.config.input_format, self._context.slot.max_slices)
 
     async def _on_retrieve_item(self, event: events.RetrieveItem) -> None:
         item = self.conversation.find(event.item_id, "item_retrieve_invalid_item_id")
@@ -286,7 +287,7 @@ class RealtimeSession:
             except ValidationError as error:
                 raise of_validation(error, "response.input") from None
             item = item_of(parsed)
-            media = await self._media_of(item, parsed)
+            media = await self._media_of(parsed)
             item.pictures, item.sound = [data for data, _ in media.pictures], media.sound
             items.append(item)
         return items
@@ -329,6 +330,7 @@ class RealtimeSession:
         shape = ResponseShape.of(config, metadata)
         self._output = SoundOutput(config.output_format)
         self.response = self._new_response(shape, is_asked=is_asked)
+        self._last_response_id = self.response.id
         self.response.begin(with_message=with_message)
         return self.response
 

@@ -13,6 +13,7 @@ from server.doors.live.sound.wire_sound import SoundOutput
 from server.doors.realtime.items import ConversationItem
 from server.doors.realtime.responses import (
     COMPLETED,
+    CONTEXT_FULL,
     TOO_LONG,
     CancelReason,
     RealtimeResponse,
@@ -21,7 +22,7 @@ from server.doors.realtime.responses import (
     failed,
 )
 from server.doors.realtime.session_config import RealtimeConfig
-from server.doors.realtime.turn_request import answer_start, turn_request, voicing_request
+from server.doors.realtime.turn_request import answer_start, turn_request, voicing_request, without_oldest
 from server.doors.realtime.turns.clock import send_at
 from server.doors.realtime.usage import TokenUsage
 from worker.protocol.chat_messages import ReplyUsage
@@ -92,7 +93,7 @@ class TurnAnswers:
         self, response: RealtimeResponse, config: RealtimeConfig, voice: str | None, items: list[ConversationItem]
     ) -> None:
         try:
-            end = await self._answer(response, config, voice, items)
+            end = await self._answer_shortened(response, config, voice, items)
         except ApiError as error:
             fields = error.fields()
             end = failed(str(fields["code"]), str(fields["message"]))
@@ -101,6 +102,23 @@ class TurnAnswers:
             end = failed("internal_error", "Internal server error")
         if self._running.pop(response.id, None) is not None:
             self._on_end(response, end)
+
+    async def _answer_shortened(
+        self, response: RealtimeResponse, config: RealtimeConfig, voice: str | None, items: list[ConversationItem]
+    ) -> ResponseEnd:
+        """Answer the items, without the oldest ones if they are too long and may be truncated. Raises: ApiError."""
+        while True:
+            try:
+                return await self._answer(response, config, voice, items)
+            except ApiError as error:
+                if error.code != "context_length_exceeded":
+                    raise
+                if config.truncation.mode == "disabled":
+                    return CONTEXT_FULL
+                shorter = without_oldest(items, config.truncation.ratio)
+                if len(shorter) == len(items):
+                    raise
+                items = shorter
 
     async def _answer(
         self, response: RealtimeResponse, config: RealtimeConfig, voice: str | None, items: list[ConversationItem]

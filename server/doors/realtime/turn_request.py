@@ -1,7 +1,7 @@
 """The conversation of a Realtime session as a chat request, for the turn lane and responses out of band."""
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from server.doors.core.chat_turn import TurnPath, TurnRequest
@@ -12,6 +12,7 @@ from worker.protocol.wire import Sound, WireError, read_object
 
 Json = dict[str, Any]
 DEFAULT_TOKENS = 1024
+KEPT = 0.75  # share of the items that stays when they do not fit
 # A chat answers its last message, which must be the user's.
 NO_INPUT = "(The user has not said anything.)"
 
@@ -43,6 +44,22 @@ def turn_request(config: RealtimeConfig, voice: str | None, items: Iterable[Conv
     if tools:
         fields |= {"tools": tools, "answer_start": answer_start(config)}
     return TurnRequest(TurnPath.CHAT, fields)
+
+
+def without_oldest(items: Sequence[ConversationItem], ratio: float | None) -> list[ConversationItem]:
+    """The items without some of the oldest, but with all of the system; the same ones if only the last may be left.
+
+    ratio: share of the items that stays; None: `KEPT`.
+    """
+    spared = [item for item in items[:-1] if item.role != "system"]
+    n_dropped = len(spared) - min(int(len(spared) * (KEPT if ratio is None else ratio)), len(spared) - 1)
+    dropped = {item.id for item in spared[:n_dropped]} if spared else set()
+    calls = {item.call_id for item in items if item.id in dropped and item.kind == "function_call"}
+
+    def stays(item: ConversationItem) -> bool:
+        return item.id not in dropped and not (item.kind == "function_call_output" and item.call_id in calls)
+
+    return [item for item in items if item is items[-1] or stays(item)]
 
 
 def voicing_request(request: TurnRequest, text: str, voice: str | None) -> TurnRequest:

@@ -14,8 +14,9 @@ from typing import Any, cast
 import numpy as np
 
 from server.access.identity import Identity
-from server.doors.core.chat_turn import ChatTurns
+from server.doors.core.chat_turn import NO_USAGE, ChatTurns, TurnFinished, TurnRequest, TurnSound, TurnText
 from server.doors.core.unit_session import UnitSession
+from server.doors.errors import ApiError
 from server.doors.live.sound.detector import SpeechContinues, SpeechHeard, SpeechOver
 from server.doors.live.truncation import SlotWindow
 from server.doors.realtime.events.client_events import read_event
@@ -25,6 +26,7 @@ from server.doors.realtime.session_config import RealtimeConfig
 from server.doors.voices import VoiceNames
 from tests.server.doors.realtime.event_log import EventLog
 from tests.server.doors.realtime.event_schema import Json
+from worker.protocol.chat_messages import ReplyUsage
 from worker.protocol.codec import FromClient
 from worker.protocol.messages import Adjust, AudioChunk, Error, Interrupt, Prepare, Prepared, Result, ServerMessage
 from worker.protocol.wire import Sound, json_text
@@ -158,6 +160,27 @@ def _result(*, is_listen: bool, text: str = "", ends: bool = False, rows: int = 
         wall_clock_ms=1.0,
         kv_cache_length=rows,
     )
+
+
+class StubTurns:
+    """Chats that answer two words. requests: of each chat. max_messages: longer conversations do not fit."""
+
+    def __init__(self, max_messages: int = 1000) -> None:
+        self.requests: list[TurnRequest] = []
+        self._max_messages = max_messages
+
+    @asynccontextmanager
+    async def open(self, request: TurnRequest, _: object) -> AsyncIterator[SimpleNamespace]:
+        self.requests.append(request)
+        messages: Any = request.fields["messages"]
+        if len(messages) > self._max_messages:
+            raise ApiError(400, "conversation: expected less, got more", code="context_length_exceeded")
+        yield SimpleNamespace(events=self._events)
+
+    async def _events(self) -> AsyncIterator[TurnText | TurnSound | TurnFinished]:
+        yield TurnText("Good day.")
+        yield TurnSound(np.full(12_000, 0.25, np.float32))
+        yield TurnFinished("Good day.", "stop", ReplyUsage.model_validate(dict(NO_USAGE)))
 
 
 @asynccontextmanager

@@ -69,6 +69,50 @@ def test_old_camera_pictures_are_dropped_and_text_stays() -> None:
     assert len(found) == MAX_CAMERA_ITEMS + 2 and ids(found)[:2] == ["a", "p5"] and ids(found)[-1] == "told"
 
 
+def test_a_dropped_camera_picture_still_names_a_place() -> None:
+    """Clients know nothing of the drop: their next item may follow it, and they may delete it."""
+    found = conversation("a", "b")
+    found.insert(message("p", PICTURE), "a")
+    for index in range(MAX_CAMERA_ITEMS):
+        found.insert(message(f"q{index}", PICTURE))
+    assert "p" not in ids(found)
+    assert found.insert(message("c", TEXT), "p") == "a"
+    found.delete("p")
+    found.delete("a")
+    found.insert(message("d", TEXT), "p")
+    assert ids(found)[:3] == ["d", "c", "b"]
+    found.insert(message("p", TEXT))
+    assert ids(found)[-1] == "p"
+
+
+def test_parts_are_kept_in_the_spelling_of_their_role() -> None:
+    beta = [ContentPart(type="text", text="Hi"), ContentPart(type="audio", transcript="Ho")]
+    shown = {role: message("a", *beta, role=role).described()["content"] for role in ("user", "assistant")}
+    assert shown["user"] == [{"type": "input_text", "text": "Hi"}, {"type": "input_audio", "transcript": "Ho"}]
+    assert shown["assistant"] == [{"type": "output_text", "text": "Hi"}, {"type": "output_audio", "transcript": "Ho"}]
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x" * 40_000}] * 2}, "content"),
+        ({"type": "function_call", "call_id": "c"}, "name"),
+        ({"type": "function_call_output", "output": ""}, "call_id"),
+        ({"type": "message"}, "role"),
+    ],
+)
+def test_items_that_cannot_be_shown_are_refused(given: dict[str, object], param: str) -> None:
+    with pytest.raises(EventError) as caught:
+        item_of(GivenItem.model_validate(given))
+    assert caught.value.param == f"item.{param}"
+
+
+def test_many_pictures_are_echoed_up_to_a_limit() -> None:
+    pictures = [PICTURE.model_copy(update={"image_url": "data:image/png;base64," + "A" * 30_000})] * 30
+    shown = message("a", *pictures).described()["content"]
+    assert [("image_url" in part) for part in shown] == [True] * 2 + [False] * 28
+
+
 def test_echoes_carry_no_sound_and_no_long_pictures() -> None:
     long = ContentPart(type="input_image", image_url="data:image/png;base64," + "A" * 70_000)
     sound = ContentPart(type="input_audio", audio="AAAA" * 1000)

@@ -1,17 +1,11 @@
 """Who begins a response, and who ends the user's turn, for each `turn_detection`."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from server.doors.core.chat_turn import NO_USAGE, TurnFinished, TurnRequest, TurnSound, TurnText
-from tests.server.doors.realtime.session_stage import SessionStage, stage
+from tests.server.doors.realtime.session_stage import SessionStage, StubTurns, stage
 from tests.server.live_gateway import run, wait_until
-from worker.protocol.chat_messages import ReplyUsage
 
 SEMANTIC, SERVER = {"type": "semantic_vad"}, {"type": "server_vad"}
 USER_TURN = [
@@ -99,23 +93,6 @@ def test_without_create_response_only_the_client_begins_a_response(detection: di
             assert demands(one)[4:] == ["listen"]
 
     run(scenario)
-
-
-class StubTurns:
-    """Chats that answer two words. requests: of each chat."""
-
-    def __init__(self) -> None:
-        self.requests: list[TurnRequest] = []
-
-    @asynccontextmanager
-    async def open(self, request: TurnRequest, _: object) -> AsyncIterator[SimpleNamespace]:
-        self.requests.append(request)
-        yield SimpleNamespace(events=self._events)
-
-    async def _events(self) -> AsyncIterator[TurnText | TurnSound | TurnFinished]:
-        yield TurnText("Good day.")
-        yield TurnSound(np.full(12_000, 0.25, np.float32))
-        yield TurnFinished("Good day.", "stop", ReplyUsage.model_validate(dict(NO_USAGE)))
 
 
 def test_without_turn_detection_the_client_ends_turns_and_begins_responses() -> None:

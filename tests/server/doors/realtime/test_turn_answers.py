@@ -1,0 +1,68 @@
+"""Answers of the turn lane to conversations that do not fit into the context."""
+
+import pytest
+
+from server.doors.realtime.items import ConversationItem
+from server.doors.realtime.turn_request import without_oldest
+from tests.server.doors.realtime.event_schema import Json
+from tests.server.doors.realtime.session_stage import SessionStage, StubTurns, stage
+from tests.server.live_gateway import run, wait_until
+
+MANUAL = {"input": {"turn_detection": None}}
+
+
+async def answered(one: SessionStage) -> Json:
+    """The response to six items and a request."""
+    for index in range(6):
+        content = [{"type": "input_text", "text": f"text {index}"}]
+        item = {"id": f"i{index}", "type": "message", "role": "system" if index == 1 else "user", "content": content}
+        await one.send("conversation.item.create", item=item)
+    await one.send("response.create")
+    await wait_until(lambda: one.kinds("response.done"), "the answer")
+    response: Json = one.last("response.done")["response"]
+    return response
+
+
+def test_the_oldest_items_are_left_out_until_the_rest_fits() -> None:
+    turns = StubTurns(max_messages=3)
+
+    async def scenario() -> None:
+        async with stage(turns=turns, audio=MANUAL, instructions="Be brief.") as one:
+            assert (await answered(one))["status"] == "completed" and one.kinds("error") == []
+            system, *others = turns.requests[-1].fields["messages"]
+            assert system == {"role": "system", "content": "Be brief.\n\ntext 1"}
+            assert [said["content"][0]["text"] for said in others] == ["text 4", "text 5"]
+
+    run(scenario)
+
+
+def test_disabled_truncation_leaves_the_response_incomplete() -> None:
+    async def scenario() -> None:
+        async with stage(turns=StubTurns(max_messages=3), audio=MANUAL, truncation="disabled") as one:
+            assert (await answered(one))["status"] == "incomplete"
+            assert one.last("error")["error"]["code"] == "context_length_exceeded"
+
+    run(scenario)
+
+
+def test_a_conversation_that_never_fits_fails() -> None:
+    async def scenario() -> None:
+        async with stage(turns=StubTurns(max_messages=0), audio=MANUAL) as one:
+            failed = await answered(one)
+            assert failed["status_details"]["error"]["code"] == "context_length_exceeded"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("ratio", "kept"), [(None, 7), (0.5, 5), (0.0, 1), (1.0, 9)])
+def test_a_ratio_says_how_many_items_stay(ratio: float | None, kept: int) -> None:
+    items = [ConversationItem(f"i{index}", role="user") for index in range(10)]
+    assert [item.id for item in without_oldest(items, ratio)] == [item.id for item in items[10 - kept :]]
+
+
+def test_a_result_does_not_stay_without_its_call() -> None:
+    call = ConversationItem("call", "function_call", call_id="c1")
+    output = ConversationItem("output", "function_call_output", call_id="c1")
+    last = ConversationItem("last", role="user")
+    assert without_oldest([call, output, last], 0.5) == [last]
+    assert without_oldest([last], None) == [last]
