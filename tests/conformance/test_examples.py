@@ -8,9 +8,11 @@ import pytest
 import soundfile
 
 from tests.conformance.servers import Servers
+from tests.e2e.serving import free_port
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv" / "clients" / "bin" / "python"
+WEBUI_PYTHON = ROOT / ".venv" / "webui" / "bin" / "python"
 INPUT = ROOT / "assets" / "ref_audio" / "default.wav"
 LIMIT_S = 1.5
 TIMEOUT_S = 120.0
@@ -21,10 +23,10 @@ pytestmark = [
 ]
 
 
-def run_example(name: str, *arguments: object) -> str:
+def run_example(name: str, *arguments: object, python: Path = PYTHON, timeout: float = TIMEOUT_S) -> str:
     """What an example prints."""
-    command = [str(PYTHON), str(ROOT / "examples" / name), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL)
+    command = [str(python), str(ROOT / "examples" / name), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, f"{name}: expected exit status 0, got {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -74,3 +76,17 @@ def test_phone_call_through_an_agent_session_is_answered(servers: Servers, tmp_p
     sound, rate = soundfile.read(file)
     assert rate == 8_000 and len(sound) / rate > 0.3, f"expected speech, got {len(sound) / rate} s"
     assert abs(sound).max() > 0.01, "expected speech, got silence"
+
+
+@pytest.mark.skipif(not WEBUI_PYTHON.exists(), reason="no Open WebUI, which takes 7 GB: docs/recipes.md")
+@pytest.mark.timeout(420)
+def test_open_webui_shows_an_answer_and_speaks(servers: Servers, tmp_path: Path) -> None:
+    printed = run_example(
+        "open_webui.py",
+        *("--check", "--port", free_port(), "--data", tmp_path),
+        *("--base-url", f"http://127.0.0.1:{servers.gateway}/v1"),
+        python=WEBUI_PYTHON,
+        timeout=400,
+    )
+    assert re.search(r"^tiny: .", printed, re.MULTILINE), f"expected an answer of the model, got {printed[-500:]!r}"
+    assert re.search(r"^\d{4,} bytes of audio/mpeg$", printed, re.MULTILINE), f"expected sound, got {printed[-500:]!r}"
