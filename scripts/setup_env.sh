@@ -33,7 +33,7 @@ setup_env() {
     "$PYTHON" - "$extra" >.venv/base/requirements.txt <<'PY'
 import sys, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-names = ["dev", "clients"] if sys.argv[1] == "dev" else []
+names = ["dev", "clients", "webrtc"] if sys.argv[1] == "dev" else []
 extras = [package for name in names for package in project["optional-dependencies"].get(name, [])]
 print(*project["dependencies"], *extras, sep="\n")
 PY

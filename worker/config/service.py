@@ -17,6 +17,7 @@ from worker.config.json_file import read_json
 from worker.config.layers import LayeredSettings, SettingsLayer, setting_fields, with_sources
 from worker.config.session import EngineConfig, SessionConfig
 from worker.config.settings import HIDDEN, SettingError, SettingProblem, Settings
+from worker.config.webrtc import WebRtcConfig
 from worker.describe import TypeWords, shown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,6 +107,9 @@ class ServiceSection(Settings):
         (), strict=False, description="API keys; see [keys.md](keys.md)"
     )
     limits: ClientLimits = Field(ClientLimits(), description="limits of each client; see [keys.md](keys.md#limits)")
+    webrtc: WebRtcConfig = Field(
+        WebRtcConfig(), description="calls over WebRTC; see [openai.md](openai.md#webrtc-calls)"
+    )
     worker_timeout_s: float = Field(
         5.0, ge=0.5, le=MAX_S, description="seconds without an answer from a worker until it counts as lost"
     )

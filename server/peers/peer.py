@@ -1,0 +1,192 @@
+"""The peer connection of one call: negotiation, tracks and the data channel. Contains no session."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from aiortc import (
+    MediaStreamTrack,
+    RTCConfiguration,
+    RTCDataChannel,
+    RTCPeerConnection,
+    RTCRtpSender,
+    RTCRtpTransceiver,
+    RTCSessionDescription,
+)
+from aiortc.mediastreams import MediaStreamError
+from aiortc.rtcconfiguration import RTCBundlePolicy
+from aiortc.sdp import SessionDescription
+from av import AudioFrame
+
+from server.peers.frames import NUMBER, POSITION, FrameKind, LinkFrame
+from server.peers.network import ice_servers, with_public_address
+from server.peers.pictures import take_pictures
+from server.peers.sound_in import IncomingSound, PacketOrder
+from server.peers.sound_out import OutgoingSound
+from server.peers.sound_queue import SoundQueue
+from worker.config.webrtc import WebRtcConfig
+
+LOG = logging.getLogger(__name__)
+CHANNEL = "oai-events"
+CONNECT_S = 30.0  # from the answer to the connection
+FLUSH_S = 0.5  # for the last events
+MAX_UNSENT = 16 * 2**20  # bytes of events that the client does not receive
+Send = Callable[[FrameKind, bytes], None]
+
+
+class OfferError(Exception):
+    """An offer that cannot be answered."""
+
+
+class Peer:
+    """One call.
+
+    Args:
+        config: settings of calls.
+        send: sends a frame of this call to the gateway.
+    """
+
+    def __init__(self, config: WebRtcConfig, send: Send):
+        self._config, self._send = config, send
+        configuration = RTCConfiguration(ice_servers(config), bundlePolicy=RTCBundlePolicy.MAX_BUNDLE)
+        self._connection = RTCPeerConnection(configuration)
+        self._queue = SoundQueue(self._report, config.playback_delay_ms)
+        self._channel: RTCDataChannel | None = None
+        self._has_channel = True  # until an offer without one
+        self._unsent: list[str] = []  # events from before the channel
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_gone = False
+
+    async def answer(self, offer: str) -> str:
+        """The answer to an offer, with all candidates. Raises: OfferError."""
+        connection = self._connection
+        self._has_channel = _checked(offer)
+        sound: RTCRtpTransceiver = connection.addTransceiver(OutgoingSound(self._queue))
+        capabilities = RTCRtpSender.getCapabilities("audio")
+        sound.setCodecPreferences([one for one in capabilities.codecs if one.mimeType.lower() == "audio/opus"])
+        # aiortc offers no way to choose the buffer; it must be set before the first packet.
+        sound.receiver._RTCRtpReceiver__jitter_buffer = PacketOrder()  # type: ignore[attr-defined]
+        connection.on("track", self._on_track)
+        connection.on("datachannel", self._on_channel)
+        connection.on("connectionstatechange", self._on_state)
+        try:
+            await connection.setRemoteDescription(RTCSessionDescription(offer, "offer"))
+            await connection.setLocalDescription(await connection.createAnswer())
+        except Exception as error:
+            LOG.debug("an offer is refused", exc_info=True)
+            raise OfferError(f"expected an offer of WebRTC with Opus, got one that fails: {error!r:.200}") from None
+        self._start(self._watch_connect())
+        return with_public_address(connection.localDescription.sdp, self._config.public_address)
+
+    def handle(self, frame: LinkFrame) -> None:
+        """React to a frame of the gateway."""
+        if frame.kind is FrameKind.EVENT:
+            self._send_event(frame.data.decode())
+        elif frame.kind is FrameKind.PLAY:
+            [number] = NUMBER.unpack_from(frame.data)
+            self._queue.play(number, frame.data[NUMBER.size :])
+        elif frame.kind is FrameKind.END:
+            self._queue.end(*NUMBER.unpack(frame.data))
+        elif frame.kind is FrameKind.CLEAR:
+            self._queue.clear()
+
+    async def close(self) -> None:
+        """Send the last events, and close the connection."""
+        self._is_gone = True
+        channel, end = self._channel, asyncio.get_running_loop().time() + FLUSH_S
+        while channel is not None and channel.readyState == "open" and channel.bufferedAmount:
+            await asyncio.sleep(0.01)
+            if asyncio.get_running_loop().time() > end:
+                break
+        for task in self._tasks:
+            task.cancel()
+        await self._connection.close()
+
+    def _gone(self, reason: str) -> None:
+        """Tell the gateway, once, that the client is gone."""
+        if not self._is_gone:
+            self._is_gone = True
+            self._send(FrameKind.GONE, reason.encode())
+
+    def _start(self, running: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(running, name="peer")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _report(self, kind: FrameKind, number: int, ms: float) -> None:
+        self._send(kind, POSITION.pack(number, ms) if kind is FrameKind.CLEARED else NUMBER.pack(number))
+
+    # --- the connection ------------------------------------------------------------------------
+
+    def _on_state(self) -> None:
+        state = self._connection.connectionState
+        if state in ("failed", "closed"):
+            self._gone(state)
+
+    async def _watch_connect(self) -> None:
+        await asyncio.sleep(CONNECT_S)
+        if self._connection.connectionState != "connected":
+            self._gone(f"no connection within {CONNECT_S:.0f} s")
+
+    def _on_track(self, track: MediaStreamTrack) -> None:
+        if track.kind == "audio":
+            self._start(self._hear(track))
+        else:
+            take = take_pictures(track, self._config.pictures_per_s, lambda jpeg: self._send(FrameKind.PICTURE, jpeg))
+            self._start(take)
+
+    async def _hear(self, track: MediaStreamTrack) -> None:
+        sound = IncomingSound()
+        while True:
+            try:
+                frame = await track.recv()
+            except MediaStreamError:
+                return
+            assert isinstance(frame, AudioFrame), "expected the sound of an audio track"
+            if pcm16 := sound.push(frame):
+                self._send(FrameKind.HEARD, pcm16)
+
+    # --- the data channel ----------------------------------------------------------------------
+
+    def _on_channel(self, channel: RTCDataChannel) -> None:
+        if channel.label != CHANNEL or self._channel is not None:
+            return
+        self._channel = channel
+        channel.on("message", self._on_message)
+        unsent, self._unsent = self._unsent, []
+        for text in unsent:
+            self._send_event(text)
+
+    def _on_message(self, message: str | bytes) -> None:
+        self._send(FrameKind.EVENT, message if isinstance(message, bytes) else message.encode())
+
+    def _send_event(self, text: str) -> None:
+        channel = self._channel
+        if channel is None:
+            if self._has_channel:
+                self._unsent.append(text)
+            return
+        if channel.readyState != "open":
+            return
+        if channel.bufferedAmount > MAX_UNSENT:
+            self._gone("the client receives no events")
+            return
+        try:
+            channel.send(text)
+        except ValueError as error:
+            LOG.warning("an event is dropped: %s", error)
+
+
+def _checked(offer: str) -> bool:
+    """Whether an offer has a data channel. Raises: OfferError for one without the media of a call."""
+    try:
+        kinds = [media.kind for media in SessionDescription.parse(offer).media]
+    except Exception as error:  # the parser raises many
+        raise OfferError(f"expected an offer in SDP, got text that cannot be read: {error!r:.100}") from None
+    counts = {kind: kinds.count(kind) for kind in kinds}
+    is_call = counts.get("audio") == 1 and counts.get("video", 0) <= 1 and counts.get("application", 0) <= 1
+    if not is_call or counts.keys() - {"audio", "video", "application"}:
+        expected = "one audio section, and at most one of video and one of a data channel"
+        raise OfferError(f"expected {expected}, got {', '.join(kinds)[:100] or 'none'}")
+    return "application" in counts
