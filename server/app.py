@@ -19,7 +19,11 @@ from starlette.requests import HTTPConnection
 from server.access.access import Access
 from server.access.guard import AccessGuard
 from server.admission import Admission
+from server.cors import ApiCors
 from server.dispatch.dispatcher import Dispatcher
+from server.doors.calls.door import CallDoor
+from server.doors.calls.processes import PeerProcesses
+from server.doors.calls.routes import CallSockets, call_routes
 from server.doors.chat.routes import ChatDoor, completion_routes
 from server.doors.core.chat_turn import ChatTurns
 from server.doors.core.transcriber import Transcriber
@@ -82,7 +86,8 @@ REFUSED: dict[int | str, dict[str, Any]] = {
 class Gateway:
     """The objects that the routes use.
 
-    http: client for the workers. default_voice: sound file for sessions without a voice of their own.
+    http: client for the workers. peers: processes of calls. default_voice: sound file for sessions without a voice of
+    their own.
     session_limits: of sessions of the OpenAI API. live_barge_in_ms: speech that silences a GPT-Live reply; 0: none.
     slot_window: context of the workers' slots.
     """
@@ -106,6 +111,7 @@ class Gateway:
     slots: SlotWait
     turns: ChatTurns
     transcriber: Transcriber
+    peers: PeerProcesses
     default_voice: Path | None = None
     apps: Apps = field(default_factory=Apps)
     session_limits: SessionLimits = field(default_factory=SessionLimits)
@@ -119,6 +125,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     app = FastAPI(title="Duologue gateway", version=VERSION, docs_url=None, redoc_url=None)
     app.add_middleware(RequestGuard, origins=gateway.origins)
     app.add_middleware(AccessGuard, access=gateway.access, error_response=_refusal)
+    app.add_middleware(ApiCors, origins=gateway.origins)
     app.add_middleware(RequestIds)  # runs before those above: their refusals have an id too
     app.add_middleware(SecurityHeaders)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
@@ -164,7 +171,10 @@ def build_app(gateway: Gateway) -> FastAPI:
     )
     app.include_router(secret_routes(gateway.access, gateway.model_names))
     duplex = VllmOmniDoor(door)
-    add_realtime_sockets(app, RealtimeDialects(RealtimeDoor(door), MiniCpmDoor(door), duplex).serve)
+    calls = CallDoor(door, gateway.peers, gateway.access.clients)
+    app.include_router(call_routes(calls))
+    dialects = RealtimeDialects(RealtimeDoor(door), MiniCpmDoor(door), duplex, CallSockets(calls))
+    add_realtime_sockets(app, dialects.serve)
     add_duplex_socket(app, duplex)
     add_gpt_live_socket(app, GptLiveDoor(door))
     refuse_other_sockets(app, *REALTIME_PATHS, GPT_LIVE_PATH, DUPLEX_PATH)

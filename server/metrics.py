@@ -69,6 +69,9 @@ class GatewayMetrics:
         self._transcriptions = counter("transcriptions_total", "transcriptions of users' speech that ended", "outcome")
         self._errors = counter("errors_total", "error messages sent to clients", "code")
         self._lost = counter("workers_lost_total", "number of times a worker became unreachable", "worker")
+        self._call_processes = counter(
+            "call_processes_lost_total", "processes with connections of calls that ended by themselves"
+        )
         self._recordings = counter("recordings_total", "recordings that began", "request_type")
         self._recorded = counter("recorded_bytes_total", "bytes written to the timelines of recordings")
         self._unrecorded = counter(
@@ -146,6 +149,10 @@ class GatewayMetrics:
     def record_worker_lost(self, worker: str) -> None:
         """Count a worker that became unreachable."""
         self._lost.labels(worker).inc()
+
+    def record_call_process_lost(self) -> None:
+        """Count a process with connections of calls that ended by itself."""
+        self._call_processes.inc()
 
     def record_recording_start(self, kind: str) -> None:
         """Count a recording that began. kind: its request type, or `streaming`."""

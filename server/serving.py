@@ -23,6 +23,7 @@ from server.dispatch.dispatcher import Dispatcher
 from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue
 from server.dispatch.workers import WorkerAddress, Workers
+from server.doors.calls.processes import PeerProcesses
 from server.doors.core.chat_turn import ChatTurns
 from server.doors.core.transcriber import Transcriber
 from server.doors.live.door_context import SessionLimits
@@ -126,6 +127,7 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
         quotas.start()
         usage = UsageTask(gateway.access.usage)
         usage.start()
+        await gateway.peers.start()
         try:
             await stop.wait()
             await _drain(gateway.live, config.service.drain_timeout_s)
@@ -137,6 +139,7 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
             await loop_watch.stop()
             await quotas.stop()
             await usage.stop()
+            await gateway.peers.stop()
             await asyncio.to_thread(gateway.recordings.close)
         return 0
 
@@ -200,6 +203,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         slots,
         ChatTurns(slots, recordings),
         Transcriber(slots, is_enabled=config.api.transcriptions > 0),
+        PeerProcesses(service.webrtc, metrics),
         audio.ref_audio_path,
         apps,
         SessionLimits(audio_mode_s=config.api.audio_mode_s, video_mode_s=config.api.video_mode_s),

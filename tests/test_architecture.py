@@ -50,6 +50,7 @@ main offline
 """
 SERVER = """
 origins doors.errors request_ids
+cors
 access security_headers
 dispatch request_guard unknown_page
 registry metrics recording
@@ -58,7 +59,9 @@ live
 doors.model_names doors.voices
 doors.core
 doors.live
+peers
 doors.model_routes doors.speech doors.chat doors.realtime doors.gpt_live doors.dialects
+doors.calls
 health_watch loop_watch routes
 app
 serving

@@ -177,6 +177,7 @@ async def running_gateway(
                 server.should_exit = True
                 await serving
                 await watch.stop()
+                await gateway.peers.stop()
                 await asyncio.to_thread(gateway.recordings.close)
 
 

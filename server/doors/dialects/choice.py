@@ -22,10 +22,11 @@ class RealtimeDialects:
         standard: the Realtime API, for all other queries.
         modes: the MiniCPM-o ecosystem's, for a query with `mode`.
         duplex: vLLM-Omni's, for a query with a true `duplex`.
+        calls: sockets that follow a call, for a query with `call_id`.
     """
 
-    def __init__(self, standard: SocketDoor, modes: SocketDoor, duplex: SocketDoor):
-        self._standard, self._modes, self._duplex = standard, modes, duplex
+    def __init__(self, standard: SocketDoor, modes: SocketDoor, duplex: SocketDoor, calls: SocketDoor):
+        self._standard, self._modes, self._duplex, self._calls = standard, modes, duplex, calls
 
     async def serve(self, websocket: WebSocket) -> None:
         """Serve one connection in the dialect that its query names."""
@@ -34,6 +35,8 @@ class RealtimeDialects:
             await self._modes.serve(websocket)
         elif query.get("duplex", "").lower() in TRUE:
             await self._duplex.serve(websocket)
+        elif query.get("call_id"):
+            await self._calls.serve(websocket)
         else:
             await self._standard.serve(websocket)
 

@@ -1,0 +1,189 @@
+"""The door of calls over WebRTC: offers, the running calls, and the sockets that follow one."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.datastructures import FormData, UploadFile
+from starlette.requests import Request
+from starlette.websockets import WebSocket
+
+from server.access.clients import Clients
+from server.access.identity import Identity, identity_of
+from server.doors.calls.call import WebRtcCall
+from server.doors.calls.processes import PeerProcesses
+from server.doors.core.door_ticket import ticket_within_wait
+from server.doors.core.event_writer import EventWriter
+from server.doors.errors import ApiError, invalid, missing
+from server.doors.live.client_channel import WebSocketChannel
+from server.doors.live.door_context import DoorContext
+from server.doors.live.ends import FRAME_TOO_BIG, MAX_FRAME
+from server.doors.realtime.initial_config import initial_config
+from server.doors.realtime.session_config import RealtimeConfig
+from server.doors.realtime.socket import SUBPROTOCOL, RealtimeConnection
+from server.live.kinds import Kind
+from server.live.live_sessions import LiveSession
+from worker.protocol.wire import WireError, read_object
+
+LOG = logging.getLogger(__name__)
+MAX_SDP = 256 * 2**10  # characters
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CallOffer:
+    """What a client sends to begin a call. session: settings of its session."""
+
+    sdp: str
+    session: Json
+
+
+class CallDoor:
+    """All calls of a gateway.
+
+    Args:
+        context: the gateway's parts.
+        processes: hold the connections of the calls.
+        clients: limits of the events that a client sends.
+    """
+
+    def __init__(self, context: DoorContext, processes: PeerProcesses, clients: Clients):
+        self._context, self._processes, self._clients = context, processes, clients
+        self._calls: dict[str, WebRtcCall] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def begin(self, request: Request) -> tuple[str, str]:
+        """Begin the call that a request offers. Returns: its id, and the answer. Raises: ApiError."""
+        self._processes.check()
+        refusal = self._context.admission.refusal(request, "audio_duplex")
+        if refusal is not None:
+            raise ApiError(403, refusal)
+        identity, offer = identity_of(request), await _offer_of(request)
+        config = self._config(request, identity, offer.session)
+        live = LiveSession(f"adx_rtc_{time.time_ns():x}", Kind.DUPLEX, identity)
+        process = self._processes.choose()
+        pending = ticket_within_wait(self._context.slots, live)
+        call = WebRtcCall(identity, process, lambda receive: self._clients.paced(receive, identity))
+        try:
+            answer = await call.open(offer.sdp)
+            connection = RealtimeConnection(call, self._context, live, config, call)
+        except BaseException:
+            await call.close(1000, "")
+            self._context.slots.dispatcher.finish(pending)
+            raise
+        call.attach(connection)
+        self._calls[call.id] = call
+        task = asyncio.create_task(connection.serve(pending), name="call")
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._end(call, done))
+        return call.id, answer
+
+    def hang_up(self, call_id: str, identity: Identity) -> None:
+        """End a call. Raises: ApiError for one that the identity does not own."""
+        self._find(call_id, identity).hang_up()
+
+    async def follow(self, websocket: WebSocket) -> None:
+        """Serve a socket that sees the events of a call and sends events to its session."""
+        try:
+            call = self._find(websocket.query_params["call_id"], identity_of(websocket))
+            refusal = self._context.admission.refusal(websocket, "audio_duplex")
+            if refusal is not None:
+                raise ApiError(403, refusal)
+        except ApiError as error:
+            await websocket.send_denial_response(error.response())
+            return
+        offered = websocket.scope.get("subprotocols", [])
+        await websocket.accept(subprotocol=SUBPROTOCOL if SUBPROTOCOL in offered else None)
+        channel = WebSocketChannel(websocket)
+        writer = EventWriter(channel)
+        call.follow(writer)
+        parts = (writer.run(), _read(channel, call), channel.wait_gone(), asyncio.shield(call.ended))
+        tasks = [asyncio.ensure_future(part) for part in parts]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            call.unfollow(writer)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if call.ended.done():
+            await writer.close(*call.ended.result())
+        elif isinstance(tasks[1].exception(), ValueError):
+            await writer.close(FRAME_TOO_BIG.code, FRAME_TOO_BIG.reason)
+
+    def _config(self, request: Request, identity: Identity, given: Mapping[str, Any]) -> RealtimeConfig:
+        """The settings of the call's session. Raises: ApiError."""
+        session = {**(identity.session or {}), **given}
+        model = request.query_params.get("model") or session.get("model") or self._context.model_names.served
+        return initial_config(self._context.model_names, identity, {**session, "model": model})
+
+    def _find(self, call_id: str, identity: Identity) -> WebRtcCall:
+        call = self._calls.get(call_id)
+        if call is None or not identity.owns(call.identity.owner):
+            raise ApiError(404, f"call_id: expected a call that is running, got {call_id[:60]}", param="call_id")
+        return call
+
+    def _end(self, call: WebRtcCall, task: "asyncio.Task[None]") -> None:
+        del self._calls[call.id]
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            LOG.error("call %s failed", call.id, exc_info=error)
+
+
+async def _read(channel: WebSocketChannel, call: WebRtcCall) -> None:
+    """Pass the events of a socket to the call. Raises: ValueError for a frame above the limit."""
+    while True:
+        message = await channel.receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        if len(message.get("text") or "") > MAX_FRAME:
+            raise ValueError
+        await call.put(message)
+
+
+async def _offer_of(request: Request) -> CallOffer:
+    """The offer in a request's body: a form with `sdp` and `session`, or the SDP alone. Raises: ApiError."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/sdp":
+        try:
+            return _checked((await request.body()).decode(), {})
+        except UnicodeDecodeError:
+            raise invalid("sdp", expected="text in UTF-8", got="other bytes") from None
+    if kind == "multipart/form-data":
+        async with request.form(max_files=2, max_fields=8) as form:
+            return _checked(await _text(form, "sdp"), _session_of(await _text(form, "session")))
+    expected = "multipart/form-data or application/sdp"
+    raise ApiError(400, f"content-type: expected {expected}, got {kind[:60] or 'none'}", param="content-type")
+
+
+async def _text(form: FormData, name: str) -> str:
+    """A part of a form; "" if it is missing. Raises: ApiError."""
+    part = form.get(name)
+    if part is None:
+        return ""
+    if not isinstance(part, UploadFile):
+        return part
+    try:
+        return (await part.read()).decode()
+    except UnicodeDecodeError:
+        raise invalid(name, expected="text in UTF-8", got="other bytes") from None
+
+
+def _checked(sdp: str, session: Json) -> CallOffer:
+    if not sdp.strip():
+        raise missing("sdp")
+    if len(sdp) > MAX_SDP:
+        raise invalid("sdp", expected=f"at most {MAX_SDP} characters", got=len(sdp))
+    return CallOffer(sdp, session)
+
+
+def _session_of(text: str) -> Json:
+    if not text.strip():
+        return {}
+    try:
+        return dict(read_object(text))
+    except WireError:
+        raise invalid("session", expected="a JSON object", got="other text") from None

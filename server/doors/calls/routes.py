@@ -1,0 +1,61 @@
+"""The routes of calls over WebRTC, and the choice of sockets that follow one."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response, WebSocket
+
+from server.access.identity import identity_of
+from server.doors.calls.door import CallDoor
+from server.doors.errors import ApiErrorBody
+
+SDP = "application/sdp"
+CALLS_PATH = "/v1/realtime/calls"
+OFFER: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            SDP: {"schema": {"type": "string"}},
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"sdp": {"type": "string"}, "session": {"type": "string"}},
+                    "required": ["sdp"],
+                }
+            },
+        },
+    }
+}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ApiErrorBody, "description": "the offer or the settings are invalid"},
+    404: {"model": ApiErrorBody, "description": "the model is unknown, or calls are switched off"},
+    501: {"model": ApiErrorBody, "description": "the server has no WebRTC"},
+    503: {"model": ApiErrorBody, "description": "no slot is free, or no process takes another call"},
+}
+UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"model": ApiErrorBody, "description": "there is no such call"}}
+
+
+def call_routes(door: CallDoor) -> APIRouter:
+    router = APIRouter()
+
+    @router.post(CALLS_PATH, status_code=201, response_class=Response, responses=ERRORS, openapi_extra=OFFER)
+    async def begin(request: Request) -> Response:
+        call_id, answer = await door.begin(request)
+        return Response(answer, 201, {"Location": f"{CALLS_PATH}/{call_id}"}, SDP)
+
+    @router.post(f"{CALLS_PATH}/{{call_id}}/hangup", response_class=Response, responses=UNKNOWN)
+    async def hang_up(call_id: str, request: Request) -> Response:
+        door.hang_up(call_id, identity_of(request))
+        return Response()
+
+    return router
+
+
+class CallSockets:
+    """The sockets that follow calls, as a dialect of the path of Realtime sessions."""
+
+    def __init__(self, door: CallDoor):
+        self._door = door
+
+    async def serve(self, websocket: WebSocket) -> None:
+        """Serve one connection, from the handshake to the close."""
+        await self._door.follow(websocket)

@@ -1,0 +1,127 @@
+"""A client of calls: a peer connection on the loopback address, with a log of events and of what it hears."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from fractions import Fraction
+from typing import Any
+
+import httpx
+import numpy as np
+from aiortc import (
+    AudioStreamTrack,
+    MediaStreamTrack,
+    RTCConfiguration,
+    RTCPeerConnection,
+    RTCSessionDescription,
+    VideoStreamTrack,
+)
+from aiortc.mediastreams import MediaStreamError
+from av import AudioFrame
+
+from tests.server.live_gateway import ANSWER_S, wait_until
+
+RATE, PACKET = 24_000, 480
+CALLS = "/v1/realtime/calls"
+Json = dict[str, Any]
+
+
+class Microphone(AudioStreamTrack):
+    """Sound of the user: what was said, then silence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting = b""
+        self._at = 0
+        self._begun: float | None = None
+
+    def say(self, pcm16: bytes) -> None:
+        """Say this after all earlier sound. pcm16: at 24 kHz."""
+        self._waiting += pcm16
+
+    async def recv(self) -> AudioFrame:
+        now = asyncio.get_running_loop().time()
+        self._begun = now if self._begun is None else self._begun
+        await asyncio.sleep(self._begun + self._at / RATE - now)
+        packet, self._waiting = self._waiting[: 2 * PACKET], self._waiting[2 * PACKET :]
+        samples = np.frombuffer(packet.ljust(2 * PACKET, b"\0"), "<i2")[None]
+        frame = AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+        frame.sample_rate, frame.pts, frame.time_base = RATE, self._at, Fraction(1, RATE)
+        self._at += PACKET
+        return frame
+
+
+class CallClient:
+    """One call. log: all events so far. heard: [n] int16 of the server's track, mono at 48 kHz."""
+
+    def __init__(self, *, with_video: bool):
+        self.microphone, self.log = Microphone(), list[Json]()
+        self._heard: list[np.ndarray] = []
+        self.connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        self.connection.addTrack(self.microphone)
+        if with_video:
+            self.connection.addTrack(VideoStreamTrack())
+        self.channel = self.connection.createDataChannel("oai-events")
+        self.channel.on("message", lambda text: self.log.append(json.loads(text)))
+        self.connection.on("track", self._listen)
+        self.call_id = ""
+
+    def _listen(self, track: MediaStreamTrack) -> None:
+        async def listen() -> None:
+            while True:
+                try:
+                    frame = await track.recv()
+                except MediaStreamError:
+                    return
+                self._heard.append(frame.to_ndarray()[0, ::2])
+
+        self._listening = asyncio.create_task(listen())
+
+    @property
+    def heard(self) -> np.ndarray:
+        return np.concatenate(self._heard) if self._heard else np.zeros(0, np.int16)
+
+    async def offer(self) -> str:
+        await self.connection.setLocalDescription(await self.connection.createOffer())
+        return self.connection.localDescription.sdp
+
+    async def accept(self, answer: str, location: str) -> None:
+        """Connect. location: header of the answer."""
+        self.call_id = location.removeprefix(f"{CALLS}/")
+        await self.connection.setRemoteDescription(RTCSessionDescription(answer, "answer"))
+        await self.until("session.created")
+
+    async def send(self, kind: str, **fields: Any) -> None:
+        self.channel.send(json.dumps({"type": kind, **fields}))
+
+    async def until(self, kind: str, n: int = 1) -> Json:
+        """The event of this type that is the n-th; waits for it."""
+
+        def found() -> list[Json]:
+            return [event for event in self.log if event["type"] == kind][n - 1 :]
+
+        await wait_until(found, f"{kind}, got {self.kinds()}", ANSWER_S)
+        return found()[0]
+
+    def kinds(self) -> list[str]:
+        return [event["type"] for event in self.log]
+
+
+@asynccontextmanager
+async def calling(
+    http: httpx.AsyncClient, session: Json | None = None, *, with_video: bool = False, **headers: str
+) -> AsyncIterator[CallClient]:
+    """A client whose call has a session. session: its settings. headers: of the request."""
+    client = CallClient(with_video=with_video)
+    try:
+        parts = {"sdp": (None, await client.offer(), "application/sdp")}
+        if session is not None:
+            parts["session"] = (None, json.dumps(session), "application/json")
+        answer = await http.post(CALLS, files=parts, headers=headers)
+        assert answer.status_code == 201, answer.text
+        assert answer.headers["content-type"] == "application/sdp"
+        await client.accept(answer.text, answer.headers["location"])
+        yield client
+    finally:
+        await client.connection.close()
