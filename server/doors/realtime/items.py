@@ -72,6 +72,15 @@ class ConversationItem:
         """All text and transcripts of a message."""
         return "\n".join(filter(None, (part.text or part.transcript for part in self.parts)))
 
+    @property
+    def written(self) -> str:
+        """All text of a message, without transcripts of sound."""
+        return "\n".join(part.text for part in self.parts if part.text)
+
+    def set_transcript(self, text: str) -> None:
+        """Give the sound of the user's turn its words."""
+        self.parts = [part.model_copy(update={"transcript": text}) for part in self.parts]
+
     def described(self) -> Json:
         """The item as the client sees it: without sound, and without long pictures."""
         shown: Json = {"id": self.id, "object": "realtime.item", "type": self.kind, "status": self.status}

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from server.access.identity import Identity
 from server.doors.core.chat_turn import ChatTurns
+from server.doors.core.transcriber import Transcriber
 from server.doors.errors import ApiError
 from server.doors.live.event_error import EventError, of_validation
 from server.doors.live.sound.wire_sound import SoundInput, SoundOutput
@@ -29,6 +30,7 @@ from server.doors.realtime.response_options import config_of_response
 from server.doors.realtime.responses import CONTEXT_FULL, RealtimeResponse, ResponseEnd, ResponseShape
 from server.doors.realtime.session_config import RealtimeConfig, TurnDetection
 from server.doors.realtime.turn_answers import TurnAnswers
+from server.doors.realtime.turns.input_transcriptions import InputTranscriptions
 from server.doors.realtime.turns.user_turns import UserTurns
 from server.doors.voices import VoiceNames
 from worker.protocol.text_messages import InsertText
@@ -42,12 +44,13 @@ Json = dict[str, Any]
 class SessionContext:
     """What a session uses.
 
-    voices: names of voices. turns: chats of all doors. identity: whose session it is. expires_at: Unix s.
+    voices: names of voices. turns, transcriber: of all doors. identity: whose session it is. expires_at: Unix s.
     slot: context of the deployment's slots. clock: monotonic s.
     """
 
     voices: VoiceNames
     turns: ChatTurns
+    transcriber: Transcriber
     identity: Identity
     expires_at: int
     clock: Callable[[], float]
@@ -69,18 +72,20 @@ class RealtimeSession:
     ):
         self.id = new_id("sess")
         self.playback = None if track is None else TrackPlayback(send, track)
-        self.config = config = self._on_track(config)
+        self._transcripts = InputTranscriptions(send, context.transcriber, context.identity, self.id)
+        self.config = config = self._transcripts.configure(self._on_track(config))
         self.conversation = Conversation()
         self.response: RealtimeResponse | None = None
         self._last_response_id: str | None = None
         self._send, self._context = send, context
         self._voice: str | None = None  # registered voice for `config.voice`
         self._override: tuple[RealtimeConfig, str | None] | None = None  # of the open response, with its voice
-        self._turns = UserTurns(send, self.conversation)
+        self._turns = UserTurns(send, self.conversation, self._transcripts)
         self._input = SoundInput(config.input_format)
         self._output = SoundOutput(config.output_format)
         self._has_spoken = False
         self.lane = DuplexLane(self, self._turns, config.turn_detection or TurnDetection(), context.clock)
+        self.lane.voice.tap(self._transcripts.hear)
         self._turn_lane = TurnLane()
         self._answers = TurnAnswers(context.turns, context.identity, self._on_answer_end, context.clock)
         self.lane_changed = asyncio.Event()
@@ -112,6 +117,7 @@ class RealtimeSession:
         """The session is over: send nothing any more."""
         self.lane.stop()
         self._answers.stop()
+        self._transcripts.stop()
 
     def described(self) -> Json:
         """The session object."""
@@ -140,7 +146,7 @@ class RealtimeSession:
             message = "session.audio.input.turn_detection: expected no active response, got one"
             raise EventError("conversation_already_has_active_response", message)
         voice = await self._voice_of(config.voice)
-        before, self.config, self._voice = self.config, config, voice
+        before, self.config, self._voice = self.config, self._transcripts.configure(config), voice
         if config.input_format != before.input_format:
             self._input = SoundInput(config.input_format)
         if detection is not None and detection != before.turn_detection:
@@ -186,9 +192,7 @@ class RealtimeSession:
             self.report_overflow(dropped)
 
     async def _on_commit(self, _: events.CommitAudio) -> None:
-        item = self._turns.commit()
-        if not self.is_duplex:
-            item.sound = self._turn_lane.take()
+        self._turns.commit(None if self.is_duplex else self._turn_lane.take)
 
     async def _on_clear(self, _: events.ClearAudio) -> None:
         self._turns.clear()
@@ -233,6 +237,7 @@ class RealtimeSession:
 
     async def _on_delete_item(self, event: events.DeleteItem) -> None:
         self.conversation.delete(event.item_id)
+        self._transcripts.cancel(event.item_id)
         self._send("conversation.item.deleted", item_id=event.item_id)
 
     async def _on_truncate_item(self, event: events.TruncateItem) -> None:

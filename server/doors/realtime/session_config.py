@@ -13,6 +13,7 @@ from server.doors.realtime.events.session_patch import (
     InputPatch,
     OutputPatch,
     SessionPatch,
+    TranscriptionPatch,
     TurnDetectionPatch,
 )
 from worker.protocol.messages import SYSTEM_PROMPT
@@ -70,6 +71,30 @@ class TurnDetection:
 
 
 @dataclass(frozen=True)
+class TranscriptionSettings:
+    """How the user's speech is transcribed.
+
+    Attributes:
+        model: name as the client gave it; the served model transcribes.
+        language: code of the speech's language; None: unknown.
+        prompt: text that the transcripts may need, such as names.
+    """
+
+    model: str
+    language: str | None = None
+    prompt: str | None = None
+
+    def merged(self, patch: TranscriptionPatch) -> "TranscriptionSettings":
+        """These settings with the given ones."""
+        changes = {name: getattr(patch, name) for name in patch.model_fields_set}
+        return replace(self, **{**changes, "model": patch.model or self.model})
+
+    def described(self) -> Json:
+        given = {"model": self.model, "language": self.language, "prompt": self.prompt}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True)
 class RealtimeConfig:
     """All settings in force. max_output_tokens: None for no limit. echoed: fields that are shown and have no effect."""
 
@@ -83,6 +108,7 @@ class RealtimeConfig:
     input_format: WireFormat = "audio/pcm"
     output_format: WireFormat = "audio/pcm"
     turn_detection: TurnDetection | None = TurnDetection()
+    transcription: TranscriptionSettings | None = None
     voice: str = DEFAULT_VOICE
     speed: float = 1.0
     echoed: Mapping[str, object] = field(default_factory=dict)
@@ -136,6 +162,10 @@ class RealtimeConfig:
             patch = given.turn_detection
             merged = None if patch is None else (self.turn_detection or TurnDetection()).merged(patch)
             after = replace(after, turn_detection=merged)
+        if "transcription" in given.model_fields_set:
+            before = self.transcription or TranscriptionSettings(self.model)
+            wanted = given.transcription
+            after = replace(after, transcription=None if wanted is None else before.merged(wanted))
         if "noise_reduction" in given.model_fields_set:
             shown["noise_reduction"] = given.noise_reduction and {"type": given.noise_reduction.type}
         return after, shown
@@ -158,7 +188,7 @@ class RealtimeConfig:
             "audio": {
                 "input": {
                     "format": format_object(self.input_format),
-                    "transcription": None,
+                    "transcription": self.transcription and self.transcription.described(),
                     "noise_reduction": self.echoed.get("noise_reduction"),
                     "turn_detection": detection and detection.described(),
                 },

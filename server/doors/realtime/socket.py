@@ -108,7 +108,13 @@ class RealtimeConnection:
         self._expires_at = time.time() + context.limits.session_s
         self._send = EventSender(self._writer.put)
         used = SessionContext(
-            context.voices, context.turns, live.identity, int(self._expires_at), time.monotonic, context.slot
+            context.voices,
+            context.turns,
+            context.transcriber,
+            live.identity,
+            int(self._expires_at),
+            time.monotonic,
+            context.slot,
         )
         self._session = RealtimeSession(self._send, config, used, track)
 

@@ -125,6 +125,7 @@ def _content_of(item: ConversationItem) -> list[Json]:
     parts: list[Json] = [{"type": "image", "data": base64.b64encode(data).decode()} for data in item.pictures]
     if item.sound is not None:
         parts.append({"type": "audio", "data": Sound(item.sound).base64()})
-    if item.text:
-        parts.append({"type": "text", "text": item.text})
+    text = item.text if item.sound is None else item.written  # the sound is not given as words too
+    if text:
+        parts.append({"type": "text", "text": text})
     return parts

@@ -25,6 +25,7 @@ class VoiceFeed:
         self.pushed_ms = 0.0
         self._changed = asyncio.Event()
         self._detector: SpeechDetector | None = None
+        self._tap: Callable[[np.ndarray], None] | None = None
 
     def configure(self, settings: DetectorSettings) -> None:
         """Change the settings from the next sound on."""
@@ -39,7 +40,13 @@ class VoiceFeed:
         self._n_waiting += len(samples)
         while self._n_waiting > MAX_WAITING and len(self._waiting) > 1:
             self._n_waiting -= len(self._waiting.pop(0))
+        if self._tap is not None:
+            self._tap(samples)
         self._changed.set()
+
+    def tap(self, take: Callable[[np.ndarray], None]) -> None:
+        """Pass on all sound from now on, as it is pushed."""
+        self._tap = take
 
     async def run(self) -> None:
         """Process sound until cancelled."""

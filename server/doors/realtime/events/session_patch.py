@@ -14,6 +14,7 @@ MAX_INSTRUCTIONS = 32_768  # characters
 MAX_TOOLS = 128
 # Characters of JSON. A session is sent back in one event, of which stock clients read less than 1 MiB.
 MAX_TOOLS_SIZE, MAX_ECHOED = 2**18, 2**14
+MAX_PROMPT = 4096  # characters of the hint for transcriptions
 BETA_FORMATS = {"pcm16": "audio/pcm", "g711_ulaw": "audio/pcmu", "g711_alaw": "audio/pcma"}
 # Beta spellings of `session` -> where the value belongs.
 BETA_PLACES = {
@@ -70,9 +71,9 @@ class FormatPatch(_Patch):
 
 
 class TranscriptionPatch(_Patch):
-    model: str | None = None
-    language: str | None = None
-    prompt: str | None = None
+    model: str | None = Field(None, min_length=1, max_length=200)
+    language: str | None = Field(None, max_length=64)
+    prompt: str | None = Field(None, max_length=MAX_PROMPT)
 
 
 class NoiseReductionPatch(_Patch):

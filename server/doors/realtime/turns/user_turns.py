@@ -1,18 +1,23 @@
 """The user's turns as events and items: begin, end, commit. Contains no detector and no sound of the duplex lane."""
 
+from collections.abc import Callable
+
+import numpy as np
+
 from server.doors.live.event_error import EventError
 from server.doors.realtime.events.client_events import ContentPart
 from server.doors.realtime.events.server_events import EventSender
 from server.doors.realtime.items import Conversation, ConversationItem, new_id
+from server.doors.realtime.turns.input_transcriptions import InputTranscriptions
 
 MIN_COMMIT_MS = 100
 
 
 class UserTurns:
-    """The turns of one session's user."""
+    """The turns of one session's user. transcripts: of what the user says."""
 
-    def __init__(self, send: EventSender, conversation: Conversation):
-        self._send, self._conversation = send, conversation
+    def __init__(self, send: EventSender, conversation: Conversation, transcripts: InputTranscriptions):
+        self._send, self._conversation, self._transcripts = send, conversation, transcripts
         self._open_id: str | None = None
         self._appended_ms = 0.0  # since the last commit
 
@@ -27,14 +32,17 @@ class UserTurns:
     def clear(self) -> None:
         """Drop what is not committed."""
         self._appended_ms = 0.0
+        self._transcripts.clear()
 
     def reset(self) -> None:
         """Forget the open turn and what is not committed."""
         self._open_id, self._appended_ms = None, 0.0
+        self._transcripts.clear()
 
     def begin(self, start_ms: int) -> None:
         """The detector hears speech."""
         self._open_id = new_id("item")
+        self._transcripts.begin_turn(start_ms)
         self._send("input_audio_buffer.speech_started", audio_start_ms=start_ms, item_id=self._open_id)
 
     def end(self, end_ms: int) -> ConversationItem | None:
@@ -42,14 +50,18 @@ class UserTurns:
         if self._open_id is None:
             return None
         self._send("input_audio_buffer.speech_stopped", audio_end_ms=end_ms, item_id=self._open_id)
-        return self._commit()
+        item = self._commit()
+        self._transcripts.start(item, end_ms)
+        return item
 
-    def commit(self) -> ConversationItem:
-        """The client ends the turn. Raises: EventError without sound."""
+    def commit(self, take_sound: Callable[[], np.ndarray] | None) -> None:
+        """The client ends the turn. take_sound: gives the item its sound; None: it has none. Raises: EventError."""
         if self._open_id is None and self._appended_ms < MIN_COMMIT_MS:
             message = f"input audio buffer: expected at least {MIN_COMMIT_MS} ms, got {self._appended_ms:.0f} ms"
             raise EventError("input_audio_buffer_commit_empty", message)
-        return self._commit()
+        item = self._commit()
+        item.sound = None if take_sound is None else take_sound()
+        self._transcripts.start(item)
 
     def time_out(self, start_ms: int, end_ms: int) -> None:
         """The user has been quiet for the idle timeout. Times of the silence count from the first sample."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from server.access.identity import Identity
 from server.doors.core.chat_turn import NO_USAGE, ChatTurns, TurnFinished, TurnRequest, TurnSound, TurnText
+from server.doors.core.transcriber import Transcriber
 from server.doors.core.unit_session import UnitSession
 from server.doors.errors import ApiError
 from server.doors.live.sound.detector import SpeechContinues, SpeechHeard, SpeechOver
@@ -55,6 +56,7 @@ class SessionStage:
         context = SessionContext(
             cast(VoiceNames, SimpleNamespace(resolve=lambda name: None)),
             cast(ChatTurns, turns),
+            cast(Transcriber, SimpleNamespace(is_enabled=False)),
             Identity(),
             2_000_000_000,
             lambda: self.now,

@@ -71,7 +71,11 @@ GA = {
     "output_modalities": ["audio"],
     "max_output_tokens": 200,
     "audio": {
-        "input": {"format": {"type": "audio/pcmu"}, "turn_detection": BETA["turn_detection"]},
+        "input": {
+            "format": {"type": "audio/pcmu"},
+            "turn_detection": BETA["turn_detection"],
+            "transcription": {"model": "whisper-1"},
+        },
         "output": {"format": {"type": "audio/pcm", "rate": 24000}, "voice": {"id": "alloy"}},
     },
 }
@@ -80,6 +84,20 @@ GA = {
 def test_beta_spellings_mean_the_same_and_are_never_shown() -> None:
     assert merged(BETA).described() == merged(GA).described()
     assert merged(BETA).described().keys().isdisjoint(BETA)
+
+
+def test_transcription_shows_what_was_named_until_it_is_cleared() -> None:
+    def shown(given: Json | None, config: RealtimeConfig) -> tuple[RealtimeConfig, Json | None]:
+        config = config.merged(read_patch({"audio": {"input": {"transcription": given}}}))
+        return config, config.described()["audio"]["input"]["transcription"]
+
+    config, first = shown({"language": "en", "delay": "low"}, RealtimeConfig("duo"))
+    assert first == {"model": "duo", "language": "en"}, "expected the keys that stock clients know"
+    config, second = shown({"model": "gpt-4o-transcribe", "prompt": "H200"}, config)
+    assert second == {"model": "gpt-4o-transcribe", "language": "en", "prompt": "H200"}
+    config, third = shown({"language": None}, config)
+    assert third == {"model": "gpt-4o-transcribe", "prompt": "H200"}
+    assert shown(None, config)[1] is None
 
 
 @pytest.mark.parametrize(
@@ -94,6 +112,7 @@ def test_beta_spellings_mean_the_same_and_are_never_shown() -> None:
         ({"max_output_tokens": 0}, "session.max_output_tokens"),
         ({"audio": {"input": {"format": {"type": "audio/pcm", "rate": 16000}}}}, "session.audio.input.format"),
         ({"audio": {"input": {"turn_detection": {"type": "magic"}}}}, "session.audio.input.turn_detection"),
+        ({"audio": {"input": {"transcription": {"prompt": "x" * 5000}}}}, "session.audio.input.transcription.prompt"),
         ({"tools": [{"type": "mcp"}]}, "session.tools"),
         ({"instructions": "x" * 40_000}, "session.instructions"),
     ],
