@@ -155,7 +155,7 @@ class Apm(nn.Module):
             x = cast(AudioLayer, layer).stream(x, view, k_cache, v_cache)
         return x
 
-    def refill(self, mel: Tensor, first: Tensor, end: Tensor, cache: KVCache, slots: Tensor, active: Tensor) -> None:
+    def refill(self, mel: Tensor, first: Tensor, end: Tensor, cache: KVCache, slots: Tensor, active: Tensor) -> Tensor:
         """Replace the rows of slots by those of K units, as streaming the units into an empty slot would, in one pass.
 
         Args:
@@ -164,6 +164,7 @@ class Apm(nn.Module):
             cache: this encoder's slot cache; an active slot gets the length of its units, other slots are unchanged.
             slots: [B] int64, distinct except for the scratch slot.
             active: [B] bool.
+        Returns: [B, K * 50, D] before the final norm; rows of units that are left out are meaningless.
         """
         B, K = end.shape
         n_rows = K * UNIT_ROWS
@@ -186,9 +187,10 @@ class Apm(nn.Module):
             kv_len=n_rows,
         )
         x = x.unflatten(0, (B, K)).flatten(1, 2) + self.embed_positions(index)
-        self._stream_layers(x, view, cache)
+        hidden = self._stream_layers(x, view, cache)
         for counter in (cache.lengths, cache.positions):
             counter.index_copy_(0, slots, torch.where(active, unit_end[:, -1], counter[slots]))
+        return hidden
 
 
 def project(projection: Projector, hidden: Tensor, pool: int) -> Tensor:

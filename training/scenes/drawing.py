@@ -93,15 +93,15 @@ def _draw_shape(draw: ImageDraw.ImageDraw, name: str, color: Color | None, width
     elif name == "heart":
         draw.polygon(_heart(), **style)
     else:
-        corners = {
+        outlines: dict[str, list[tuple[float, float]]] = {
             "square": [(low + 12, low + 12), (high - 12, low + 12), (high - 12, high - 12), (low + 12, high - 12)],
             "rectangle": [(low, 68), (high, 68), (high, SIDE - 68), (low, SIDE - 68)],
             "triangle": [(middle, low), (high, high - 12), (low, high - 12)],
             "diamond": [(middle, low), (SIDE - 56, middle), (middle, high), (56, middle)],
             "cross": _cross(),
             "star": _star(),
-        }[name]
-        draw.polygon(corners, **style)
+        }
+        draw.polygon(outlines[name], **style)
 
 
 def _cross() -> list[tuple[float, float]]:

@@ -67,4 +67,5 @@ def _colored_noise(n: int, slope: float, noise: np.random.Generator) -> Samples:
     spectrum = np.fft.rfft(noise.standard_normal(n))
     spectrum /= np.maximum(np.fft.rfftfreq(n, 1 / RATE), 50) ** slope
     sound = np.fft.irfft(spectrum, n)
-    return (sound / np.sqrt(np.square(sound).mean())).astype(np.float32)
+    level = float(np.sqrt(np.square(sound).mean()))
+    return (sound / level).astype(np.float32, copy=False)

@@ -1,0 +1,99 @@
+"""The training pass over a conversation gives the logits that the unit engine computes, and has gradients."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from models.inputs.tokens import Tokenizer
+from models.layers.audio_overlap import OVERLAP_UNITS
+from tests.training.served import Served, serve
+from tests.training.test_served_rows import REFERENCE, make_timeline
+from tests.worker.loop.engines import TINY, loaded
+from training.mind.forward import loss_of, predict
+from training.mind.inputs import Example, Segment, make_example, sound_segments
+from training.timelines.layout import Layout
+from training.timelines.timeline import FORCED_UNITS, Timeline
+from training.timelines.windows import Part, Window, split_parts
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(TINY)
+
+
+@pytest.fixture(scope="module")
+def timeline(tokenizer: Tokenizer) -> Timeline:
+    return make_timeline(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def served(timeline: Timeline) -> Served:
+    return serve(timeline, REFERENCE)
+
+
+@pytest.fixture(scope="module")
+def example(timeline: Timeline, tokenizer: Tokenizer) -> Example:
+    whole = Part(0, 0, len(timeline.units))
+    return make_example(timeline, whole, Layout(tokenizer), loaded()[0].config, reference=torch.from_numpy(REFERENCE))
+
+
+def test_logits_equal_those_of_serving(timeline: Timeline, example: Example, served: Served) -> None:
+    got = predict(loaded()[0], [example])
+    decisions = got.logits[got.is_decision]
+    expected = torch.stack(served.logits[FORCED_UNITS:])
+    assert decisions.shape == expected.shape
+    for unit, (one, other) in enumerate(zip(decisions, expected, strict=True), FORCED_UNITS):
+        worst = float((one - other).abs().max())
+        assert worst < 1e-3, f"unit {unit}: expected the logits of serving, got a difference of {worst:.5f}"
+    assert got.targets[got.is_decision].tolist() == [unit.tokens[0] for unit in timeline.units[FORCED_UNITS:]]
+
+
+def test_a_batch_gives_the_logits_of_its_members(timeline: Timeline, tokenizer: Tokenizer, example: Example) -> None:
+    model = loaded()[0]
+    short = make_example(timeline, Part(0, 0, 5), Layout(tokenizer), model.config)
+    alone = [predict(model, [one]).logits for one in (short, example)]
+    together = predict(model, [short, example]).logits
+    assert torch.allclose(together, torch.cat(alone), atol=1e-3)
+
+
+def test_every_part_learns_but_those_of_speech(example: Example, tokenizer: Tokenizer) -> None:
+    model = copy.deepcopy(loaded()[0]).requires_grad_(True)
+    loss = loss_of(predict(model, [example]), tokenizer.special.listen, quiet_weight=0.2)
+    loss.backward()
+    without = {name for name, weight in model.named_parameters() if weight.grad is None}
+    assert {name.split(".")[0] for name in without} == {"tts"}, f"expected no gradient in tts only, got {without}"
+    assert all(torch.isfinite(weight.grad).all() for weight in model.parameters() if weight.grad is not None)
+
+
+def test_a_few_steps_lower_the_loss(timeline: Timeline, tokenizer: Tokenizer) -> None:
+    example = make_example(timeline, Part(0, 0, 12), Layout(tokenizer), loaded()[0].config)
+    model = copy.deepcopy(loaded()[0]).requires_grad_(True)
+    weights = [weight for name, weight in model.named_parameters() if not name.startswith("tts.")]
+    losses = []
+    for _ in range(4):
+        loss = loss_of(predict(model, [example]), tokenizer.special.listen, quiet_weight=0.2)
+        losses.append(float(loss.detach()))
+        with torch.no_grad():
+            for weight, slope in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+                weight -= 2e-3 * slope.sign()
+    assert losses[-1] < 0.8 * losses[0], f"expected the loss to fall, got {losses}"
+
+
+def test_the_encoder_restarts_as_in_serving() -> None:
+    n = 60
+    segments = sound_segments([2, *[0] * (n - 1)], [104] * n, 1500)
+    assert segments == [Segment(0, 0, 29), Segment(19, 29, 48), Segment(38, 48, 60)]
+    assert all(one.first - one.context in (0, OVERLAP_UNITS) for one in segments)
+
+
+def test_later_parts_hear_what_came_before(timeline: Timeline, tokenizer: Tokenizer) -> None:
+    layout, config = Layout(tokenizer), loaded()[0].config
+    window = Window(mode="context", max_units=4, slack=2)
+    parts = list(split_parts(timeline.units, layout, window))
+    assert len(parts) > 2
+    last = make_example(timeline, parts[-1], layout, config)
+    assert len(last.taken) == parts[-1].end - parts[-1].first
+    assert last.taken[0] == (0, parts[-1].first), "expected the encoder to have heard the whole conversation"
+    assert np.isfinite(predict(loaded()[0], [last]).logits.numpy()).all()
