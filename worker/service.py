@@ -229,10 +229,10 @@ class Service:
 
     def session_config(self, given: dict[str, Any]) -> tuple[SessionConfig, list[str]]:
         """The worker's defaults with a client's settings, and notes on ignored keys. Raises: SettingError."""
-        engine_config = self._loaded().engine.config
-        config, notes = SessionConfig.of(engine_config.session, given)
-        engine_config.check_session(config)
-        return config, notes
+        engine = self._loaded().engine
+        config, notes = SessionConfig.of(engine.config.session, given)
+        engine.config.check_session(config)
+        return config, [*notes, *engine.parts.language.notes_on(config)]
 
     def check_prompt(self, text: str, what: str = "system_prompt") -> None:
         """Raises: ContextOverflowError for a text so long that tokenizing it would delay other sessions."""

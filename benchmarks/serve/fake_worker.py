@@ -246,7 +246,14 @@ class FakeWorker:
                 }
                 for conversation in self._conversations
             ],
-            "model": {"path": "null", "random_weights": False, "dtype": None, "speaks": self.speaks, "weights": None},
+            "model": {
+                "path": "null",
+                "random_weights": False,
+                "dtype": None,
+                "speaks": self.speaks,
+                "side_lane": False,
+                "weights": None,
+            },
             "device": {"type": "cpu", "name": platform.processor() or platform.machine(), "asked": "cpu"},
             "kv": {"used": sum(rows), "total": 0},
             "memory": {"resident": psutil.Process().memory_info().rss},

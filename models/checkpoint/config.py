@@ -108,6 +108,16 @@ class SliceConfig(_Section):
     max_slice_nums: Count = 1
 
 
+class SideLaneConfig(_Section):
+    """Tokens between which a model that is trained for it writes text that is not spoken, such as calls of functions.
+
+    Released checkpoints have the tokens of the default, and are not trained to use them in a duplex session.
+    """
+
+    start: Annotated[str, Field(min_length=1)] = "<tool_call>"
+    end: Annotated[str, Field(min_length=1)] = "</tool_call>"
+
+
 class OmniConfig(_Section):
     """The whole model: the Qwen3-shaped `llm` at the top level, and one section for each other part."""
 
@@ -141,6 +151,7 @@ class OmniConfig(_Section):
     vision_config: VisionConfig
     audio_config: AudioConfig
     tts_config: TTSConfig = TTSConfig()
+    side_lane: SideLaneConfig | None = None
 
     @property
     def resampler_heads(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from models.checkpoint.config import PreprocessorConfig, load_preprocessor_config
+from models.checkpoint.config import OmniConfig, PreprocessorConfig, load_preprocessor_config
 from models.checkpoint.files import list_tensors
 from models.errors import CheckpointError, ConfigError, SettingsError
 from models.inputs.tokens import Tokenizer, forbidden_speech_ids
@@ -35,9 +35,12 @@ from worker.config.session import (
     REFERENCE_SPEAK_SET,
     REPLY_SET,
     REPLY_TEXT_SET,
+    SIDE_DUPLEX_SET,
+    SIDE_SET,
     EngineConfig,
 )
 from worker.loop.language import Language, reply_terminators
+from worker.loop.unit_decoder import SideLane
 
 LOG = logging.getLogger(__name__)
 CPU_SESSIONS = 4  # as many as two cores keep up with; all of them share one batch size
@@ -72,8 +75,19 @@ class EngineParts:
     loading: Loading | None = None
 
 
-def token_sets(tokenizer: Tokenizer, vocab_size: int, device: torch.device) -> TokenSets:
-    """Token sets of the sampler, in the order of the indices in `worker.config.session`."""
+def side_lane_of(tokenizer: Tokenizer, config: OmniConfig) -> SideLane | None:
+    """Ids around text that is not spoken; None for a checkpoint without it. Raises: TokenError."""
+    named = config.side_lane
+    return None if named is None else SideLane(tokenizer.id(named.start), tokenizer.id(named.end))
+
+
+def token_sets(
+    tokenizer: Tokenizer, vocab_size: int, device: torch.device, side_lane: SideLane | None = None
+) -> TokenSets:
+    """Token sets of the sampler, in the order of the indices in `worker.config.session`.
+
+    side_lane: of the checkpoint. Sessions that do not use it cannot begin a span.
+    """
     special = tokenizer.special
     never = {special.tts_pad, special.chunk_eos, *tokenizer.bad_token_ids}
     duplex = TokenSet(forbidden=never, length_ids={special.turn_eos}, stop_id=special.chunk_eos, pad_id=special.listen)
@@ -89,6 +103,13 @@ def token_sets(tokenizer: Tokenizer, vocab_size: int, device: torch.device) -> T
         REFERENCE_SPEAK_SET: must_speak,
         FIXED_SPEAK_SET: replace(must_speak, unremembered=control),
     }
+    if side_lane is not None:
+        fixed = sets[FIXED_SET]
+        sets[FIXED_SET] = replace(fixed, forbidden={*fixed.forbidden, *side_lane})
+        sets[SIDE_DUPLEX_SET] = replace(fixed, forbidden={*fixed.forbidden, side_lane.end})
+        # The repetition penalty would wear down the quotes of JSON.
+        beside = tokenizer.special_ids | control | never | {special.unit_start, special.unit_end, side_lane.start}
+        sets[SIDE_SET] = TokenSet(beside - {side_lane.end}, unremembered=range(vocab_size), pad_id=special.listen)
     return TokenSets.build([sets[index] for index in sorted(sets)], vocab_size, device)
 
 
@@ -155,9 +176,10 @@ def assemble(
     batch = (n_slots,) if few else (*(size for size in BATCHES if size < n_slots), n_slots)
     compiled = _shapes(model, batch, config) if by_kernels and shapes is None else None
     compiled_vocoder = VocoderShapes(batch=batch) if by_kernels and vocoder_shapes is None else None
+    side_lane = side_lane_of(tokenizer, model.config)
     runner = Runner(
         model,
-        token_sets(tokenizer, model.config.vocab_size, model.device),
+        token_sets(tokenizer, model.config.vocab_size, model.device, side_lane),
         n_slots=n_slots,
         llm_len=_llm_len(model, config),
         tts_len=_tts_len(model),
@@ -181,7 +203,7 @@ def assemble(
         model=model,
         unit_steps=UnitSteps(runner, Speaker(runner) if model.config.init_tts else None),
         vocoder=vocoder,
-        language=Language(tokenizer, image_rows=model.config.query_num),
+        language=Language(tokenizer, image_rows=model.config.query_num, side_lane=side_lane),
         pictures=pictures,
         n_slots=n_slots,
         compiled_shapes=compiled,

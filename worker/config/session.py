@@ -28,6 +28,8 @@ from worker.describe import shown
 # Indices into the shared token sets: duplex as in the public implementation, duplex with its defects fixed,
 # turn-based replies with and without speech, and the first token of units that must speak in the two kinds of duplex.
 REFERENCE_SET, FIXED_SET, REPLY_SET, REPLY_TEXT_SET, REFERENCE_SPEAK_SET, FIXED_SPEAK_SET = range(6)
+# Of a checkpoint with a side lane only: duplex in which a span of the side lane may begin, and the tokens inside one.
+SIDE_DUPLEX_SET, SIDE_SET = range(6, 8)
 
 IMAGE_ROWS = 66  # context tokens of one slice, with its two delimiters
 UNIT_ROWS = 14  # <unit>, ten tokens of sound, an inserted turn end, terminator, </unit>
@@ -79,6 +81,13 @@ class SessionConfig(Settings):
         20, ge=1, le=64, description="most text tokens of a unit, including the terminator"
     )
     max_chars_per_chunk: int = Field(28, ge=1, le=1000, description="a unit's text stays below this many characters")
+    max_side_tokens_per_chunk: int = Field(
+        0,
+        ge=0,
+        le=256,
+        description="most tokens of a unit's side lane, which are not spoken: calls of functions; 0: none. No effect "
+        "with compat reference or a checkpoint without a side lane",
+    )
     max_turn_tokens: int = Field(
         0, ge=0, le=65_536, description="most spoken text tokens of a turn, which then ends; 0: no limit"
     )
@@ -196,6 +205,11 @@ class SessionConfig(Settings):
         return replace(DUPLEX_SPEECH, temperature=self.tts_temperature, repetition_penalty=self.tts_repetition_penalty)
 
     @property
+    def wants_side_lane(self) -> bool:
+        """Whether the model may write beside its speech, if the checkpoint has a side lane."""
+        return self.max_side_tokens_per_chunk > 0 and self.compat == "fixed"
+
+    @property
     def speak_set(self) -> int:
         """Index of the token set that a unit which must speak chooses its first token from."""
         return REFERENCE_SPEAK_SET if self.compat == "reference" else FIXED_SPEAK_SET
@@ -204,7 +218,7 @@ class SessionConfig(Settings):
     def unit_rows(self) -> int:
         """Most context tokens of a unit with one picture."""
         n_slices = 1 if self.max_slice_nums == 1 else 1 + self.max_slice_nums
-        return UNIT_ROWS + n_slices * IMAGE_ROWS + self.max_new_speak_tokens_per_chunk
+        return UNIT_ROWS + n_slices * IMAGE_ROWS + self.max_new_speak_tokens_per_chunk + self.max_side_tokens_per_chunk
 
     @property
     def rows_needed(self) -> int:

@@ -67,6 +67,7 @@ def result_message(
         headroom_ms=UNIT_MS - 1000 * (now - clock.received),
         n_parts=n_parts,
         turn_limit=True if event.turn_limit else None,
+        side_texts=list(event.side_texts) or None,
     )
 
 
@@ -91,6 +92,7 @@ class TurnCounters:
             image_rows=event.rows.image,
             text_tokens=event.n_tokens,
             speech_tokens=event.n_speech_tokens,
+            side_tokens=event.n_side_tokens,
         )
         return message.model_copy(update={"usage": usage, "marks": marks})
 

@@ -10,12 +10,13 @@ import numpy as np
 from models.errors import ImageError
 from models.inputs.image import ImagePatches
 from models.inputs.tokens import TextStream
+from worker.config.session import SIDE_SET
 from worker.loop.audio_buffer import AudioBuffer
 from worker.loop.job import Job, Layout, SpeechCall
 from worker.loop.language import Language
 from worker.loop.results import SOUND_RATE, Event, FedRows, UnitResult
 from worker.loop.session import Gate, UnitInput
-from worker.loop.unit_decoder import TurnCap, UnitDecoder
+from worker.loop.unit_decoder import SideState, TurnCap, UnitDecoder
 from worker.loop.voice_manager import VoiceManager
 from worker.loop.window import Drop, Rebuild
 
@@ -124,11 +125,23 @@ class DuplexJob(Job):
             force=listens and not self.unit.force_speak,
             override=self.unit.force_listen,
             cap=TurnCap(session.n_turn_tokens, config.max_turn_tokens),
+            side=self._side_state(),
         )
 
+    def _side_state(self) -> SideState | None:
+        lane, session = self.language.side_lane, self.session
+        if lane is None or not (session.config.wants_side_lane or session.side_ids is not None):
+            return None
+        return SideState(lane, session.side_ids, session.config.max_side_tokens_per_chunk)
+
     @property
-    def first_token_set(self) -> int | None:
-        return self.session.config.speak_set if self.unit.force_speak else None
+    def token_set(self) -> int | None:
+        decoder = self.decoder
+        if decoder is None:
+            return None
+        if decoder.is_beside:
+            return SIDE_SET
+        return self.session.config.speak_set if self.unit.force_speak and decoder.is_undecided else None
 
     def _take_interrupt(self) -> bool:
         """Whether an interrupt is requested; the request is cleared."""
@@ -205,6 +218,7 @@ class DuplexJob(Job):
             return
         decoder = self._decided
         session.count_units(max(len(self._audio), 1), decoder.turn_open, decoder.n_turn_tokens)
+        session.keep_side(decoder.side_ids)
         if decoder.turn_limited or not decoder.is_listen or decoder.forced_end:
             session.set_turn_limited(decoder.turn_limited)
         self._ends_turn = decoder.end_of_turn
@@ -322,6 +336,8 @@ class DuplexJob(Job):
             lag_s=session.audio_buffer.lag_s + session.waiting_s,
             tokens=() if decoder is None else tuple(decoder.all_ids),
             turn_limit=self._ends_turn and session.is_turn_limited,
+            side_texts=() if decoder is None else tuple(map(self.language.text, decoder.side_spans)),
+            n_side_tokens=0 if decoder is None else decoder.n_side,
             rows=self._fed_rows(),
             times=self.times,
         )

@@ -346,8 +346,8 @@ class Job:
         """The layout is in the context."""
 
     @property
-    def first_token_set(self) -> int | None:
-        """Index of the token set that the token after the prefill is from; None: that of the slot's settings."""
+    def token_set(self) -> int | None:
+        """Index of the token set that the next token is from; None: that of the slot's settings."""
         return None
 
     @property

@@ -4,14 +4,22 @@ from collections.abc import Sequence
 
 from models.inputs.prompts import START, close_answer, open_answer
 from models.inputs.tokens import TextStream, Tokenizer
-from worker.loop.unit_decoder import ControlTokens
+from worker.config.session import SessionConfig
+from worker.loop.unit_decoder import ControlTokens, SideLane
 
 
 class Language:
     """Shared by all sessions; holds no session state."""
 
-    def __init__(self, tokenizer: Tokenizer, *, image_rows: int, audio_rows: int = 10):
-        """image_rows, audio_rows: context rows of one image slice and of one audio unit."""
+    def __init__(
+        self, tokenizer: Tokenizer, *, image_rows: int, audio_rows: int = 10, side_lane: SideLane | None = None
+    ):
+        """
+        Args:
+            image_rows, audio_rows: context rows of one image slice and of one audio unit.
+            side_lane: ids around text that is not spoken; None for a checkpoint without a side lane.
+        """
+        self.side_lane = side_lane
         self.tokenizer, self.special = tokenizer, tokenizer.special
         self.control_tokens = ControlTokens.of(tokenizer.special)
         self.image_rows, self.audio_rows = image_rows, audio_rows
@@ -35,6 +43,12 @@ class Language:
         """A decoder that turns a turn's tokens into text one by one."""
         return TextStream(self.tokenizer, skip_special=skip_special)
 
+    def notes_on(self, config: SessionConfig) -> list[str]:
+        """One sentence for each of a session's settings that this checkpoint ignores."""
+        if self.side_lane is not None or not config.wants_side_lane:
+            return []
+        return ["setting max_side_tokens_per_chunk has no effect: the checkpoint has no side lane"]
+
     def close_answer(self, *, is_complete: bool) -> list[int]:
         """Ids that end a reply in the context before the user's turn."""
         return self.tokenizer.encode(close_answer(is_complete=is_complete))
@@ -42,11 +56,15 @@ class Language:
     def message(self, role: str, text: str) -> list[int]:
         """Ids of a message between two units, as the system prompt of a duplex session is written.
 
+        The output of a function (role `tool`) is a message of the user in `<tool_response>`, as in the chat template.
         Raises: TokenError if the text contains half of a surrogate pair.
         """
         special, newline = self.special, self.tokenizer.encode("\n")
-        head = [special.im_start, *self.tokenizer.encode(role), *newline]
-        return [*head, *self.tokenizer.encode_plain(text), special.im_end]
+        head = [special.im_start, *self.tokenizer.encode("user" if role == "tool" else role), *newline]
+        body = self.tokenizer.encode_plain(text)
+        if role == "tool":
+            body = [*self.tokenizer.encode("<tool_response>\n"), *body, *self.tokenizer.encode("\n</tool_response>")]
+        return [*head, *body, special.im_end]
 
     def open_user(self) -> list[int]:
         """Ids that begin the user's turn."""

@@ -75,6 +75,8 @@ class UnitResult:
         lag_s: seconds of sound that still wait.
         tokens: every id the unit adds to the conversation, terminator included.
         turn_limit: the turn ends because of `max_turn_tokens`.
+        side_texts: spans of the side lane that are complete with this unit; not part of `text`.
+        n_side_tokens: tokens of the side lane.
     """
 
     session: str
@@ -91,6 +93,8 @@ class UnitResult:
     lag_s: float = 0.0
     tokens: tuple[int, ...] = ()
     turn_limit: bool = False
+    side_texts: tuple[str, ...] = ()
+    n_side_tokens: int = 0
     rows: FedRows = NO_ROWS
     times: StageTimes = field(default_factory=StageTimes)
 

@@ -5,7 +5,7 @@ Does not contain how a unit is computed. Used on the engine thread only.
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -142,6 +142,7 @@ class Session:
         turn_open: the model's turn goes on.
         n_turn_tokens: spoken text tokens of the open turn.
         is_turn_limited: `max_turn_tokens` has ended the text of the last turn.
+        side_ids: ids of a span of the side lane that the last unit has left open; None: none.
         n_inserted: context rows fed for inserted texts since the last unit.
         interrupt_requested: stop speaking at the next token.
         n_decided: units that reached a decision.
@@ -167,6 +168,7 @@ class Session:
     turn_open: bool = False
     n_turn_tokens: int = 0
     is_turn_limited: bool = False
+    side_ids: tuple[int, ...] | None = None
     n_inserted: int = 0
     interrupt_requested: bool = False
     n_decided: int = 0
@@ -247,7 +249,7 @@ class Session:
         """Forget everything but the name, the slot, the voice, the phase and the gate."""
         self.drop_waiting("the session was prepared again")
         self.config, self.audio_buffer, self.window = config, audio_buffer, window
-        self.pending, self.frames_waiting, self.text_stream = [], [], None
+        self.pending, self.frames_waiting, self.text_stream, self.side_ids = [], [], None, None
         self.turn_open = self.interrupt_requested = self.is_turn_limited = False
         self.n_decided = self.n_units = self.n_unit_ids = self.n_turn_tokens = self.n_inserted = 0
 
@@ -299,6 +301,10 @@ class Session:
         self.n_units += n
         self.n_decided += 1
         self.turn_open, self.n_turn_tokens = turn_open, n_turn_tokens
+
+    def keep_side(self, ids: Sequence[int] | None) -> None:
+        """Keep a span of the side lane that goes on with the next unit; None: there is none."""
+        self.side_ids = None if ids is None else tuple(ids)
 
     def set_turn_limited(self, is_limited: bool) -> None:
         """Record whether `max_turn_tokens` has ended the text of the last turn."""

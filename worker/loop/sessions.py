@@ -7,12 +7,14 @@ the loop. Contains prompts and the order of calls. Does not contain threads, soc
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from models.errors import ContextOverflowError
+from models.sampling.settings import TextSampling
 from models.stages.runner import Rows
 from models.stages.unit_steps import UnitSteps
-from worker.config.session import EngineConfig, SessionConfig
+from worker.config.session import SIDE_DUPLEX_SET, EngineConfig, SessionConfig
 from worker.loop.audio_buffer import AudioBuffer
 from worker.loop.duplex_job import DuplexJob
 from worker.loop.language import Language
@@ -113,7 +115,7 @@ class Sessions:
         self._config.check_session(config)
         unit_steps.empty(slot)
         session.reset(config, self._audio_buffer(config), self._window(config))
-        unit_steps.configure(slot, config.text_sampling(), config.speech_sampling(), self.seed(config))
+        unit_steps.configure(slot, self._text_sampling(config), config.speech_sampling(), self.seed(config))
         self._voices.lend(session, prompt.voice)
         return self._prompts.start(session, prompt)
 
@@ -208,6 +210,7 @@ class Sessions:
         self._check_room(session, config)
         prompt = None if change.prompt is None else self._plan_prompt(session, change.prompt, config)
         notes = self._voices.adjust(session, speaks=config.generate_audio, voice=change.voice)
+        notes += self._language.notes_on(config)
         try:
             if prompt is not None:
                 self._prompts.apply(session, prompt)
@@ -238,10 +241,10 @@ class Sessions:
 
     def _reconfigure(self, session: Session, config: SessionConfig) -> None:
         before = session.config
-        text, speech = config.text_sampling(), config.speech_sampling()
+        text, speech = self._text_sampling(config), config.speech_sampling()
         self._unit_steps.adjust(
             session.slot,
-            text if text != before.text_sampling() else None,
+            text if text != self._text_sampling(before) else None,
             speech if speech != before.speech_sampling() else None,
         )
         session.window.configure(config.window, self._max_window_tokens(config))
@@ -306,6 +309,11 @@ class Sessions:
             self.close(session)
         except Exception:
             LOG.exception("session %s: could not be closed", session.id)
+
+    def _text_sampling(self, config: SessionConfig) -> TextSampling:
+        sampling = config.text_sampling()
+        has_side_lane = self._language.side_lane is not None and config.wants_side_lane
+        return replace(sampling, set_index=SIDE_DUPLEX_SET) if has_side_lane else sampling
 
     def _audio_buffer(self, config: SessionConfig) -> AudioBuffer:
         return AudioBuffer(reference=config.compat == "reference", max_waiting_s=2 * self._config.max_waiting_units)

@@ -4,7 +4,7 @@ Contains how jobs share batches and which come first. Does not contain speech, n
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -337,12 +337,7 @@ class _Feed(RewindingStage):
             slots.append(job.slot)
             parts.append(job.rows.cut(0, most))
             samples.append(len(job.rows) <= most and job.step.sample and job.step.feed is None)
-        sets = {
-            job.slot: job.first_token_set
-            for job, is_sampled in zip(jobs, samples, strict=True)
-            if is_sampled and job.first_token_set is not None
-        }
-        with unit_steps.state.text.choosing_from(sets):
+        with unit_steps.state.text.choosing_from(_token_sets(jobs, samples)):
             chosen = unit_steps.feed(slots, parts, samples)
         return [(len(part), one) for part, one in zip(parts, chosen, strict=True)]
 
@@ -358,7 +353,15 @@ class _Decode(RewindingStage):
             ids.append(job.step.feed)
             places.append(job.step.place)
             samples.append(job.step.sample)
-        return self._batch.unit_steps.step(slots, ids, places, samples)
+        unit_steps = self._batch.unit_steps
+        with unit_steps.state.text.choosing_from(_token_sets(jobs, samples)):
+            return unit_steps.step(slots, ids, places, samples)
+
+
+def _token_sets(jobs: Sequence[Job], samples: Sequence[bool]) -> dict[int, int]:
+    """Token sets of the slots that sample from another one than that of their settings."""
+    sampling = (job for job, is_sampled in zip(jobs, samples, strict=True) if is_sampled)
+    return {job.slot: chosen for job in sampling if (chosen := job.token_set) is not None}
 
 
 class _SearchStep:

@@ -11,6 +11,8 @@ from typing import NamedTuple, Self
 
 from models.inputs.tokens import SpecialTokens
 
+MAX_SPAN = 1024  # tokens of a span of the side lane, which then ends
+
 
 @dataclass(frozen=True)
 class ControlTokens:
@@ -34,6 +36,25 @@ class ControlTokens:
             turn_eos=special.turn_eos,
             tts_bos=special.tts_bos,
         )
+
+
+class SideLane(NamedTuple):
+    """Ids around a span of text that is not spoken."""
+
+    start: int
+    end: int
+
+
+class SideState(NamedTuple):
+    """The side lane of a unit.
+
+    ids: of a span that goes on from the unit before; None: none does. most: tokens in this unit, markers included; 0
+    ends a span that goes on, and drops it.
+    """
+
+    lane: SideLane
+    ids: tuple[int, ...] | None
+    most: int
 
 
 class DecoderStep(NamedTuple):
@@ -77,6 +98,14 @@ class UnitDecoder:
         turn_limited the limit of a turn's text has ended the turn
         n_turn_tokens spoken tokens of the turn that goes on
 
+    With a side lane, a span between its two markers may stand at any place of the unit's text, also in front of its
+    decision. Its tokens are fed and recorded, but neither spoken nor counted by the limits of speech. A span that
+    reaches `SideState.most` cuts the unit there, and goes on with the next unit that samples:
+
+        side_ids     ids of the span that goes on, without its markers; None: none does
+        side_spans   spans that are complete with this unit
+        n_side       tokens of the side lane in this unit
+
     After the last token that the limit allows, `<|turn_eos|>` takes the place of the next sampled token and ends the
     unit, also beyond `max_tokens`.
 
@@ -101,6 +130,7 @@ class UnitDecoder:
         force: bool = False,
         override: bool = False,
         cap: TurnCap = NO_CAP,
+        side: SideState | None = None,
     ):
         """Create the decoder of a unit with nothing sampled yet.
 
@@ -114,6 +144,7 @@ class UnitDecoder:
             force: listen without sampling; an open turn stays open.
             override: listen without sampling; an open turn is closed first.
             cap: limit of the turn's text.
+            side: the side lane; None: the unit has none.
         """
         assert max_tokens >= 1, f"max_tokens: expected at least 1, got {max_tokens}"
         self._ids = ids
@@ -136,6 +167,20 @@ class UnitDecoder:
         self.forced_end = False
         self.turn_limited = False
         self.n_turn_tokens = cap.n_tokens
+        self._side = side
+        self.side_ids = None if side is None or side.ids is None else list(side.ids)
+        self.side_spans: list[tuple[int, ...]] = []
+        self.n_side = 0
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether the next token belongs to a span of the side lane."""
+        return self.side_ids is not None
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the unit may still listen or speak."""
+        return self._n_fed == 0
 
     def start(self) -> DecoderStep:
         """The first step: sample, or the whole unit if listening is forced or no token is allowed."""
@@ -155,11 +200,16 @@ class UnitDecoder:
     def take(self, token: int) -> DecoderStep:
         """Process a sampled token."""
         assert self._started and not self._done, "take: expected a unit that samples, got one before or after"
-        ids = self._ids
+        ids, side = self._ids, self._side
+        if side is not None and self.side_ids is not None:
+            return self._take_beside(token, side, self.side_ids)
         if self._is_capped and token != ids.turn_eos:
             self.turn_limited = True
             step = self._feed(ids.turn_eos)
             return self._cut(step.feed, step.place) if step.sample else step
+        if side is not None and token == side.lane.start:
+            self.side_ids = []
+            return self._feed_beside(token, side)
         if token == ids.listen:
             if self.turn_open:
                 return self._feed(ids.tts_bos)
@@ -209,6 +259,26 @@ class UnitDecoder:
         if self._n_fed >= self._limit and not self._is_capped:
             return self._cut(feed=token, place=place)
         return DecoderStep(token, place, True)
+
+    def _take_beside(self, token: int, side: SideState, span: list[int]) -> DecoderStep:
+        if side.most == 0 or len(span) >= MAX_SPAN:
+            token = side.lane.end
+        if token != side.lane.end:
+            span.append(token)
+            return self._feed_beside(token, side)
+        self.side_ids = None
+        if side.most > 0:
+            self.side_spans.append(tuple(span))
+        return self._feed_beside(token, side)
+
+    def _feed_beside(self, token: int, side: SideState) -> DecoderStep:
+        self.all_ids.append(token)
+        self.res_ids.append(token)
+        self.n_side += 1
+        if self.n_side < side.most or side.most == 0:
+            return DecoderStep(token, None, True)
+        self.is_listen = self._n_fed == 0 and not self.turn_open
+        return self._cut(feed=token)
 
     @property
     def _is_capped(self) -> bool:

@@ -229,7 +229,7 @@ class Result(FromServer):
     """The outcome of one `audio_chunk`."""
 
     sound_field = "audio_data"
-    left_out = frozenset({"turn_limit", "usage", "marks"})
+    left_out = frozenset({"turn_limit", "usage", "marks", "side_texts"})
 
     type: Literal["result"] = "result"
     is_listen: bool = Field(description="the unit listened; otherwise it spoke")
@@ -257,6 +257,10 @@ class Result(FromServer):
     stages: dict[str, Ms | None] = Field({}, description="ms by stage; `first_sound`: from arrival to the first sound")
     headroom_ms: Ms | None = Field(None, description="time left of the unit's second, ms; negative: late")
     turn_limit: bool | None = Field(None, description="true: `max_turn_tokens` has ended the turn's text")
+    side_texts: list[str] | None = Field(
+        None,
+        description="complete texts of the side lane, which are not spoken: calls of functions",
+    )
     usage: UsageField | None = Field(None, description="what the unit has cost; only with `counters`")
     marks: list[MarkField] | None = Field(None, description="the turn's text and sound so far; only with `counters`")
 

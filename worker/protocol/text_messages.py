@@ -8,7 +8,7 @@ from worker.protocol.codec import FromClient, FromServer
 from worker.protocol.codes import ErrorCode
 from worker.protocol.wire import WireError
 
-TextRole = Literal["system", "user"]
+TextRole = Literal["system", "user", "tool"]
 
 
 class InsertText(FromClient):
@@ -20,7 +20,9 @@ class InsertText(FromClient):
 
     type: Literal["insert_text"] = "insert_text"
     text: str = Field(description="plain text, not empty; control tokens in it are read as characters")
-    role: TextRole = Field("user", description="whose message it is in the model's chat template")
+    role: TextRole = Field(
+        "user", description="whose message it is in the chat template; tool: the output of a function"
+    )
 
     @classmethod
     def adapted(cls, given: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ class UnitUsage(FieldGroup):
     image_rows: int = Field(0, description="context rows of pictures, without their delimiters")
     text_tokens: int = Field(0, description="text tokens spoken")
     speech_tokens: int = Field(0, description="speech tokens drawn")
+    side_tokens: int = Field(0, description="text tokens of the side lane, which are not spoken")
 
 
 class Mark(FieldGroup):

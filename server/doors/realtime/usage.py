@@ -57,6 +57,6 @@ def usage_of(result: Result) -> TokenUsage:
         text_in=given.text_rows,
         audio_in=given.audio_rows,
         image_in=given.image_rows,
-        text_out=given.text_tokens,
+        text_out=given.text_tokens + given.side_tokens,
         audio_out=given.speech_tokens,
     )

@@ -32,6 +32,7 @@ WHOLE = {
     "force_listen_count": (0, 1000),
     "max_new_speak_tokens_per_chunk": (1, 64),
     "max_chars_per_chunk": (1, 1000),
+    "max_side_tokens_per_chunk": (0, 256),
     "max_turn_tokens": (0, 65_536),
     "top_k": (0, MAX_COUNT),
     "text_repetition_window_size": (0, 4096),

@@ -90,7 +90,7 @@ def test_keeps_texts_that_clients_match() -> None:
         ({"type": "insert_text", "text": ["A"]}, "insert_text.text: expected text, got ['A']"),
         (
             {"type": "insert_text", "text": "A", "role": "assistant"},
-            'insert_text.role: expected "system" or "user", got \'assistant\'',
+            'insert_text.role: expected "system" or "user" or "tool", got \'assistant\'',
         ),
         ({"type": "pause", "timeout": "60"}, "pause.timeout: expected a number from 0 to 86400, got '60'"),
         ({"type": "pause", "timeout": -1}, "pause.timeout: expected a number from 0 to 86400, got -1"),

@@ -68,9 +68,10 @@ def test_speaking_result() -> None:
 
 
 def test_counters_are_left_out_until_they_are_set() -> None:
-    usage = UnitUsage(text_rows=4, audio_rows=10, image_rows=64, text_tokens=3, speech_tokens=25)
+    usage = UnitUsage(text_rows=4, audio_rows=10, image_rows=64, text_tokens=3, speech_tokens=25, side_tokens=7)
     marks = [Mark(text_chars=12, audio_ms=840.00049)]
-    got = fields_of(Result(**LISTEN, turn_limit=True, usage=usage, marks=marks))
+    got = fields_of(Result(**LISTEN, turn_limit=True, usage=usage, marks=marks, side_texts=["{}"]))
+    assert got["side_texts"] == ["{}"]
     assert got["turn_limit"] is True and got["marks"] == [{"text_chars": 12, "audio_ms": 840.0}]
     assert got["usage"] == {
         "text_rows": 4,
@@ -78,6 +79,7 @@ def test_counters_are_left_out_until_they_are_set() -> None:
         "image_rows": 64,
         "text_tokens": 3,
         "speech_tokens": 25,
+        "side_tokens": 7,
     }
     again = read_server(json.dumps({**got, "usage": {**got["usage"], "later": 1}}))
     assert (again.usage, again.marks) == (usage, marks)
