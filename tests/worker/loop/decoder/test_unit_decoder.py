@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from models.inputs.tokens import Tokenizer
-from tests.worker.loop.decoder_helpers import BOS, CUT, END, LISTEN, SPEAK, TTS_CUT, both, check, drive, make
+from tests.worker.loop.decoder.decoder_helpers import BOS, CUT, END, LISTEN, SPEAK, TTS_CUT, both, check, drive, make
 from worker.loop.unit_decoder import ControlTokens, DecoderStep, TurnCap
 
-TINY = Path(__file__).parents[3] / "assets" / "tiny"
+TINY = Path(__file__).parents[4] / "assets" / "tiny"
 
 
 # rules

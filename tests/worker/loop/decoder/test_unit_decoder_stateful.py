@@ -5,7 +5,19 @@ from dataclasses import dataclass, fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.worker.loop.decoder_helpers import BOS, CUT, END, LISTEN, OUTCOME, SPEAK, TTS_CUT, Run, drive, make, n_chars
+from tests.worker.loop.decoder.decoder_helpers import (
+    BOS,
+    CUT,
+    END,
+    LISTEN,
+    OUTCOME,
+    SPEAK,
+    TTS_CUT,
+    Run,
+    drive,
+    make,
+    n_chars,
+)
 from worker.loop.unit_decoder import UnitDecoder
 
 # against a plain loop

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from models.checkpoint.config import SideLaneConfig
-from tests.worker.loop.decoder_helpers import CUT, END, LISTEN, SPEAK, Run, check, drive, make
+from tests.worker.loop.decoder.decoder_helpers import CUT, END, LISTEN, SPEAK, Run, check, drive, make
 from tests.worker.loop.engines import QUIET as NARROW
 from tests.worker.loop.engines import assert_mirrors, short_history_model, short_speech
 from tests.worker.loop.scripted_engine import ScriptedEngine, results
