@@ -165,6 +165,7 @@ def build_app(gateway: Gateway) -> FastAPI:
         voice_names,
         turns,
         gateway.transcriber,
+        gateway.access.usage,
         gateway.session_limits,
         gateway.live_barge_in_ms,
         gateway.slot_window,

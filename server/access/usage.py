@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, ValidationError
 
@@ -77,6 +78,15 @@ class DayUsage:
             raise self._refusal("requests", f"at most {limit}")
         used.requests += 1
         self._is_saved = False
+
+    def left(self, identity: Identity) -> list[dict[str, Any]]:
+        """What is left of the key's requests of today, as `rate_limits` of the OpenAI API; empty without a limit."""
+        limit = identity.limits.requests_per_day
+        if not identity.has_key or limit is None:
+            return []
+        remaining = max(0, limit - self.of(identity.name).requests)
+        reset_s = round(self.until_tomorrow_s, 3)
+        return [{"name": "requests", "limit": limit, "remaining": remaining, "reset_seconds": reset_s}]
 
     def has_used_minutes(self, identity: Identity) -> bool:
         """Whether the key's minutes of today are used up."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from server.access.usage import DayUsage
 from server.admission import Admission
 from server.doors.core.chat_turn import ChatTurns
 from server.doors.core.transcriber import Transcriber
@@ -39,6 +40,7 @@ class DoorContext:
     voices: VoiceNames
     turns: ChatTurns
     transcriber: Transcriber
+    usage: DayUsage
     limits: SessionLimits = SessionLimits()
     live_barge_in_ms: int = 0
     slot: SlotWindow = field(default_factory=SlotWindow)

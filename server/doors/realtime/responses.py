@@ -218,7 +218,6 @@ class RealtimeResponse:
             self._begin_message()
         self._finish_message(end.status)
         self._send("response.done", response=self._described(end.status, end))
-        self._send("rate_limits.updated", rate_limits=[])
         if self._playback is not None:
             self._playback.finish(self)
 

@@ -45,7 +45,7 @@ class SessionContext:
     """What a session uses.
 
     voices: names of voices. turns, transcriber: of all doors. identity: whose session it is. expires_at: Unix s.
-    slot: context of the deployment's slots. clock: monotonic s.
+    slot: context of the deployment's slots. clock: monotonic s. rate_limits: what is left of the limits of its key.
     """
 
     voices: VoiceNames
@@ -55,6 +55,7 @@ class SessionContext:
     expires_at: int
     clock: Callable[[], float]
     slot: SlotWindow = field(default_factory=SlotWindow)
+    rate_limits: Callable[[], list[Json]] = list
 
 
 class RealtimeSession:
@@ -316,7 +317,7 @@ class RealtimeSession:
         if response is self.response:
             self.finish_response(end)
         else:
-            response.finish(end)
+            self._finish(response, end)
 
     # --- what the lane asks for ----------------------------------------------------------------
 
@@ -333,7 +334,7 @@ class RealtimeSession:
         self, config: RealtimeConfig, metadata: dict[str, str] | None, *, is_asked: bool, with_message: bool = True
     ) -> RealtimeResponse:
         shape = ResponseShape.of(config, metadata)
-        self._output = SoundOutput(config.output_format)
+        self._output = SoundOutput(config.output_format, config.speed)
         self.response = self._new_response(shape, is_asked=is_asked)
         self._last_response_id = self.response.id
         self.response.begin(with_message=with_message)
@@ -363,7 +364,11 @@ class RealtimeSession:
         if response is not None:
             if end.is_whole:
                 response.add_sound(self._output.finish())
-            response.finish(end)
+            self._finish(response, end)
+
+    def _finish(self, response: RealtimeResponse, end: ResponseEnd) -> None:
+        response.finish(end)
+        self._send("rate_limits.updated", rate_limits=self._context.rate_limits())
 
     def report(self, error: EventError) -> None:
         """Send an error that no event of the client has caused alone."""

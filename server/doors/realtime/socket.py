@@ -115,6 +115,7 @@ class RealtimeConnection:
             int(self._expires_at),
             time.monotonic,
             context.slot,
+            lambda: context.usage.left(live.identity),
         )
         self._session = RealtimeSession(self._send, config, used, track)
 

@@ -125,6 +125,13 @@ def test_minutes_end_running_sessions_and_refuse_new_ones(tmp_path: Path) -> Non
     asyncio.run(scenario())
 
 
+def test_what_is_left_of_a_keys_requests_is_told_in_the_words_of_the_api(tmp_path: Path) -> None:
+    usage = usage_in(tmp_path)
+    usage.count_request(KEY)
+    limit = {"name": "requests", "limit": 3, "remaining": 2, "reset_seconds": DAY_S / 2}
+    assert usage.left(KEY) == [limit] and usage.left(Identity()) == []
+
+
 def test_counters_survive_a_restart_and_end_with_the_day(tmp_path: Path) -> None:
     usage = usage_in(tmp_path)
     for _ in range(3):

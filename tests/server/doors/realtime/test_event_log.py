@@ -35,6 +35,7 @@ def recorded() -> list[Json]:
     response.add_sound(bytes(30_000))
     response.add_text("day.")
     response.finish(COMPLETED)
+    send("rate_limits.updated", rate_limits=[])
     return copy.deepcopy(log)
 
 
