@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from server.access.identity import Identity
+from server.doors.core.transcriber import Transcriber
 from server.doors.errors import ApiError
 from server.doors.gpt_live.client_events import (
     MAX_CONTENT,
@@ -26,6 +27,7 @@ from server.doors.gpt_live.client_events import (
     SessionStart,
     Unmute,
 )
+from server.doors.gpt_live.input_transcripts import InputTranscripts
 from server.doors.gpt_live.output_timeline import OutputTimeline
 from server.doors.gpt_live.server_events import LiveEventSender
 from server.doors.gpt_live.wire_format import RATES, WireFormat
@@ -74,6 +76,7 @@ class GptLiveSession:
         session_id: shown to the client.
         expires_at: Unix s.
         clock: monotonic s.
+        transcriber: of all sessions.
         barge_in_ms: speech of the client that silences the reply; 0: the model alone decides.
     """
 
@@ -86,12 +89,15 @@ class GptLiveSession:
         session_id: str,
         expires_at: int,
         clock: Callable[[], float],
+        transcriber: Transcriber,
         barge_in_ms: int = 0,
     ):
         self._send, self._names, self._voices, self._identity = send, names, voices, identity
         self._id, self._expires_at = session_id, expires_at
         self.lane = LiveLane(self, clock)
         self.voice = VoiceFeed(DetectorSettings(), self.on_heard)
+        self._transcripts = InputTranscripts(send, transcriber, identity, session_id)
+        self.voice.tap(self._transcripts.hear)
         self._barge_in_ms = barge_in_ms
         self._overlap = OverlapSpeech()
         self.timeline = OutputTimeline()
@@ -164,6 +170,11 @@ class GptLiveSession:
         given = None if self._config is None else self._config.instructions
         return given if given and given.strip() else SYSTEM_PROMPT
 
+    def stop(self) -> None:
+        """The session is over: send nothing any more."""
+        self.lane.detach()
+        self._transcripts.stop()
+
     # --- the client's events -------------------------------------------------------------------
 
     async def handle(self, event: AnyEvent) -> None:
@@ -195,7 +206,7 @@ class GptLiveSession:
 
     def _hear(self, samples: np.ndarray) -> None:
         self._n_samples += len(samples)
-        if self.has_barge_in:
+        if self.has_barge_in or self._transcripts.is_enabled:
             self.voice.push(samples)
         self.lane.append(samples)
 
@@ -283,10 +294,11 @@ class GptLiveSession:
         self._unit_end_ms = None
 
     def on_heard(self, heard: Heard) -> None:
-        """Silence the reply if the client has spoken over it for long enough."""
+        """Transcribe what the client says, and silence the reply if it has spoken over it for long enough."""
+        self._transcripts.on_heard(heard, self.timeline.taken_ms - self.voice.pushed_ms)
         if not self.is_speaking:
             self._overlap.end_reply()
-        if self._overlap.hear(heard) >= self._barge_in_ms:
+        if self._overlap.hear(heard) >= self._barge_in_ms and self.has_barge_in:
             self._overlap.end_reply()
             self.timeline.clear()
             self.lane.interrupt()

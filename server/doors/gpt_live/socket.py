@@ -113,6 +113,7 @@ class GptLiveConnection:
             f"sess_{secrets.token_hex(12)}",
             self._expires_at,
             time.monotonic,
+            context.transcriber,
             context.live_barge_in_ms,
         )
         self._drain = DrainWait(time.monotonic)
@@ -141,7 +142,7 @@ class GptLiveConnection:
                 return LiveOverError(INTERNAL)
             LOG.exception("session %s", self._live.session_id)
         finally:
-            self._session.lane.detach()
+            self._session.stop()
         return LiveOverError(INTERNAL)
 
     async def close(self, over: LiveOverError) -> None:

@@ -11,22 +11,26 @@ import pytest
 
 from benchmarks.serve.fake_replies import tone
 from server.access.identity import Identity
+from server.doors.core.transcriber import Transcriber
 from server.doors.core.unit_session import UnitSession
+from server.doors.errors import ApiError
 from server.doors.gpt_live.client_events import MAX_CONTENT, AnyEvent, read_event
 from server.doors.gpt_live.server_events import LiveEventSender
 from server.doors.gpt_live.session import GptLiveSession, LiveRefusedError
 from server.doors.live.door_context import LARGE_EVENT
 from server.doors.live.event_error import EventError
-from server.doors.live.sound.detector import SpeechContinues, SpeechHeard
+from server.doors.live.sound.detector import SpeechContinues, SpeechHeard, SpeechOver
 from server.doors.live.unit_lane import MAX_TEXTS
 from server.doors.model_names import ModelNames
 from server.doors.voices import VoiceNames
 from server.registry.voices import VoiceRegistry
 from tests.server.doors.recorded_units import RecordedUnits
+from tests.server.doors.stub_transcriber import StubTranscriber
 from worker.protocol.messages import AudioChunk, Error, Interrupt, Partial, Prepare, Prepared, Result
 from worker.protocol.text_messages import InsertText, TextInserted
 from worker.protocol.wire import json_text
 
+PREPARED = Prepared(prompt_length=3)
 HISTORY = [{"role": "user", "content": [{"text": "Hi"}]}, {"role": "assistant", "content": [{"text": "Hello"}]}]
 
 
@@ -37,7 +41,10 @@ class Stage:
         self.events: list[dict[str, Any]] = []
         self.worker = RecordedUnits()
         send, voices = LiveEventSender(self.events.append), VoiceNames(VoiceRegistry(folder), {})
-        self.session = GptLiveSession(send, ModelNames("m"), voices, Identity(), "sess", 0, lambda: 0.0, 400)
+        self.transcriber = StubTranscriber()
+        transcriber = cast(Transcriber, self.transcriber)
+        names, identity = ModelNames("m"), Identity()
+        self.session = GptLiveSession(send, names, voices, identity, "sess", 0, lambda: 0.0, transcriber, 400)
 
     async def handle(self, kind: str, **fields: Any) -> None:
         await self.session.handle(event(kind, **fields))
@@ -72,7 +79,7 @@ def staged(folder: Path, scenario: Callable[[Stage], Awaitable[None]]) -> Stage:
         try:
             await scenario(stage)
         finally:
-            stage.session.lane.detach()
+            stage.session.stop()
 
     asyncio.run(whole())
     return stage
@@ -93,7 +100,7 @@ def test_a_refused_text_of_the_history_is_reported(tmp_path: Path) -> None:
         prepare = await stage.start(input=HISTORY)
         texts = [message for message in stage.worker.sent if isinstance(message, InsertText)]
         assert [text.text for text in texts] == ["Hi", "You have said: Hello"]
-        stage.session.lane.on_answer(prepare, Prepared(prompt_length=3))
+        stage.session.lane.on_answer(prepare, PREPARED)
         stage.session.lane.on_answer(texts[0], Error(error="too long", code="context_full"))
 
     started, error = staged(tmp_path, scenario).events
@@ -104,7 +111,7 @@ def test_a_refused_text_of_the_history_is_reported(tmp_path: Path) -> None:
 
 def test_texts_that_wait_are_bounded(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
-        stage.session.lane.on_answer(await stage.start(), Prepared(prompt_length=3))
+        stage.session.lane.on_answer(await stage.start(), PREPARED)
         text = {"content": "Be brief.", "delegation_id": None}
         for _ in range(MAX_TEXTS):
             await stage.handle("session.instructions.append", **text)
@@ -121,7 +128,7 @@ def test_texts_that_wait_are_bounded(tmp_path: Path) -> None:
 
 def test_what_was_said_is_kept_up_to_a_bound(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
-        stage.session.lane.on_answer(await stage.start(), Prepared(prompt_length=3))
+        stage.session.lane.on_answer(await stage.start(), PREPARED)
         for _ in range(MAX_CONTENT):
             stage.session.on_speech("ab", np.zeros(0, np.float32))
         stage.session.on_speech("end", np.zeros(0, np.float32))
@@ -138,7 +145,7 @@ def test_a_long_sound_is_decoded_whole(tmp_path: Path) -> None:
 
     async def scenario(stage: Stage) -> None:
         form = {"format": {"type": "audio/pcm", "rate": 16_000}}
-        stage.session.lane.on_answer(await stage.start(audio=form), Prepared(prompt_length=3))
+        stage.session.lane.on_answer(await stage.start(audio=form), PREPARED)
         for part in (data[:3], data[3:-1], data[-1:]):
             await stage.handle("session.input_audio.append", audio=base64.b64encode(part).decode())
         for _ in range(15):
@@ -159,7 +166,7 @@ def test_the_clients_voice_silences_the_reply(tmp_path: Path) -> None:
 
     async def scenario(stage: Stage) -> None:
         session = stage.session
-        session.lane.on_answer(await stage.start(), Prepared(prompt_length=3))
+        session.lane.on_answer(await stage.start(), PREPARED)
         for _ in range(2):
             await stage.handle("session.input_audio.append", audio=base64.b64encode(bytes(48_000)).decode())
         session.on_heard(SpeechHeard(0, 300, 900))
@@ -182,7 +189,7 @@ def test_the_clients_voice_silences_the_reply(tmp_path: Path) -> None:
 def test_a_replaced_context_begins_with_the_newest_texts(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
         session, long = stage.session, [{"role": "user", "content": [{"text": "a" * 9000}]}]
-        session.lane.on_answer(await stage.start(input=[*long, *long]), Prepared(prompt_length=3))
+        session.lane.on_answer(await stage.start(input=[*long, *long]), PREPARED)
         texts = [message for message in stage.worker.sent if isinstance(message, InsertText)]
         assert len(texts) == 2, "expected all that was given"
         await stage.handle("session.commentary.append", content="Say hello.", delegation_id=None)
@@ -197,10 +204,49 @@ def test_a_replaced_context_begins_with_the_newest_texts(tmp_path: Path) -> None
         stage.attach()
         prepare, *begin = stage.worker.sent
         assert [text.text for text in begin] == ["a" * 9000, "Say hello.", "You have said: Hello."]
-        session.lane.on_answer(prepare, Prepared(prompt_length=3))
+        session.lane.on_answer(prepare, PREPARED)
         session.lane.on_answer(begin[0], Error(error="full", code="context_full"))
         assert session.lane.is_answering, "expected the lost unit's answer to be owed still"
 
     events = staged(tmp_path, scenario).events
     assert [event["type"] for event in events].count("session.started") == 1
     assert not [event for event in events if event["type"] == "error"], events
+
+
+def said_by_user(stage: Stage) -> list[tuple[str, int, int]]:
+    """The texts of the user's turns with their place on the timeline."""
+    deltas = [one for one in stage.events if one["type"] == "session.input_transcript.delta"]
+    return [(one["delta"], one["start_ms"], one["end_ms"]) for one in deltas]
+
+
+def test_transcripts_come_in_the_order_of_the_turns(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        session, transcriber = stage.session, stage.transcriber
+        session.lane.on_answer(await stage.start(audio={"format": {"type": "audio/pcm", "rate": 16_000}}), PREPARED)
+        second = base64.b64encode(np.arange(16_000, dtype="<i2").tobytes()).decode()
+        for turn in range(4):
+            await stage.handle("session.input_audio.append", audio=second)
+            session.send_sound(24_000)
+            session.on_heard(SpeechHeard(1000 * turn + 300, 100.0, 1000 * turn + 500.0))
+            session.on_heard(SpeechOver(1000 * turn + 800))
+        sounds = [one.spoken.sound for one in transcriber.begun]
+        assert [len(sound) for sound in sounds] == [8000] * 4
+        assert np.array_equal(np.round(sounds[2] * 32768), np.arange(4800, 12_800)), "expected the sound of the turn"
+        transcriber.begun[1].complete("How are you?")
+        assert not said_by_user(stage), "expected nothing before the first turn's text"
+        transcriber.begun[2].end(ApiError(503, "slot: expected a free one", code="no_free_slot"))
+        transcriber.begun[0].complete("Hello.")
+
+    stage = staged(tmp_path, scenario)
+    assert said_by_user(stage) == [("Hello.", 300, 800), (" How are you?", 1300, 1800)]
+    assert [one.is_cancelled for one in stage.transcriber.begun] == [False, False, False, True]
+
+
+def test_a_server_without_transcriptions_makes_none(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.transcriber.is_enabled = False
+        stage.session.lane.on_answer(await stage.start(), PREPARED)
+        stage.session.on_heard(SpeechHeard(300, 100.0, 500.0))
+        stage.session.on_heard(SpeechOver(800))
+
+    assert not staged(tmp_path, scenario).transcriber.begun

@@ -27,6 +27,7 @@ from server.doors.realtime.session_config import RealtimeConfig
 from server.doors.voices import VoiceNames
 from tests.server.doors.realtime.event_log import EventLog
 from tests.server.doors.realtime.event_schema import Json
+from tests.server.doors.stub_transcriber import StubTranscriber
 from worker.protocol.chat_messages import ReplyUsage
 from worker.protocol.codec import FromClient
 from worker.protocol.messages import Adjust, AudioChunk, Error, Interrupt, Prepare, Prepared, Result, ServerMessage
@@ -56,7 +57,7 @@ class SessionStage:
         context = SessionContext(
             cast(VoiceNames, SimpleNamespace(resolve=lambda name: None)),
             cast(ChatTurns, turns),
-            cast(Transcriber, SimpleNamespace(is_enabled=False)),
+            cast(Transcriber, StubTranscriber()),
             Identity(),
             2_000_000_000,
             lambda: self.now,

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +15,8 @@ from server.doors.realtime.turns.input_transcriptions import InputTranscriptions
 from server.doors.realtime.turns.user_turns import UserTurns
 from tests.server.doors.realtime.event_log import EventLog
 from tests.server.doors.realtime.event_schema import Json
+from tests.server.doors.stub_transcriber import StubTranscriber
 
-OFF = SimpleNamespace(is_enabled=False)  # in place of a transcriber
 Fault = Callable[[list[Json]], Any]
 
 
@@ -26,7 +25,7 @@ def recorded() -> list[Json]:
     log: list[Json] = []
     send, conversation, config = EventSender(log.append), Conversation(), RealtimeConfig("duo")
     send("session.created", session={**config.described(), "id": "sess_1", "expires_at": 2_000_000_000})
-    turns = UserTurns(send, conversation, InputTranscriptions(send, OFF, Identity(), "s"))
+    turns = UserTurns(send, conversation, InputTranscriptions(send, StubTranscriber(), Identity(), "s"))
     turns.begin(100)
     turns.end(900)
     response = RealtimeResponse(send, conversation, ResponseShape.of(config, {"a": "b"}), is_asked=True)
