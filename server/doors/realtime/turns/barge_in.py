@@ -13,18 +13,19 @@ class BargeIn:
     def __init__(self) -> None:
         self._opened_ms = -1.0  # position at which the last response was opened
         self._start_ms: int | None = None  # of a turn that is not announced to the client
+        self._speech_ms = 0.0  # of the turn so far
         self._ignored_ms = 0.0  # speech of the turn before the response was open
 
     def begin_response(self, at_ms: float) -> None:
         """A response is opened. at_ms: all sound that the client has sent."""
-        self._opened_ms = at_ms
+        self._opened_ms, self._ignored_ms = at_ms, self._speech_ms
 
     def begin_turn(self, start_ms: int) -> None:
         """The detector hears a turn."""
-        self._start_ms, self._ignored_ms = start_ms, 0.0
+        self._start_ms, self._speech_ms, self._ignored_ms = start_ms, 0.0, 0.0
 
     def end_turn(self) -> None:
-        self._start_ms, self._ignored_ms = None, 0.0
+        self._start_ms, self._speech_ms, self._ignored_ms = None, 0.0, 0.0
 
     def is_answered(self, end_ms: float) -> bool:
         """Whether a response was opened after the turn that ended there."""
@@ -32,6 +33,7 @@ class BargeIn:
 
     def hear(self, speech_ms: float, at_ms: float) -> None:
         """More speech. speech_ms: of the turn so far. at_ms: where it ends."""
+        self._speech_ms = speech_ms
         if at_ms <= self._opened_ms:
             self._ignored_ms = speech_ms
 

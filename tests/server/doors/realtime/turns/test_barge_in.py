@@ -38,6 +38,16 @@ def test_speech_before_the_response_does_not_interrupt_it() -> None:
     assert barge_in.is_confirmed(1700)
 
 
+def test_speech_that_goes_on_interrupts_after_its_time() -> None:
+    barge_in = BargeIn()
+    barge_in.begin_turn(0)
+    hear(barge_in, 1000, 1000, is_responding=False)
+    barge_in.begin_response(1000)
+    for speech_ms, expected in ((1032, False), (1184, False), (1216, True)):
+        hear(barge_in, speech_ms, speech_ms)
+        assert barge_in.is_confirmed(speech_ms) is expected, f"{speech_ms}: expected {expected}"
+
+
 def test_a_turn_that_ended_before_the_response_is_answered() -> None:
     barge_in = BargeIn()
     barge_in.begin_response(1500)
