@@ -1,10 +1,16 @@
 """Realtime sessions with a real worker: both lanes, the change between them, and responses out of band."""
 
+import asyncio
+import json
+from contextlib import suppress
+
 import pytest
+import websockets
 
 from tests.conformance.servers import Servers
 from tests.server.doors.realtime.realtime_client import Json, RealtimeClient, realtime, speech
 from tests.server.live_gateway import run
+from tests.worker.http.client_scripts import QUIET, chunk
 
 ASIDE = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Which day is it?"}]}]
 
@@ -52,6 +58,42 @@ def test_both_lanes_answer_in_one_session(servers: Servers) -> None:
             await client.update(audio={"input": {"turn_detection": {"type": "server_vad"}}})
             again = await response_of(client, output_modalities=["text"])
             assert again["output"][0]["content"][0]["type"] == "output_text"
+
+    run(scenario)
+
+
+def test_a_transcription_runs_beside_the_units_of_another_session(servers: Servers) -> None:
+    async def units(socket: websockets.ClientConnection) -> list[int]:
+        """Run units, one after the other, until cancelled. Returns: their numbers."""
+        numbers: list[int] = []
+        with suppress(asyncio.CancelledError):
+            while True:
+                await socket.send(json.dumps(chunk(len(numbers))))
+                result = json.loads(await socket.recv())
+                assert result["type"] == "result", f"expected a result, got {result}"
+                numbers.append(result["current_time"])
+        return numbers
+
+    async def scenario() -> None:
+        url = f"ws://127.0.0.1:{servers.gateway}/ws/duplex/omni_beside"
+        async with websockets.connect(url, max_size=None, proxy=None) as socket, realtime(servers.gateway) as client:
+            await socket.send(json.dumps({"type": "prepare", "config": QUIET}))
+            while json.loads(await socket.recv())["type"] != "prepared":
+                pass
+            await client.update(audio={"input": {"turn_detection": None, "transcription": {"language": "en"}}})
+            running = asyncio.create_task(units(socket))
+            await client.append(speech())
+            await client.send("input_audio_buffer.commit")
+            await client.send("response.create", response={"output_modalities": ["text"], "max_output_tokens": 4})
+            await client.until("response.done")
+            while not (ends := [event for event in client.log if event["type"].endswith("transcription.completed")]):
+                await client.receive()
+            running.cancel()
+            numbers = await running
+            assert numbers == [*range(1, len(numbers) + 1)] and len(numbers) >= 3, numbers
+            deltas = [event["delta"] for event in client.log if event["type"].endswith("transcription.delta")]
+            assert "".join(deltas) == ends[0]["transcript"] != ""
+            assert ends[0]["usage"]["seconds"] == pytest.approx(len(speech()) / 48_000, abs=0.1)
 
     run(scenario)
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from server.access.identity import Identity
-from server.dispatch.workers import WorkerLease
 from server.doors.core.chat_turn import DoorTurn, TurnPath, error_of_end
 from server.doors.errors import ApiError
 from server.live.closes import DRAINING, RECLAIMED, SessionEnd
@@ -24,7 +23,7 @@ class SpareTurn(DoorTurn):
 
     Attributes:
         has_slot: whether it has had its slot.
-        is_reclaimed: a session needs the slot, or the worker has none after all: another turn may take its place.
+        is_reclaimed: a session needs the slot; another turn may take its place later.
 
     Args:
         slots: lend slots, and know all sessions.
@@ -47,20 +46,19 @@ class SpareTurn(DoorTurn):
                 async with asyncio.timeout(MAX_WAIT_S):
                     await spare.granted.wait()
             except TimeoutError:
-                message = f"slot: expected a free one within {MAX_WAIT_S:.0f} s, got none"
-                raise ApiError(503, message, code="no_free_slot") from None
+                raise _no_slot(f"slot: expected a free one within {MAX_WAIT_S:.0f} s, got none") from None
             lease = spare.lease
             assert lease is not None, "expected a lease of a slot that is granted"
             self.has_slot = True
             self._request = await asyncio.to_thread(lambda: json_text(self._make_fields()))
             try:
                 link = await self._connect(lease)
-            except (WorkerRefusedError, WorkerLostError):
-                raise self._refused(lease) from None
+            except (WorkerRefusedError, WorkerLostError) as error:
+                raise _no_slot(str(error)) from None
             begun = time.monotonic()
             try:
                 if not await self._converse(lease, link):
-                    raise self._refused(lease)
+                    raise _no_slot(f"{lease.worker.name}: expected a free slot, got none")
             finally:
                 slots.metrics.record_session_end(lease.request_type, time.monotonic() - begun)
                 await close_link(link, graceful=not lease.worker.lost.is_set())
@@ -71,11 +69,9 @@ class SpareTurn(DoorTurn):
         self.is_reclaimed = True
         self._session.end(RECLAIMED)
 
-    def _refused(self, lease: WorkerLease) -> SessionEnd:
-        """The end of a turn whose worker has no slot after all."""
-        self._slots.dispatcher.workers.suspend(lease.worker)
-        self.is_reclaimed = True
-        return SessionEnd(RECLAIMED)
+
+def _no_slot(message: str) -> ApiError:
+    return ApiError(503, message, code="no_free_slot")
 
 
 @asynccontextmanager

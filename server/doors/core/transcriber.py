@@ -160,7 +160,7 @@ class Transcription:
 
     async def _text(self, recording: SpokenInput) -> str:
         """The whole text, from one turn. Raises: ApiError."""
-        text = ""
+        self._turn, text = None, ""
         async with spare_turn(self._slots, self._identity, recording.chat) as turn:
             self._turn = turn
             async for event in turn.events():
