@@ -13,6 +13,11 @@ MAX_UNSENT = 16 * 2**20  # characters of events that the client does not read
 CLOSE_S = 2.0
 
 
+def event_text(event: dict[str, Any]) -> str:
+    """The event as JSON."""
+    return to_json(event).decode()  # four times as fast as `json` with the base64 text of sound
+
+
 class ClientGoneError(Exception):
     """The client does not read, or its connection is closed."""
 
@@ -37,11 +42,10 @@ class EventWriter:
 
     def put(self, event: dict[str, Any]) -> None:
         """Send an event after all earlier ones; returns at once."""
-        # Four times as fast as `json` with the base64 text of sound.
-        self.put_text(to_json(event).decode())
+        self.put_text(event_text(event))
 
     def put_text(self, text: str) -> None:
-        """Send an event that is written already."""
+        """Send an event, as JSON, after all earlier ones; returns at once."""
         self._n_unsent += len(text)
         self._unsent.put_nowait(text)
 

@@ -7,10 +7,9 @@ import numpy as np
 
 from server.doors.live.sound.unit_buffer import UNIT_SAMPLES
 from server.doors.live.sound.wire_sound import without_padding
-from server.doors.live.unit_lane import UNIT_S, LiveHost, LiveLane
+from server.doors.live.unit_lane import LiveHost, LiveLane
 from worker.protocol.codec import FromClient
 from worker.protocol.messages import AudioChunk, Error, Result, ServerMessage
-from worker.protocol.wire import Sound
 
 
 class OmniHost(LiveHost, Protocol):
@@ -24,17 +23,20 @@ class OmniHost(LiveHost, Protocol):
 
 
 class OmniLane(LiveLane):
-    """One session's units. clock: monotonic s."""
+    """One session's units.
+
+    Args:
+        host: the session.
+        clock: monotonic s.
+    Attributes:
+        is_user_speaking: units listen.
+        speaks_unasked: a unit may speak that the client has not asked for.
+    """
 
     def __init__(self, host: OmniHost, clock: Callable[[], float]):
         super().__init__(host, clock)
         self._omni_host = host
-        self._must_listen = False
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a unit is not answered yet."""
-        return self._in_flight
+        self.is_user_speaking, self.speaks_unasked = False, True
 
     def add_picture(self, data: bytes, max_slices: int) -> None:
         """Add an encoded picture for the next unit."""
@@ -46,13 +48,13 @@ class OmniLane(LiveLane):
         n_missing = -self._buffer.n_samples % UNIT_SAMPLES or (0 if self._buffer.n_samples else UNIT_SAMPLES)
         self.append(np.zeros(n_missing, np.float32))
 
+    def listen_next(self) -> None:
+        """Listen in the next unit."""
+        self._must_listen = True
+
     def clear_input(self) -> None:
         """Drop the sound that no unit has yet."""
         self._buffer.clear_sound()
-
-    def interrupt(self) -> None:
-        """Listen in the next unit."""
-        self._must_listen, self._must_speak = self._is_speaking or self._in_flight, False
 
     def on_answer(self, request: FromClient, answer: ServerMessage) -> None:
         """Handle the answer to a message."""
@@ -67,22 +69,10 @@ class OmniLane(LiveLane):
         text = result.text[len(self._text_sent) :]
         if text or sound:
             self._active_at = self._clock()
-        self._is_speaking = not (result.is_listen or result.end_of_turn)
         self._omni_host.on_decision(result, text, sound)
 
-    def _send_unit(self, now: float) -> None:
-        assert self._units is not None and self._due is not None
-        sound, pictures = self._buffer.take()
-        self._due = self._due + UNIT_S if abs(now - self._due) < UNIT_S else now + UNIT_S
-        must_speak, self._must_speak = self._must_speak, False
-        must_listen, self._must_listen = self._must_listen, False
-        self._text_sent, self._in_flight = "", True
-        self._units.send(
-            AudioChunk(
-                audio_base64=Sound(sound),
-                frame_base64_list=[data for data, _ in pictures],
-                max_slice_nums=[slices for _, slices in pictures] or None,
-                force_listen=must_listen,
-                force_speak=must_speak and not must_listen,
-            )
-        )
+    def _decided(self) -> tuple[bool, bool]:
+        if self.is_user_speaking:
+            return True, False
+        force_listen, force_speak = super()._decided()
+        return force_listen or not (force_speak or self._is_speaking or self.speaks_unasked), force_speak

@@ -1,50 +1,72 @@
 """One vLLM-Omni session: the reaction to each event, and the events that follow. Contains no socket."""
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from server.doors.core.request_fields import RequestFields, item_fields
+from server.doors.core.request_fields import RequestFields
 from server.doors.core.turn_voice import voice_fields
-from server.doors.dialects.ends import CONTEXT_FULL
+from server.doors.dialects.ends import CONTEXT_FULL, refused_context
+from server.doors.dialects.vllm_omni.conversation import OmniConversation
+from server.doors.dialects.vllm_omni.events import OmniEvents
+from server.doors.dialects.vllm_omni.items import OmniItem, new_item_id
 from server.doors.dialects.vllm_omni.lane import OmniLane
-from server.doors.dialects.vllm_omni.responses import OmniEvents, OmniResponse, Playback
+from server.doors.dialects.vllm_omni.responses import OmniResponse
 from server.doors.dialects.vllm_omni.settings import (
-    OUTPUTS,
     RATES,
     OmniInput,
     OmniOutput,
     OmniSettings,
     checked_rate,
+    form_of,
     unsupported,
 )
+from server.doors.dialects.vllm_omni.turns import OmniTurns
 from server.doors.errors import ApiError, invalid
 from server.doors.live.door_context import LARGE_EVENT
 from server.doors.live.ends import SessionOverError
 from server.doors.live.sound.resample import pcm16_of
 from server.doors.live.sound.unit_buffer import MAX_PICTURES
-from server.doors.live.unit_lane import MAX_TEXTS
 from server.doors.voices import VoiceNames
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import Error, Prepare, Result
 from worker.protocol.text_messages import InsertText
 from worker.protocol.wire import WireError, picture_bytes
 
-MAX_TEXT = 65_536  # characters
 CAPABILITIES: dict[str, object] = {
     "implementation_level": "model_native_duplex",
     "chunk_period_ms": 1000,
     "input_modes": ["audio", "text", "video"],
     "supports_input_append": True,
+    "supports_client_commit": True,
     "supports_barge_in": True,
     "supports_playback_ack": True,
     "supports_multi_session": True,
-    "supports_session_resume": False,
-    "supports_audio_truncate": False,
+    "supports_session_resume": True,
+    "supports_audio_truncate": True,
 }
+ALIASES = {
+    "close": "session.close",
+    "close_session": "session.close",
+    "input.commit": "input_audio_buffer.commit",
+    "input_text.append": "input.text.append",
+    "push_text": "input.text.append",
+    "audio.playback_ack": "playback.ack",
+    "signal_turn": "turn.signal",
+}
+SIGNALS = (
+    "barge_in",
+    "input.cancel",
+    "response.cancel",
+    "session.update",
+    "conversation.item.create",
+    "conversation.item.delete",
+    "conversation.item.truncate",
+    "conversation.item.retrieve",
+)
+TURN_STATES = {"user_started": "user_speaking", "user_committed": "user_committed"}  # signals without effect
 
 
 class OmniCloseError(Exception):
@@ -58,6 +80,7 @@ class OmniSession:
         send: sends events.
         settings: before the client's.
         voices: registered voices.
+        check_model: the served model of a name. Raises: ApiError.
         session_id: shown to the client.
         clock: monotonic s.
     """
@@ -67,48 +90,82 @@ class OmniSession:
         send: OmniEvents,
         settings: OmniSettings,
         voices: VoiceNames,
+        check_model: Callable[[str], str],
         session_id: str,
         clock: Callable[[], float],
     ):
         self._send, self._settings, self._voices, self._id = send, settings, voices, session_id
+        self._check_model = check_model
         self.lane = OmniLane(self, clock)
+        self.turns = OmniTurns(send, self, settings)
+        self._conversation = OmniConversation(send, self.lane)
         self.configured = asyncio.Event()  # the context may begin
         self._voice: dict[str, object] = {}
-        self._input, self._output = OmniInput(), OmniOutput(settings.output_format)
-        self._playback = Playback()
+        self._input, self._output = OmniInput(), OmniOutput(settings.output_format, settings.output_rate)
         self._response: OmniResponse | None = None
-        self._is_created = self._drops_unit = False
-        self._epoch = self._turn_id = 0
-        self._last_item_id: str | None = None
+        self._credentials: dict[str, object] = {}
+        self._is_created = self._has_input = False
+        self.epoch = self._turn_id = 0
         self.waiting_ms = 0  # these clients keep the sound that waits for its time
+        self._handlers: dict[str, Callable[[RequestFields], None]] = {
+            "input_audio_buffer.commit": self._commit_input,
+            "input_audio_buffer.clear": lambda _: self._clear_input(),
+            "input.cancel": lambda _: self._cancel_input(),
+            "input.text.append": self._conversation.append_text,
+            "conversation.item.create": self._conversation.create,
+            "conversation.item.retrieve": self._conversation.retrieve,
+            "conversation.item.delete": self._conversation.delete,
+            "conversation.item.truncate": self._conversation.truncate,
+            "response.create": lambda _: self._ask(),
+            "response.cancel": self._cancel,
+            "barge_in": lambda _: self.interrupt("barge_in"),
+            "output_audio_buffer.clear": lambda _: self._clear_output(),
+            "playback.ack": lambda given: self._conversation.acknowledge(given, self.epoch),
+        }
+
+    # --- state ---------------------------------------------------------------------------------
+
+    @property
+    def has_response(self) -> bool:
+        return self._response is not None
+
+    @property
+    def idle_s(self) -> float | None:
+        """Limit of the time without an event; None: the server's."""
+        return self._settings.idle_s
+
+    def grant(self, **credentials: object) -> None:
+        """Set what `session.created` tells the client about its resumption."""
+        self._credentials = credentials
 
     def prepare(self) -> Prepare:
         """The message that begins the context."""
         return self._settings.prepare(self._voice)
 
+    def history(self) -> list[InsertText]:
+        """The texts that a context begins with, on the first worker or on another one."""
+        first = self._settings.initial_text
+        is_heard_only = self._settings.playback_commit_policy == "ack_only"
+        texts = self._conversation.items.history(is_heard_only=is_heard_only)
+        return [InsertText(text=first, role="user"), *texts] if first else texts
+
     def resource(self) -> dict[str, Any]:
         """The session with its effective settings."""
-        settings = self._settings
+        response_id = None if self._response is None else self._response.id
+        spoken = self._conversation.items.find_spoken(None, None)
+        playback = {} if spoken is None else spoken.playback.shown()
         return {
             "id": self._id,
             "session_id": self._id,
             "object": "realtime.session",
             "type": "realtime",
-            "model": settings.model,
-            "modalities": ["audio", "text"],
-            "output_modalities": ["audio"],
-            "instructions": settings.instructions,
-            "voice": settings.voice,
-            "input_audio_format": settings.input_format,
-            "output_audio_format": settings.output_format,
-            "turn_detection": None,
+            **self._settings.shown(),
             "state": "open",
-            "epoch": self._epoch,
+            "turn_state": "idle" if response_id is None else "assistant_generating",
+            "epoch": self.epoch,
             "turn_id": self._turn_id,
-            "active_response_id": None if self._response is None else self._response.id,
-            "overlap_policy": settings.overlap_policy,
-            "playback_commit_policy": settings.playback_commit_policy,
-            "playback": self._playback.shown(),
+            "active_response_id": response_id,
+            "playback": {"generated_ms": 0, "sent_ms": 0, "played_ms": 0, "committed_ms": 0} | playback,
             "capabilities": CAPABILITIES,
         }
 
@@ -117,82 +174,60 @@ class OmniSession:
     async def handle(self, given: RequestFields) -> None:
         """React to an event. Raises: ApiError; OmniCloseError."""
         kind = given.text("type")
-        if kind in ("session.close", "close_session"):
+        kind = ALIASES.get(kind, kind)
+        if kind == "session.close":
             raise OmniCloseError
         if kind == "session.update":
             await self._update(given)
         elif kind == "session.heartbeat":
             self._send("session.heartbeat_ack")
-        elif kind == "session.resume":
-            text = "session.resume: expected a new session, got one to resume"
-            raise ApiError(400, text, code="unsupported_session_resume")
-        elif kind == "session.event_ack":
-            given.whole("server_event_seq", 0)
         elif not self._is_created:
             text = f"{kind[:60]}: expected session.created before it, got none"
             raise ApiError(400, text, code="session_not_created")
+        elif kind == "turn.signal":
+            await self._signal(given)
+        elif kind == "input_audio_buffer.append":
+            await self._append(given)
+        elif kind in self._handlers:
+            self._handlers[kind](given)
         else:
-            await self._use(kind, given)
+            raise unsupported(kind)
 
-    async def _use(self, kind: str, given: RequestFields) -> None:
-        match kind:
-            case "input_audio_buffer.append":
-                await self._append(given)
-            case "input_audio_buffer.commit" | "input.commit":
-                self._commit(given)
-            case "input_audio_buffer.clear" | "input.cancel":
-                self.lane.clear_input()
-                self._send("input_audio_buffer.cleared")
-            case "conversation.item.create":
-                self._insert(given)
-            case "response.create":
-                self.lane.end_input(is_speech_due=True)
-            case "response.cancel":
-                self._interrupt("client_cancelled")
-            case "barge_in":
-                self._interrupt("barge_in")
-            case "output_audio_buffer.clear":
-                self._interrupt("client_cancelled")
-                self._send("output_audio_buffer.cleared")
-            case "turn.signal":
-                given.choice("event", ("barge_in",))
-                self._interrupt("barge_in")
-            case "playback.ack":
-                played = given.number("played_ms", 0, 1e9) or 0.0
-                self._playback.acknowledge(played, given.number("committed_ms", 0, 1e9))
-                self._send("playback.acknowledged", playback=self._playback.shown())
-            case _:
-                raise unsupported(kind)
+    async def _signal(self, given: RequestFields) -> None:
+        """React to an event in another one."""
+        name = given.choice("event", (*SIGNALS, *TURN_STATES))
+        if name in TURN_STATES:
+            self._send("turn.event", event=name, turn_state=TURN_STATES[name], epoch=self.epoch)
+            return
+        payload = given.group("payload")
+        fields = {**given.given, **(payload.given if payload is not None else {}), "type": name}
+        await self.handle(RequestFields(fields))
 
     async def _update(self, given: RequestFields) -> None:
         session = given.group("session") or given
         before = self._settings
         settings = before.merged(session)
+        self._check_model(session.text("model", before.model))
         if settings.ref_audio != before.ref_audio or settings.voice != before.voice:
             if self.configured.is_set():
                 raise invalid("voice", expected="the voice that the session began with", got="another one")
             self._voice = await asyncio.to_thread(voice_fields, self._voices, settings.voice, settings.ref_audio)
         is_changed = settings.instructions and settings.instructions != before.instructions
         if self.configured.is_set() and is_changed:
-            self._insert_text(InsertText(text=settings.instructions, role="system"), self._report)
+            text = InsertText(text=settings.instructions, role="system")
+            self._conversation.insert_text(text, self._conversation.report)
         self._settings = settings
-        if settings.output_format != self._output.form:
-            self._output = OmniOutput(settings.output_format)
-        if not self.configured.is_set():
-            self.configured.set()
-            return
+        if (settings.output_format, settings.output_rate) != (self._output.form, self._output.rate):
+            self._output = OmniOutput(settings.output_format, settings.output_rate)
+        self.turns.configure(settings)
+        self.lane.speaks_unasked = settings.auto_response
+        self.configured.set()
         if self._is_created:
             self._send("session.updated", session=self.resource())
 
-    def _insert_text(self, message: InsertText, on_done: Callable[[Error | None], None]) -> None:
-        """Insert a text before the next unit. Raises: ApiError when too many wait."""
-        if (n := self.lane.n_texts) >= MAX_TEXTS:
-            raise invalid("item", expected=f"at most {MAX_TEXTS} texts that wait", got=n, code="too_many_texts")
-        self.lane.insert(message, is_said=False, on_done=on_done)
-
     async def _append(self, given: RequestFields) -> None:
         settings = self._settings
-        form = given.choice("format", OUTPUTS, settings.input_format)
+        form = form_of(given, "format", form_of(given, "input_audio_format", settings.input_format))
         default = (
             settings.input_rate if form == settings.input_format else (8000 if form.startswith("g711") else 16_000)
         )
@@ -201,124 +236,148 @@ class OmniSession:
         if len(frames) > MAX_PICTURES:
             raise invalid("video_frames", expected=f"at most {MAX_PICTURES}", got=len(frames))
         slices = given.whole("max_slice_nums", 1, 16) or 1
-        audio, decode = given.text("audio"), self._input.decode
-        samples = (
-            await asyncio.to_thread(decode, audio, form, rate)
-            if len(audio) > LARGE_EVENT
-            else decode(audio, form, rate)
-        )
-        for data in [await asyncio.to_thread(_picture, frame) for frame in frames]:
+        audio, decode = given.text("audio", "" if frames else None), self._input.decode
+        is_large = len(audio) > LARGE_EVENT
+        samples = await asyncio.to_thread(decode, audio, form, rate) if is_large else decode(audio, form, rate)
+        pictures = [await asyncio.to_thread(_picture, frame) for frame in frames]
+        if not self.turns.append(samples, given):
+            return
+        for data in pictures:
             self.lane.add_picture(data, slices)
+        self._has_input = self._has_input or len(samples) > 0
+        if given.flag("force_listen"):
+            self.lane.listen_next()
         self.lane.append(samples)
         if given.flag("final"):
             self.lane.end_input(is_speech_due=False)
 
-    def _commit(self, given: RequestFields) -> None:
+    def _commit_input(self, given: RequestFields) -> None:
+        if not self._has_input:
+            text = "input_audio_buffer: expected sound since the last commit, got none"
+            raise ApiError(400, text, code="input_audio_buffer_empty")
+        is_asked = given.flag("response_create", default=given.flag("create_response"))
+        if not given.flag("is_speech", default=True):
+            self.lane.listen_next()
+            is_asked = False
         is_final = given.flag("final", default=True)
-        is_speech_due = given.flag("response_create")
+        self._commit(new_item_id(), is_final=is_final, is_speech_due=is_asked)
+
+    def commit(self, item_id: str, *, is_speech_due: bool) -> None:
+        """End the user's turn, as the detector says."""
+        self._commit(item_id, is_final=True, is_speech_due=is_speech_due)
+
+    def _commit(self, item_id: str, *, is_final: bool, is_speech_due: bool) -> None:
         self._turn_id += 1
-        item_id = f"item_{secrets.token_hex(10)}"
-        self._send("input_audio_buffer.committed", item_id=item_id, previous_item_id=self._last_item_id)
-        self._last_item_id = item_id
+        self._has_input = False
+        item = OmniItem(item_id, "user", [{"type": "input_audio", "transcript": None}])
+        before = self._conversation.items.add(item)
+        self._send("conversation.item.added", previous_item_id=before, item=item.shown())
+        details = {"type": "input.committed", "turn_id": self._turn_id, "epoch": self.epoch}
+        fields = {"item_id": item_id, "previous_item_id": before}
+        self._send("input_audio_buffer.committed", **fields, event={**details, "realtime_item_id": item_id})
+        self._send("conversation.item.done", previous_item_id=before, item=item.shown())
         if is_final:
             self.lane.end_input(is_speech_due=is_speech_due)
 
-    def _insert(self, given: RequestFields) -> None:
-        group = given.group("item")
-        if group is None:
-            raise invalid("item", expected="an object", got="none")
-        group.choice("type", ("message",))
-        role = group.choice("role", ("user", "system"), "user")
-        content = group.items("content")
-        texts = [_text_of(part, index) for index, part in enumerate(content)]
-        text = "\n".join(texts)
-        if not 0 < len(text) <= MAX_TEXT:
-            raise invalid("item.content", expected=f"1 to {MAX_TEXT} characters", got=len(text))
-        item: dict[str, object] = {
-            "id": group.text("id", f"item_{secrets.token_hex(10)}"),
-            "object": "realtime.item",
-            "type": "message",
-        }
-        item |= {"status": "completed", "role": role, "content": content}
+    def _clear_input(self) -> None:
+        self._has_input = False
+        self.lane.clear_input()
+        self._send("input_audio_buffer.cleared")
 
-        def done(error: Error | None) -> None:
-            if error is not None:
-                self._report(error)
-                return
-            for kind in ("conversation.item.added", "conversation.item.done"):
-                self._send(kind, previous_item_id=self._last_item_id, item=item)
-            self._last_item_id = str(item["id"])
+    def _cancel_input(self) -> None:
+        self.epoch += 1
+        self._clear_input()
 
-        message = InsertText(text=text, role="system" if role == "system" else "user")
-        self._insert_text(message, done)
+    def _ask(self) -> None:
+        """Let the next unit speak. A response that the model has opened by itself is the answer."""
+        if self._response is None:
+            self.lane.end_input(is_speech_due=True)
 
-    def _interrupt(self, reason: str) -> None:
+    def _cancel(self, given: RequestFields) -> None:
+        wanted = given.text("response_id", "")
+        if wanted and (self._response is None or self._response.id != wanted):
+            text = f"response_id: expected the open response, got {wanted[:60]}"
+            raise ApiError(400, text, param="response_id", code="response_not_active")
+        self.interrupt("client_cancelled")
+
+    def _clear_output(self) -> None:
+        response_id = None if self._response is None else self._response.id
+        self.interrupt("client_cancelled")
+        self._send("output_audio_buffer.cleared", response_id=response_id)
+
+    def interrupt(self, reason: str) -> None:
         """End the open response; what of its unit is still to come is dropped."""
         self.lane.interrupt()
         if self._response is not None:
-            self._drops_unit = self.lane.is_busy
-            self._epoch += 1
-            self._response.end("cancelled", reason)
-            self._response = None
+            self.epoch += 1
+            self._end("cancelled", reason)
+
+    def listen_while(self, is_user_speaking: bool) -> None:
+        self.lane.is_user_speaking = is_user_speaking
 
     # --- what the lane reports -----------------------------------------------------------------
 
     def on_ready(self, error: Error | None) -> None:
-        """Tell the client that the session exists."""
+        """Tell the client that the session exists. Raises: SessionOverError for a context that the worker refuses."""
         if error is not None:
-            self._report(error)
-        elif not self._is_created:
+            raise SessionOverError(refused_context(error))
+        if not self._is_created:
             self._is_created = True
-            attached = {"incarnation": 1, "attachment_generation": 1, "resume_token": None}
             for kind in ("session.created", "session.updated"):
-                self._send(kind, **attached, session=self.resource())
+                self._send(kind, **self._credentials, session=self.resource())
 
     def on_history_refused(self, error: Error) -> None:
         """Report a text of the context before that is not in the new one."""
-        self._report(error)
+        self._conversation.report(error)
+
+    def on_worker_lost(self) -> None:
+        """Fail the open response; another context begins."""
+        self._end("failed", "worker_lost")
+
+    def finish(self) -> None:
+        """The session is over: end the open response."""
+        self._end("cancelled", "session_closed")
 
     def on_speech(self, text: str, sound: np.ndarray) -> None:
         """Send a part of a unit. sound: [n] float32 at 24 kHz."""
-        if not self._drops_unit:
-            self._opened().add(text, pcm16_of(sound))
+        self._opened().add(text, pcm16_of(sound))
 
     def on_decision(self, result: Result, text: str, pcm16: bytes) -> None:
         """Send the rest of a unit, and its decision."""
-        if self._drops_unit:
-            return
         if result.is_listen:
-            self._end()
-            self._send("response.listen", metadata={"epoch": self._epoch})
+            self._end("completed")
+            metadata = {"epoch": self.epoch, "reason": "model_listen"}
+            response = {"object": "realtime.response", "status": "listening", "metadata": metadata}
+            self._send("response.listen", epoch=self.epoch, response=response, metadata=metadata)
             return
         self._opened().add(text, pcm16, is_last=result.end_of_turn)
         if result.end_of_turn:
-            self._end()
+            self._end("completed")
 
     def on_failure(self, error: Error) -> None:
         """Report a unit without a result. Raises: SessionOverError when the context is full."""
         if error.code == ErrorCode.CONTEXT_FULL:
             raise SessionOverError(CONTEXT_FULL)
-        self._report(error)
+        self._conversation.report(error)
 
     def on_unit(self) -> None:
-        """A unit is over."""
-        self._drops_unit = False
+        """Nothing depends on the end of a unit."""
 
     def _opened(self) -> OmniResponse:
         if self._response is None:
-            self._playback = Playback()
-            self._response = OmniResponse(self._send, self._output, self._playback, self._epoch)
+            items = self._conversation.items
+            self._response = OmniResponse(self._send, items, self._output, self.epoch, self._turn_id)
+            self.turns.begin_response()
             self._response.begin()
         return self._response
 
-    def _end(self) -> None:
-        if self._response is not None:
-            self._response.end("completed")
-            self._response = None
-
-    def _report(self, error: Error | None) -> None:
-        if error is not None:
-            self._send.error(ApiError(400, error.error, code=str(error.code)), None)
+    def _end(self, status: str, reason: str | None = None) -> None:
+        response, self._response = self._response, None
+        if response is not None:
+            self.turns.end_response()
+            if self._settings.playback_commit_policy == "commit_all_on_done" and status == "completed":
+                response.item.playback.acknowledge(0.0, response.item.playback.sent_ms)
+            response.end(status, reason)
 
 
 def _picture(frame: object) -> bytes:
@@ -329,9 +388,3 @@ def _picture(frame: object) -> bytes:
         return picture_bytes(frame, "video_frames")
     except WireError as error:
         raise ApiError(400, str(error), param="video_frames", code="invalid_video_frames") from None
-
-
-def _text_of(part: object, index: int) -> str:
-    fields = item_fields(part, f"item.content[{index}]")
-    fields.choice("type", ("input_text", "text"))
-    return fields.text("text")

@@ -13,13 +13,16 @@ Json = dict[str, Any]
 SECOND = base64.b64encode(bytes(2 * 16_000)).decode()
 SOUND, TRANSCRIPT = "response.output_audio.delta", "response.output_audio_transcript.delta"
 
+UNNUMBERED = ("session.resumed", "session.replaced", "session.resync_required")
+
 
 class OmniClient:
-    """One session. log: all events, whose numbers must rise."""
+    """One session. log: all events. n_received: number of the last one; none may be missing."""
 
     def __init__(self, socket: websockets.ClientConnection):
         self.socket = socket
         self.log: list[Json] = []
+        self.n_received = 0
 
     async def send(self, kind: str, **fields: Any) -> None:
         await self.socket.send(json.dumps({"type": kind, **fields}))
@@ -29,11 +32,14 @@ class OmniClient:
         async with asyncio.timeout(seconds):
             while True:
                 event = json.loads(await self.socket.recv())
-                last = self.log[-1]["server_event_seq"] if self.log else 0
-                assert event["server_event_seq"] > last and event["event_id"] and event["session_id"]
                 self.log.append(event)
-                if event["type"] not in ("session.closed", "session.expired"):
-                    await self.send("session.event_ack", server_event_seq=event["server_event_seq"])
+                if event["type"] in UNNUMBERED:
+                    assert "server_event_seq" not in event and event["session_id"]
+                else:
+                    assert event["server_event_seq"] == self.n_received + 1 and event["event_id"]
+                    self.n_received += 1
+                    if event["type"] not in ("session.closed", "session.expired"):
+                        await self.send("session.event_ack", server_event_seq=self.n_received)
                 if event["type"] == kind:
                     return event
 
@@ -44,6 +50,18 @@ class OmniClient:
         created = await self.until("session.created")
         await self.until("session.updated")
         return created["session"]
+
+    def abort(self) -> None:
+        """Lose the connection without a close frame."""
+        self.socket.transport.abort()
+
+    async def resume(self, socket: websockets.ClientConnection, **fields: Any) -> None:
+        """Ask to continue over another connection. fields: other ones than the right ones."""
+        self.socket = socket
+        credentials = [event for event in self.log if event["type"] in ("session.created", "session.resumed")][-1]
+        last = {"last_received_server_event_seq": self.n_received}
+        right = {name: credentials[name] for name in ("session_id", "resume_token")}
+        await self.send("session.resume", **{**right, **last, **fields})
 
     async def append(self, **fields: Any) -> None:
         await self.send("input_audio_buffer.append", **{"audio": SECOND, "format": "pcm16", **fields})

@@ -1,0 +1,69 @@
+"""Items of vLLM-Omni conversations: what was heard of them, and the texts that another context begins with."""
+
+import pytest
+
+from server.doors.dialects.vllm_omni.items import MAX_ITEMS, OmniItem, OmniItems
+from server.doors.errors import ApiError
+
+
+def spoken(item_id: str = "item_resp_1") -> OmniItem:
+    """Ten characters in the first second, ten in the second one."""
+    item = OmniItem(item_id, "assistant", [{"type": "output_audio", "transcript": "one, two, three four"}])
+    item.marks = [(10, 1000.0), (20, 2000.0)]
+    item.playback.sent_ms = 2000.0
+    return item
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [(0, ""), (500, "one, "), (1000, "one, two,"), (1500, "one, two, three"), (2000, None), (9000, None)],
+)
+def test_what_was_heard_follows_the_marks(ms: float, text: str | None) -> None:
+    item = spoken()
+    assert item.heard(ms) == (item.transcript if text is None else text.rstrip())
+
+
+def test_a_cut_item_has_what_was_heard() -> None:
+    item = spoken()
+    item.playback.acknowledge(1800, None)
+    item.cut(500)
+    assert item.transcript == "one," and item.playback.shown()["committed_ms"] == 500
+    assert item.heard(9000) == "one,"
+
+
+def test_another_context_begins_with_what_was_kept() -> None:
+    items = OmniItems()
+    items.add(OmniItem("a", "user", [], text="Count."))
+    items.add(OmniItem("b", "user", [{"type": "input_audio", "transcript": None}]))
+    items.add(spoken())
+    whole = items.history(is_heard_only=False)
+    assert [text.text for text in whole] == ["Count.", "You have said: one, two, three four"]
+    assert [text.text for text in items.history(is_heard_only=True)] == ["Count."], "nothing was acknowledged"
+    items.find("item_resp_1").playback.acknowledge(1000, None)
+    assert items.history(is_heard_only=True)[-1].text == "You have said: one, two,"
+
+
+def test_acknowledgements_name_an_item_of_a_response() -> None:
+    items = OmniItems()
+    assert items.find_spoken(None, None) is None
+    items.add(OmniItem("a", "user", []))
+    item = spoken()
+    assert items.add(item) == "a"
+    assert items.find_spoken(None, None) is items.find_spoken(None, "resp_1") is item
+    for item_id, response_id, code in (
+        ("a", None, "playback_item_not_found"),
+        ("a", "resp_1", "playback_item_mismatch"),
+        (None, "resp_2", "playback_item_not_found"),
+    ):
+        with pytest.raises(ApiError) as refused:
+            items.find_spoken(item_id, response_id)
+        assert refused.value.code == code
+
+
+def test_the_oldest_items_are_forgotten() -> None:
+    items = OmniItems()
+    for number in range(MAX_ITEMS + 1):
+        items.add(OmniItem(f"i{number}", "user", []))
+    assert not items.has("i0") and items.has("i1") and items.last_id == f"i{MAX_ITEMS}"
+    with pytest.raises(ApiError, match="item_id: expected an item of the conversation, got i0"):
+        items.delete("i0")
