@@ -4,13 +4,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from fractions import Fraction
 from typing import Any
 
 import httpx
 import numpy as np
 from aiortc import (
-    AudioStreamTrack,
     MediaStreamTrack,
     RTCConfiguration,
     RTCPeerConnection,
@@ -18,38 +16,11 @@ from aiortc import (
     VideoStreamTrack,
 )
 from aiortc.mediastreams import MediaStreamError
-from av import AudioFrame
 
+from benchmarks.doors.call_load import CALLS, Microphone
 from tests.server.live_gateway import ANSWER_S, wait_until
 
-RATE, PACKET = 24_000, 480
-CALLS = "/v1/realtime/calls"
 Json = dict[str, Any]
-
-
-class Microphone(AudioStreamTrack):
-    """Sound of the user: what was said, then silence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._waiting = b""
-        self._at = 0
-        self._begun: float | None = None
-
-    def say(self, pcm16: bytes) -> None:
-        """Say this after all earlier sound. pcm16: at 24 kHz."""
-        self._waiting += pcm16
-
-    async def recv(self) -> AudioFrame:
-        now = asyncio.get_running_loop().time()
-        self._begun = now if self._begun is None else self._begun
-        await asyncio.sleep(self._begun + self._at / RATE - now)
-        packet, self._waiting = self._waiting[: 2 * PACKET], self._waiting[2 * PACKET :]
-        samples = np.frombuffer(packet.ljust(2 * PACKET, b"\0"), "<i2")[None]
-        frame = AudioFrame.from_ndarray(samples, format="s16", layout="mono")
-        frame.sample_rate, frame.pts, frame.time_base = RATE, self._at, Fraction(1, RATE)
-        self._at += PACKET
-        return frame
 
 
 class CallClient:

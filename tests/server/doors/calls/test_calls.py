@@ -18,11 +18,12 @@ import websockets
 from openai import AsyncOpenAI
 from PIL import Image
 
+from benchmarks.doors.call_load import CALLS
 from benchmarks.serve.fake_replies import FakeConversation
 from benchmarks.serve.fake_worker import FakeWorker
 from server.doors.live.sound.resample import pcm16_of
 from tests.server.access.keyed_gateway import ADMIN, USER, bearer, entry
-from tests.server.doors.calls.call_client import CALLS, CallClient, calling
+from tests.server.doors.calls.call_client import CallClient, calling
 from tests.server.doors.realtime.realtime_client import speech
 from tests.server.live_gateway import RunningGateway, running_gateway, wait_until
 from worker.config.webrtc import WebRtcConfig
