@@ -4,8 +4,6 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 
-import numpy as np
-
 from server.access.identity import Identity
 from server.doors.core.transcriber import MAX_S, SpokenInput, Transcriber, TranscriptEnd, Transcription
 from server.doors.errors import ApiError
@@ -35,13 +33,15 @@ class InputTranscripts:
         transcriber: of all sessions.
         identity: whose session it is.
         session_id: the session's id.
+
+    heard: sound that the detector hears.
     """
 
     def __init__(self, send: LiveEventSender, transcriber: Transcriber, identity: Identity, session_id: str):
         self._send, self._transcriber = send, transcriber
         self._identity, self._session_id = identity, session_id
-        self._heard = RecentSound(round(1000 * MAX_S), IDLE_MS)
-        self._heard.keep(is_kept=transcriber.is_enabled)
+        self.heard = RecentSound(round(1000 * MAX_S), IDLE_MS)
+        self.heard.keep(is_kept=transcriber.is_enabled)
         self._start_ms: int | None = None  # of the turn that is open
         self._turns: deque[_SpokenTurn] = deque()
         self._has_sent = False
@@ -51,23 +51,19 @@ class InputTranscripts:
         """Whether the server makes transcripts."""
         return self._transcriber.is_enabled
 
-    def hear(self, samples: np.ndarray) -> None:
-        """Add sound that the detector hears, [n] float32 at 16 kHz."""
-        self._heard.push(samples)
-
     def on_heard(self, heard: Heard, ahead_ms: float) -> None:
         """Transcribe a turn once it is over. ahead_ms: of the session's timeline, to the sound."""
         if not self.is_enabled:
             return
         if isinstance(heard, SpeechHeard):
             self._start_ms = heard.start_ms
-            self._heard.begin(heard.start_ms)
+            self.heard.begin(heard.start_ms)
         elif isinstance(heard, SpeechOver) and self._start_ms is not None:
             start_ms = max(0, round(self._start_ms + ahead_ms))
             turn = _SpokenTurn(start_ms, max(start_ms, round(heard.end_ms + ahead_ms)))
             self._start_ms = None
             self._turns.append(turn)
-            spoken = SpokenInput(self._heard.cut(heard.end_ms))
+            spoken = SpokenInput(self.heard.cut(heard.end_ms))
             turn.running = self._transcriber.start(
                 self._session_id, self._identity, spoken, lambda _: None, lambda end: self._finish(turn, end)
             )

@@ -97,7 +97,7 @@ class GptLiveSession:
         self.lane = LiveLane(self, clock)
         self.voice = VoiceFeed(DetectorSettings(), self.on_heard)
         self._transcripts = InputTranscripts(send, transcriber, identity, session_id)
-        self.voice.tap(self._transcripts.hear)
+        self.voice.keep_in(self._transcripts.heard)
         self._barge_in_ms = barge_in_ms
         self._overlap = OverlapSpeech()
         self.timeline = OutputTimeline()

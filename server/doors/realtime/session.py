@@ -86,7 +86,7 @@ class RealtimeSession:
         self._output = SoundOutput(config.output_format)
         self._has_spoken = False
         self.lane = DuplexLane(self, self._turns, config.turn_detection or TurnDetection(), context.clock)
-        self.lane.voice.tap(self._transcripts.hear)
+        self.lane.voice.keep_in(self._transcripts.heard)
         self._turn_lane = TurnLane()
         self._answers = TurnAnswers(context.turns, context.identity, self._on_answer_end, context.clock)
         self.lane_changed = asyncio.Event()

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from server.doors.live.sound.detector import RATE_MS, DetectorSettings, Heard, SpeechDetector
+from server.doors.live.sound.recent_sound import RecentSound
 from worker.vad_network import shared_network
 
 CHUNK = 16_000  # samples at once at most, so that sessions with much sound do not delay the others
@@ -25,7 +26,8 @@ class VoiceFeed:
         self.pushed_ms = 0.0
         self._changed = asyncio.Event()
         self._detector: SpeechDetector | None = None
-        self._tap: Callable[[np.ndarray], None] | None = None
+        self._heard_ms = 0.0
+        self._recent: RecentSound | None = None
 
     def configure(self, settings: DetectorSettings) -> None:
         """Change the settings from the next sound on."""
@@ -40,13 +42,13 @@ class VoiceFeed:
         self._n_waiting += len(samples)
         while self._n_waiting > MAX_WAITING and len(self._waiting) > 1:
             self._n_waiting -= len(self._waiting.pop(0))
-        if self._tap is not None:
-            self._tap(samples)
+        if self._recent is not None:
+            self._recent.push(samples)
         self._changed.set()
 
-    def tap(self, take: Callable[[np.ndarray], None]) -> None:
-        """Pass on all sound from now on, as it is pushed."""
-        self._tap = take
+    def keep_in(self, recent: RecentSound) -> None:
+        """Pass on all sound from now on."""
+        self._recent = recent
 
     async def run(self) -> None:
         """Process sound until cancelled."""
@@ -60,8 +62,12 @@ class VoiceFeed:
                 sound = np.concatenate(self._waiting)
                 self._waiting, self._n_waiting = [], 0
                 for start in range(0, len(sound), CHUNK):
-                    for heard in await loop.run_in_executor(_POOL, self._detector.push, sound[start : start + CHUNK]):
+                    chunk = sound[start : start + CHUNK]
+                    for heard in await loop.run_in_executor(_POOL, self._detector.push, chunk):
                         self._listener(heard)
+                    self._heard_ms += len(chunk) / RATE_MS
+                    if self._recent is not None:
+                        self._recent.advance(self._heard_ms)
 
     def _make(self) -> SpeechDetector:
         return SpeechDetector(shared_network(), self._settings)

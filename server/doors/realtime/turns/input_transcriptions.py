@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
-
 from server.access.identity import Identity
 from server.doors.core.transcriber import MAX_S, SpokenInput, Transcriber, Transcription, WholeTranscript
 from server.doors.errors import ApiError
@@ -24,12 +22,14 @@ class InputTranscriptions:
         transcriber: of all sessions.
         identity: whose session it is.
         session_id: the session's id.
+
+    heard: sound that the detector hears.
     """
 
     def __init__(self, send: EventSender, transcriber: Transcriber, identity: Identity, session_id: str):
         self._send, self._transcriber = send, transcriber
         self._identity, self._session_id = identity, session_id
-        self._heard = RecentSound(round(1000 * MAX_S), IDLE_MS)
+        self.heard = RecentSound(round(1000 * MAX_S), IDLE_MS)
         self._settings: TranscriptionSettings | None = None
         self._running: dict[str, Transcription] = {}
 
@@ -38,20 +38,16 @@ class InputTranscriptions:
         if not self._transcriber.is_enabled:
             config = replace(config, transcription=None)
         self._settings = config.transcription
-        self._heard.keep(is_kept=self._settings is not None)
+        self.heard.keep(is_kept=self._settings is not None)
         return config
-
-    def hear(self, samples: np.ndarray) -> None:
-        """Add sound that the detector hears, [n] float32 at 16 kHz."""
-        self._heard.push(samples)
 
     def begin_turn(self, start_ms: float) -> None:
         """The user's turn begins. start_ms: in the sound that the detector hears."""
-        self._heard.begin(start_ms)
+        self.heard.begin(start_ms)
 
     def clear(self) -> None:
         """Drop sound that is not committed."""
-        self._heard.clear()
+        self.heard.clear()
 
     def start(self, item: ConversationItem, end_ms: float | None = None) -> None:
         """Transcribe an item that was committed.
@@ -60,7 +56,7 @@ class InputTranscriptions:
             item: its own sound, or what the detector has heard since the turn's begin or the item before.
             end_ms: of the turn; None: now.
         """
-        heard = self._heard.cut(end_ms)
+        heard = self.heard.cut(end_ms)
         sound, settings = heard if item.sound is None else item.sound, self._settings
         if settings is None:
             return

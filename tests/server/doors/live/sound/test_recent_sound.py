@@ -18,6 +18,7 @@ class Counted:
         for _ in range(0, ms, 20):
             self.sound.push(np.arange(self._n, self._n + 320, dtype=np.float32))
             self._n += 320
+            self.sound.advance(self._n / 16)
 
     def cut(self, end_ms: float | None = None) -> tuple[float, float]:
         """First and last ms of the span; (0, 0) if it is empty."""
@@ -51,6 +52,17 @@ def test_old_sound_is_dropped(counted: Counted) -> None:
     counted.sound.begin(2500)
     counted.push(2 * MAX_MS)
     assert counted.cut() == (4500 - MAX_MS, 4500), "expected the newest sound of a long turn"
+
+
+def test_sound_that_the_detector_has_not_heard_is_kept() -> None:
+    sound = RecentSound(MAX_MS, IDLE_MS)
+    sound.keep(is_kept=True)
+    sound.push(np.arange(16 * 5000, dtype=np.float32))
+    sound.advance(600)
+    sound.begin(450)
+    assert sound.cut(900)[[0, -1]].tolist() == [16 * 450, 16 * 900 - 1]
+    sound.begin(1000)
+    assert sound.cut()[[0, -1]].tolist() == [16 * (5000 - MAX_MS), 16 * 5000 - 1], "expected the end of a long turn"
 
 
 def test_sound_that_is_cleared_or_not_kept_is_gone(counted: Counted) -> None:

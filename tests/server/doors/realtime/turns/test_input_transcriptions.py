@@ -34,7 +34,7 @@ def test_a_turn_of_the_user_is_transcribed_after_its_end() -> None:
     async def scenario() -> None:
         async with stub_gateway(UNITS, WRITTEN) as (gateway, worker), realtime(gateway.port) as client:
             assert await transcribing(client, turn_detection={"type": "server_vad"}) == WHISPER
-            await client.append(silence(1.0) + speech() + silence(1.0))
+            await client.append(silence(12.0) + speech() + silence(1.0))  # more than is kept before speech
             completed = await client.until(f"{KIND}.completed")
             item_id = completed["item_id"]
             assert completed["transcript"] == TEXT and completed["content_index"] == 0
