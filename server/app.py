@@ -26,6 +26,7 @@ from server.doors.calls.processes import PeerProcesses
 from server.doors.calls.routes import CallSockets, call_routes
 from server.doors.chat.routes import ChatDoor, completion_routes
 from server.doors.core.chat_turn import ChatTurns
+from server.doors.core.picture_urls import PictureUrls
 from server.doors.core.transcriber import Transcriber
 from server.doors.dialects.choice import DUPLEX_PATH, RealtimeDialects, add_duplex_socket
 from server.doors.dialects.minicpm_o.socket import MiniCpmDoor
@@ -89,7 +90,7 @@ class Gateway:
     http: client for the workers. peers: processes of calls. default_voice: sound file for sessions without a voice of
     their own.
     session_limits: of sessions of the OpenAI API. live_barge_in_ms: speech that silences a GPT-Live reply; 0: none.
-    slot_window: context of the workers' slots.
+    slot_window: context of the workers' slots. picture_urls: fetches pictures from allowed hosts.
     """
 
     dispatcher: Dispatcher
@@ -117,6 +118,7 @@ class Gateway:
     session_limits: SessionLimits = field(default_factory=SessionLimits)
     live_barge_in_ms: int = 0
     slot_window: SlotWindow = field(default_factory=SlotWindow)
+    picture_urls: PictureUrls = field(default_factory=PictureUrls)
 
 
 def build_app(gateway: Gateway) -> FastAPI:
@@ -155,7 +157,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     turns, names, voice_names = gateway.turns, gateway.model_names, gateway.voice_names
     app.include_router(model_routes(names))
     app.include_router(speech_routes(SpeechDoor(turns, names, voice_names, admission)))
-    app.include_router(completion_routes(ChatDoor(turns, names, voice_names, admission)))
+    app.include_router(completion_routes(ChatDoor(turns, names, voice_names, admission, gateway.picture_urls)))
     add_sockets(app, gateway.sockets, admission)
     door = DoorContext(
         gateway.slots,
@@ -169,6 +171,7 @@ def build_app(gateway: Gateway) -> FastAPI:
         gateway.session_limits,
         gateway.live_barge_in_ms,
         gateway.slot_window,
+        gateway.picture_urls,
     )
     app.include_router(secret_routes(gateway.access, gateway.model_names))
     duplex = VllmOmniDoor(door)

@@ -25,6 +25,7 @@ from server.dispatch.queue import Queue
 from server.dispatch.workers import WorkerAddress, Workers
 from server.doors.calls.processes import PeerProcesses
 from server.doors.core.chat_turn import ChatTurns
+from server.doors.core.picture_urls import PictureUrls
 from server.doors.core.transcriber import Transcriber
 from server.doors.live.door_context import SessionLimits
 from server.doors.live.truncation import SlotWindow
@@ -209,6 +210,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         SessionLimits(audio_mode_s=config.api.audio_mode_s, video_mode_s=config.api.video_mode_s),
         config.api.live_barge_in_ms,
         slot_window=SlotWindow(config.duplex.context_rows, config.duplex.session),
+        picture_urls=PictureUrls(config.api.image_hosts),
     )
     return gateway, HealthWatch(dispatcher, metrics, http, service.worker_timeout_s)
 

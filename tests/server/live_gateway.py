@@ -22,6 +22,7 @@ from websockets.http11 import Request, Response
 from benchmarks.serve.fake_worker import FakeWorker
 from server.app import Gateway, build_app
 from server.dispatch.workers import WorkerAddress
+from server.doors.core.picture_urls import PictureUrls
 from server.doors.live.door_context import SessionLimits
 from server.health_watch import HealthWatch
 from server.serving import HTTP_LIMITS, ServeOptions, build_gateway
@@ -137,6 +138,7 @@ async def running_gateway(
     options: Json | None = None,
     is_recording: bool = False,
     limits: SessionLimits | None = None,
+    picture_urls: PictureUrls | None = None,
     **service: Any,
 ) -> AsyncIterator[RunningGateway]:
     """A gateway in front of these workers.
@@ -147,6 +149,7 @@ async def running_gateway(
         options: of uvicorn.
         is_recording: record sessions, below `data_dir` of the service.
         limits: of sessions of the OpenAI API.
+        picture_urls: fetches pictures.
         service: settings of the section `service`.
     """
     config = with_own_data_dir(default_config())
@@ -163,6 +166,8 @@ async def running_gateway(
             gateway, watch = build_gateway(config, worker_http, ServeOptions(addresses, reports))
             if limits is not None:
                 gateway = replace(gateway, session_limits=limits)
+            if picture_urls is not None:
+                gateway = replace(gateway, picture_urls=picture_urls)
             server = live_server(build_app(gateway), **(options or {}))
             serving = asyncio.create_task(server.serve([bound_socket]))
             await wait_until(lambda: server.started or serving.done(), "the gateway to start")

@@ -3,10 +3,8 @@
 import asyncio
 import re
 import resource
-import shutil
 import signal
 import ssl
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +17,7 @@ from websockets import connect
 from benchmarks.serve.fake_worker import FakeWorker
 from server.main import certificate, main
 from server.serving import ServeOptions, Tls, serve
+from tests.server.certificates import make_certificate
 from tests.server.live_gateway import ANSWER_S, CHUNK, STOP, Client, connect_to, run, wait_until
 from worker.config.service import default_config
 from worker.protocol.codes import ErrorCode
@@ -136,30 +135,6 @@ def test_refuses_unknown_flags(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as left:
             main(flags)
         assert left.value.code == 2 and capsys.readouterr().err, flags
-
-
-def make_certificate(folder: Path, name: str, *options: str) -> tuple[Path, Path]:
-    """Create a certificate and its key."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs openssl to make a certificate")
-    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    command = [
-        openssl,
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
-    subprocess.run([*command, *(options or ["-nodes"])], check=True, capture_output=True, timeout=60)
-    return cert, key
 
 
 def test_serves_https(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

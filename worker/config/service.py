@@ -201,6 +201,13 @@ class ApiSection(Settings):
         description="transcriptions of users' speech that one worker makes at the same time, in slots that no session "
         "needs; 0: none, so that sessions show `transcription: null`",
     )
+    image_hosts: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        examples=["images.example.org", "*.example.net"],
+        description="hosts from whose https addresses pictures of chats and sessions are fetched; `*` stands for any "
+        "text; none: pictures come as data URLs only",
+    )
     voices: Annotated[dict[str, str], TypeWords("an object, each value text")] = Field(
         {},
         description="voices of the OpenAI API, such as alloy, and the reference voice that speaks for each; "

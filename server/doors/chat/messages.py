@@ -1,9 +1,12 @@
 """Messages of a chat completion as messages of the worker's request, one for one: errors name the same places."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from server.doors.core.picture_urls import PictureUrlError, PictureUrls
 from server.doors.core.request_fields import RequestFields, item_fields
+from server.doors.core.turn_response import base64_text
 from server.doors.errors import ApiError, invalid
 from worker.describe import cut
 from worker.protocol.wire import WireError, read_object
@@ -11,6 +14,8 @@ from worker.protocol.wire import WireError, read_object
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 TEXT_PARTS = {"text": "text", "refusal": "refusal"}  # type -> field
 PARTS = (*TEXT_PARTS, "image_url", "input_audio", "video_url")
+MAX_FETCHED = 16  # pictures of one request
+MAX_FETCHED_BYTES = 64 * 2**20  # of all of them
 # An id of a spoken answer -> its transcript; None for an unknown one.
 FindTranscript = Callable[[str], str | None]
 
@@ -61,9 +66,33 @@ def _part(fields: RequestFields) -> dict[str, Any]:
     if kind == "input_audio":
         return {"type": "audio", "data": group.text("data")}
     url = group.text("url")
-    if url[:5].lower() != "data:":
+    is_fetched = kind == "image_url" and url[:6].lower() == "https:"  # by `fetch_pictures`
+    if url[:5].lower() != "data:" and not is_fetched:
         raise invalid(group.name("url"), expected="a data: URL", got=cut(url))
     return {"type": kind.removesuffix("_url"), "data": url}
+
+
+async def fetch_pictures(messages: list[dict[str, Any]], picture_urls: PictureUrls) -> None:
+    """Put pictures behind addresses of allowed hosts into the messages. Raises: ApiError."""
+    parts = (
+        (f"messages[{i}].content[{j}].image_url.url", part)
+        for i, message in enumerate(messages)
+        for j, part in enumerate(message["content"] if isinstance(message["content"], list) else ())
+        if part["type"] == "image" and part["data"][:6].lower() == "https:"
+    )
+    n_bytes = 0
+    for n_before, (param, part) in enumerate(parts):
+        if not picture_urls.allows(part["data"]):
+            raise invalid(param, expected="a data: URL", got=cut(part["data"]))
+        if n_before == MAX_FETCHED or n_bytes > MAX_FETCHED_BYTES:
+            expected = f"at most {MAX_FETCHED} pictures and {MAX_FETCHED_BYTES} bytes behind addresses"
+            raise invalid(param, expected=expected, got="more")
+        try:
+            data = await picture_urls.fetch(part["data"])
+        except PictureUrlError as error:
+            raise invalid(param, expected=error.expected, got=error.got) from None
+        n_bytes += len(data)
+        part["data"] = await asyncio.to_thread(base64_text, data)
 
 
 def _earlier_answer(audio: RequestFields, find_transcript: FindTranscript) -> str:

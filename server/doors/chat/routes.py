@@ -12,9 +12,11 @@ from server.access.identity import identity_of
 from server.admission import Admission
 from server.doors.chat.audio_answers import AudioAnswers
 from server.doors.chat.completions import CompletionHead, completion, completion_chunks
+from server.doors.chat.messages import fetch_pictures
 from server.doors.chat.parts import AnswerPart, answer_parts
 from server.doors.chat.request import ChatOrder, chat_order
 from server.doors.core.chat_turn import ChatTurns
+from server.doors.core.picture_urls import PictureUrls
 from server.doors.core.turn_response import EVENT_STREAM, NO_CACHE, TurnResponse, reporting_errors, with_pings
 from server.doors.core.turn_voice import voice_fields
 from server.doors.errors import ApiError, ApiErrorBody
@@ -57,6 +59,7 @@ class ChatDoor:
     names: ModelNames
     voices: VoiceNames
     admission: Admission
+    picture_urls: PictureUrls
     answers: AudioAnswers = field(default_factory=AudioAnswers)
 
 
@@ -73,6 +76,7 @@ def completion_routes(door: ChatDoor) -> APIRouter:
         model = door.names.resolve_for(order.model, identity)
         if (refusal := door.admission.refusal(request, "chat")) is not None:
             raise ApiError(403, refusal)
+        await fetch_pictures(order.messages, door.picture_urls)
         parts = answer_parts(door.turns, order, await _voice(door, order), identity)
         head = CompletionHead(model, order.audio, door.answers, identity.owner)
         if not order.stream:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from server.access.usage import DayUsage
 from server.admission import Admission
 from server.doors.core.chat_turn import ChatTurns
+from server.doors.core.picture_urls import PictureUrls
 from server.doors.core.transcriber import Transcriber
 from server.doors.live.truncation import SlotWindow
 from server.doors.model_names import ModelNames
@@ -44,3 +45,4 @@ class DoorContext:
     limits: SessionLimits = SessionLimits()
     live_barge_in_ms: int = 0
     slot: SlotWindow = field(default_factory=SlotWindow)
+    picture_urls: PictureUrls = field(default_factory=PictureUrls)

@@ -1,5 +1,6 @@
-"""Pictures of items: from a data URL to checked bytes. Slow: call it on a thread."""
+"""Pictures of items: from an address to checked bytes. Decoding runs on a thread."""
 
+import asyncio
 import binascii
 import io
 import re
@@ -7,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from PIL import Image, UnidentifiedImageError
 
+from server.doors.core.picture_urls import PictureUrlError, PictureUrls
 from server.doors.live.event_error import EventError
 
 MAX_BYTES = 20 * 2**20
@@ -16,9 +18,20 @@ DATA_URL = re.compile(r"data:image/[a-z0-9.+-]{1,20};base64,", re.IGNORECASE)
 POOL = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pictures")
 
 
+async def picture_behind(url: str, picture_urls: PictureUrls, param: str = "item.content.image_url") -> bytes:
+    """The encoded picture of a data URL, or behind an address of an allowed host. Raises: EventError."""
+    loop = asyncio.get_running_loop()
+    if not picture_urls.allows(url):
+        return await loop.run_in_executor(POOL, picture_of, url, param)
+    try:
+        data = await picture_urls.fetch(url)
+    except PictureUrlError as error:
+        raise _refused(param, error.expected, error.got) from None
+    return await loop.run_in_executor(POOL, checked_picture, data, param)
+
+
 def picture_of(url: str, param: str = "item.content.image_url") -> bytes:
-    """The encoded picture in a data URL, which can be decoded. Raises: EventError."""
-    # Fetching an address for a client would reach what only this machine may reach.
+    """The encoded picture in a data URL, which can be decoded. Slow. Raises: EventError."""
     found = DATA_URL.match(url[:64])
     if found is None:
         raise _refused(param, "a data URL of a picture in base64", url[:30])
@@ -28,6 +41,11 @@ def picture_of(url: str, param: str = "item.content.image_url") -> bytes:
         data = binascii.a2b_base64(url[found.end() :])
     except ValueError as error:
         raise _refused(param, "base64", str(error)) from None
+    return checked_picture(data, param)
+
+
+def checked_picture(data: bytes, param: str) -> bytes:
+    """The same bytes, if they are a picture that can be decoded. Slow. Raises: EventError."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if not 0 < image.width * image.height <= MAX_PIXELS:

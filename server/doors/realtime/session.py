@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from server.access.identity import Identity
 from server.doors.core.chat_turn import ChatTurns
+from server.doors.core.picture_urls import PictureUrls
 from server.doors.core.transcriber import Transcriber
 from server.doors.errors import ApiError
 from server.doors.live.event_error import EventError, of_validation
@@ -46,6 +47,7 @@ class SessionContext:
 
     voices: names of voices. turns, transcriber: of all doors. identity: whose session it is. expires_at: Unix s.
     slot: context of the deployment's slots. clock: monotonic s. rate_limits: what is left of the limits of its key.
+    picture_urls: fetches pictures from allowed hosts.
     """
 
     voices: VoiceNames
@@ -56,6 +58,7 @@ class SessionContext:
     clock: Callable[[], float]
     slot: SlotWindow = field(default_factory=SlotWindow)
     rate_limits: Callable[[], list[Json]] = list
+    picture_urls: PictureUrls = field(default_factory=PictureUrls)
 
 
 class RealtimeSession:
@@ -230,7 +233,8 @@ class RealtimeSession:
             self.lane.add_text(text)
 
     async def _media_of(self, given: events.GivenItem) -> ItemMedia:
-        return await media_of(given, self.config.input_format, self._context.slot.max_slices)
+        context = self._context
+        return await media_of(given, self.config.input_format, context.slot.max_slices, context.picture_urls)
 
     async def _on_retrieve_item(self, event: events.RetrieveItem) -> None:
         item = self.conversation.find(event.item_id, "item_retrieve_invalid_item_id")

@@ -116,6 +116,7 @@ class RealtimeConnection:
             time.monotonic,
             context.slot,
             lambda: context.usage.left(live.identity),
+            context.picture_urls,
         )
         self._session = RealtimeSession(self._send, config, used, track)
 

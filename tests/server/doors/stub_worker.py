@@ -66,10 +66,12 @@ async def forever(connection: ServerConnection) -> None:
 
 
 @asynccontextmanager
-async def stub_gateway(*steps: list[Step], slots: int = 2) -> AsyncIterator[tuple[RunningGateway, StubWorker]]:
-    """A gateway and its worker, which answers with these steps."""
+async def stub_gateway(
+    *steps: list[Step], slots: int = 2, **options: Any
+) -> AsyncIterator[tuple[RunningGateway, StubWorker]]:
+    """A gateway and its worker, which answers with these steps. options: of `running_gateway`."""
     worker = StubWorker(list(steps))
-    async with scripted_worker(worker.serve, slots) as port, running_gateway(port) as gateway:
+    async with scripted_worker(worker.serve, slots) as port, running_gateway(port, **options) as gateway:
         await wait_until(lambda: gateway.gateway.dispatcher.workers.n_ready, "a worker")
         yield gateway, worker
 

@@ -102,7 +102,7 @@ def test_choice_of_tools() -> None:
         ({"messages": [HI, {"role": "user", "content": None}]}, "messages[1].content"),
         ({"messages": [{"role": "user", "content": [{"type": "file"}]}]}, "messages[0].content[0].type"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://a/b"}}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a/b"}}]}]},
             "messages[0].content[0].image_url.url",
         ),
         ({"messages": [{"role": "assistant", "audio": {"id": "audio_2"}}]}, "messages[0].audio.id"),

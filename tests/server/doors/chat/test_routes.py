@@ -3,12 +3,14 @@
 import asyncio
 import base64
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
 from server.doors.chat import routes
+from server.doors.core.picture_urls import PictureUrls
 from server.doors.core.sound_formats import encoded
 from tests.server.doors.core.test_sound_formats import decoded
 from tests.server.doors.speech.test_routes import events_of
@@ -252,5 +254,38 @@ def test_full_queue_answers_503() -> None:
             assert refused.json()["error"]["code"] == "overloaded" and int(refused.headers["retry-after"]) >= 1
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
+
+    run(scenario)
+
+
+def test_pictures_behind_addresses_are_fetched_from_allowed_hosts_only() -> None:
+    async def resolve(_: str) -> list[str]:
+        return ["93.184.216.34"]
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"picture"
+
+        return httpx.Response(200, content=parts())
+
+    def asking(url: str) -> dict[str, Any]:
+        content = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": url}}]
+        return {**HI, "messages": [{"role": "user", "content": content}]}
+
+    pictures = PictureUrls(("a.example.org",), resolve=resolve, transport=httpx.MockTransport(answer))
+
+    async def scenario() -> None:
+        async with stub_gateway(WRITTEN, picture_urls=pictures) as (gateway, worker):
+            assert (await gateway.http.post(PATH, json=asking("https://a.example.org/b.jpg"))).status_code == 200
+            [(_, request)] = worker.requests
+            assert base64.b64decode(request["messages"][0]["content"][1]["data"]) == b"picture"
+            refused = await gateway.http.post(PATH, json=asking("https://b.example.org/b.jpg"))
+            assert refused.status_code == 400 and len(worker.requests) == 1
+            assert refused.json()["error"]["param"] == "messages[0].content[1].image_url.url"
+            assert "a host that the operator allows, got b.example.org" in refused.json()["error"]["message"]
+        async with stub_gateway(WRITTEN) as (gateway, worker):
+            refused = await gateway.http.post(PATH, json=asking("https://a.example.org/b.jpg"))
+            assert refused.status_code == 400 and "expected a data: URL" in refused.json()["error"]["message"]
+            assert not worker.requests
 
     run(scenario)

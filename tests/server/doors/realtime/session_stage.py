@@ -15,11 +15,11 @@ import numpy as np
 
 from server.access.identity import Identity
 from server.doors.core.chat_turn import NO_USAGE, ChatTurns, TurnFinished, TurnRequest, TurnSound, TurnText
+from server.doors.core.picture_urls import PictureUrls
 from server.doors.core.transcriber import Transcriber
 from server.doors.core.unit_session import UnitSession
 from server.doors.errors import ApiError
 from server.doors.live.sound.detector import SpeechContinues, SpeechHeard, SpeechOver
-from server.doors.live.truncation import SlotWindow
 from server.doors.realtime.events.client_events import read_event
 from server.doors.realtime.events.server_events import EventSender
 from server.doors.realtime.session import RealtimeSession, SessionContext
@@ -49,7 +49,7 @@ class StubUnits:
 class SessionStage:
     """One session, its events and its worker. log: all events, each checked."""
 
-    def __init__(self, slot: SlotWindow, turns: object):
+    def __init__(self, turns: object, picture_urls: PictureUrls):
         self.now = 100.0
         self.log: list[Json] = []
         self.units = StubUnits()
@@ -61,7 +61,7 @@ class SessionStage:
             Identity(),
             2_000_000_000,
             lambda: self.now,
-            slot,
+            picture_urls=picture_urls,
         )
         self.session = RealtimeSession(EventSender(self._take), RealtimeConfig("duo"), context)
 
@@ -190,19 +190,19 @@ class StubTurns:
 async def stage(
     detection: Mapping[str, Any] | None = None,
     *,
-    slot: SlotWindow | None = None,
     turns: object = None,
+    picture_urls: PictureUrls | None = None,
     **session: Any,
 ) -> AsyncIterator[SessionStage]:
     """A session with a worker.
 
     Args:
         detection: `turn_detection`; None: the default.
-        slot: context of the worker's slots.
         turns: chats of the turn lane.
+        picture_urls: fetches pictures.
         session: further settings.
     """
-    one = SessionStage(slot or SlotWindow(), turns)
+    one = SessionStage(turns, picture_urls or PictureUrls())
     await one.session.begin()
     audio: dict[str, Any] = session.pop("audio", {})
     if detection is not None:

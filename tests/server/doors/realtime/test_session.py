@@ -1,11 +1,16 @@
 """What a session makes of its settings, its items and its worker's refusals, without sockets."""
 
 import base64
+import io
+from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+from PIL import Image
 
+from server.doors.core.picture_urls import PictureUrls
 from server.doors.live.event_error import EventRefusedError
 from server.doors.live.sound.wire_sound import SoundOutput
 from tests.server.doors.realtime.event_schema import Json
@@ -147,6 +152,39 @@ def test_sound_before_another_lane_is_not_committed_in_it() -> None:
             await one.update(audio={"input": {"turn_detection": None}})
             await one.send("input_audio_buffer.commit")
             assert one.last("error")["error"]["code"] == "input_audio_buffer_commit_empty"
+
+    run(scenario)
+
+
+async def show(one: SessionStage, url: str) -> None:
+    part = {"type": "input_image", "image_url": url}
+    await one.send("conversation.item.create", item={"type": "message", "role": "user", "content": [part]})
+
+
+def test_pictures_behind_addresses_of_allowed_hosts_join_the_unit() -> None:
+    picture = io.BytesIO()
+    Image.new("RGB", (32, 24), "red").save(picture, "PNG")
+
+    async def resolve(_: str) -> list[str]:
+        return ["93.184.216.34"]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        async def parts() -> AsyncIterator[bytes]:
+            yield picture.getvalue() if request.url.path == "/a.png" else b"no picture"
+
+        return httpx.Response(200, content=parts())
+
+    urls = PictureUrls(("a.example.org",), resolve=resolve, transport=httpx.MockTransport(answer))
+
+    async def scenario() -> None:
+        async with stage(picture_urls=urls) as one:
+            await show(one, "https://a.example.org/a.png")
+            assert one.last("conversation.item.done")["item"]["content"][0]["image_url"].endswith("/a.png")
+            for wrong in ("https://a.example.org/b.png", "https://b.example.org/a.png", "http://a.example.org/a.png"):
+                await show(one, wrong)
+                assert one.log[-1]["error"]["code"] == "invalid_value", wrong
+            await one.append(1.0)
+            assert one.chunks[0].pictures() == [picture.getvalue()]
 
     run(scenario)
 
