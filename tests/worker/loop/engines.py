@@ -45,6 +45,7 @@ from worker.loop.voice_manager import VoiceManager
 TINY = Path(__file__).parents[3] / "assets" / "tiny"
 N_SLOTS = 3
 LLM_LEN, SPEECH_LEN = 384, 192
+PROMPT_FRAMES = 200  # mel frames of the longest voice, instead of 1500
 POSITIONS = 200  # of the audio encoder, instead of 1500
 UNIT_TOKENS = 6  # speech tokens of a unit, instead of 25
 OFF = WindowConfig(mode="off")
@@ -105,7 +106,7 @@ def make_parts(config: EngineConfig, *, short_history: bool = True) -> EnginePar
     # Wide enough for the voices below and for tokens that wait beside a unit of speech.
     vocoder_shapes = VocoderShapes(batch=n, speech_tokens=(10,), columns=(192,), prompt=(60,))
     model, *others = loaded()
-    with mock.patch.object(building, "SPEECH_ROWS", SPEECH_LEN):
+    with mock.patch.multiple(building, SPEECH_ROWS=SPEECH_LEN, MAX_PROMPT_FRAMES=PROMPT_FRAMES):
         model = short_history_model() if short_history else model
         return building.assemble(model, *others, config, shapes=shapes, vocoder_shapes=vocoder_shapes)
 
