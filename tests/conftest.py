@@ -12,7 +12,7 @@ from models.load import load_model
 from models.omni import OmniModel
 from tests.models.kernels.interpreter import let_loops_end, patch_once
 
-pytest_plugins = ("tests.scheduling",)
+pytest_plugins = ("tests.scheduling", "tests.conformance.servers")
 
 # Inductor probes each vector instruction set with the C++ compiler, ten times in each new cache folder. The processor's
 # own flags are enough for tests. Child processes inherit the variable.

@@ -16,9 +16,10 @@ from clients import talk
 from clients.errors import ConnectionLost, Refused, ServerError
 from clients.half_duplex import connect_half_duplex, half_duplex_settings
 from tests.clients.test_duplex_client import run, scripted
+from tests.conformance.servers import Servers
 from tests.worker.http.half_duplex_client import DEAF_S, PIECE, SHORT, sentence
 from tests.worker.http.processes import WorkerProcess
-from tests.worker.http.small_worker import N_SLOTS, small_worker
+from tests.worker.http.small_worker import N_SLOTS
 from worker.config.service import ROOT
 from worker.protocol.codec import Message
 from worker.protocol.half_duplex_messages import (
@@ -39,9 +40,8 @@ LONG = half_duplex_settings({"generation": {"max_new_tokens": 2000}, "vad": {"ba
 
 
 @pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    with small_worker(tmp_path_factory.mktemp("worker")) as process:
-        yield process
+def worker(servers: Servers) -> WorkerProcess:
+    return servers.worker
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""The processes of the conformance tests, and a client of their WebSockets that knows JSON only."""
+"""pytest plugin: a gateway and a worker of the embedded checkpoint, which all tests of a process share, and a client of
+their WebSockets that knows JSON only.
+"""
 
 import json
 import time
@@ -7,10 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from tests.e2e.serving import gateway
 from tests.worker.http.processes import WorkerProcess
+from tests.worker.http.small_worker import small_worker
 
 ANSWER_S = 60.0  # far above any answer: exceeding it means a hang
 
@@ -69,3 +74,12 @@ class Servers:
         """A client of the gateway. path: for example /ws/duplex/d1."""
         with connect(f"ws://127.0.0.1:{self.gateway}{path}", max_size=None, proxy=None) as connection:
             yield WireClient(connection)
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """Both processes, started by the first test that needs them. Tests leave all slots free and all apps enabled."""
+    folder = tmp_path_factory.mktemp("servers")
+    flags = ("--gpu-id", "0", "--worker-index", "0")  # as the test scripts of the public implementation start it
+    with small_worker(folder, *flags) as worker, gateway(folder, [worker.port]) as program:
+        yield Servers(program.port, worker)

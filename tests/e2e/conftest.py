@@ -1,4 +1,4 @@
-"""One browser with its media for all tests of a file."""
+"""One browser for all tests of a file, and the media of its devices."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,11 +7,9 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext
 
 from tests.e2e.browser import make_media, open_browser
-from tests.e2e.serving import ServerProcess, gateway
-from tests.worker.http.small_worker import small_worker
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def media(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return make_media(tmp_path_factory.mktemp("media"))
 
@@ -41,11 +39,3 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
     )
     yield one
     one.close()
-
-
-@pytest.fixture(scope="session")
-def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A gateway with one worker of the embedded checkpoint, for the pages with turns."""
-    folder = tmp_path_factory.mktemp("small")
-    with small_worker(folder) as worker, gateway(folder, [worker.port]) as program:
-        yield program

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, FilePayload
 
+from tests.conformance.servers import Servers
 from tests.e2e.accessibility import overflow, violations
 from tests.e2e.browser import OpenPage
-from tests.e2e.serving import ServerProcess
 
 PATH = "/turnbased"
 SHORT = {"max_new_tokens": 6}
@@ -24,12 +24,10 @@ def picture() -> FilePayload:
     return {"name": "red.png", "mimeType": "image/png", "buffer": data.getvalue()}
 
 
-def open_chat(
-    context: BrowserContext, server: ServerProcess, chat: dict[str, Any] = SHORT, **settings: Any
-) -> OpenPage:
+def open_chat(context: BrowserContext, server: Servers, chat: dict[str, Any] = SHORT, **settings: Any) -> OpenPage:
     stored = json.dumps({"preset": "", "prompt": "You are kind.", "chat": chat, **settings})
     context.add_init_script(f"localStorage.duologue_chat ??= {json.dumps(stored)}")
-    return OpenPage(context, server.port, PATH)
+    return OpenPage(context, server.gateway, PATH)
 
 
 def ask(page: OpenPage, text: str) -> None:
@@ -46,8 +44,8 @@ def wait_answers(page: OpenPage, n: int) -> list[dict[str, Any]]:
     return answers(page)
 
 
-def test_turns_with_a_picture(context: BrowserContext, small_server: ServerProcess) -> None:
-    page = open_chat(context, small_server)
+def test_turns_with_a_picture(context: BrowserContext, servers: Servers) -> None:
+    page = open_chat(context, servers)
     page.page.set_input_files("#file", [picture()])
     page.page.wait_for_selector("#attached img")
     ask(page, "What is it?")
@@ -108,8 +106,8 @@ def as_file(body: dict[str, Any]) -> FilePayload:
     return {"name": "chat.json", "mimeType": "application/json", "buffer": json.dumps(body).encode()}
 
 
-def test_spoken_answer_is_played_and_kept(context: BrowserContext, small_server: ServerProcess) -> None:
-    page = open_chat(context, small_server, spoken=True)
+def test_spoken_answer_is_played_and_kept(context: BrowserContext, servers: Servers) -> None:
+    page = open_chat(context, servers, spoken=True)
     ask(page, "Hello")
     page.wait(lambda: page.report["isSpeaking"], "speech")
     page.page.click("#stop")
@@ -143,8 +141,8 @@ def test_spoken_answer_is_played_and_kept(context: BrowserContext, small_server:
     assert page.errors == []
 
 
-def test_stop_ends_the_answer(context: BrowserContext, small_server: ServerProcess) -> None:
-    page = open_chat(context, small_server, LONG)
+def test_stop_ends_the_answer(context: BrowserContext, servers: Servers) -> None:
+    page = open_chat(context, servers, LONG)
     ask(page, "Tell me a long story")
     page.wait(lambda: answers(page) and answers(page)[-1]["text"], "the begin of the answer")
     page.page.click("#stop")
@@ -153,8 +151,8 @@ def test_stop_ends_the_answer(context: BrowserContext, small_server: ServerProce
     page.wait_text("#messages", "Stopped.")
 
 
-def test_refused_request_is_shown(context: BrowserContext, small_server: ServerProcess) -> None:
-    page = open_chat(context, small_server)
+def test_refused_request_is_shown(context: BrowserContext, servers: Servers) -> None:
+    page = open_chat(context, servers)
     broken = {"name": "broken.png", "mimeType": "image/png", "buffer": b"not a picture"}
     page.page.set_input_files("#file", [broken])
     ask(page, "What is it?")
@@ -165,9 +163,9 @@ def test_refused_request_is_shown(context: BrowserContext, small_server: ServerP
 
 
 @pytest.mark.parametrize(("scheme", "lang"), [("light", "en"), ("dark", "zh")])
-def test_accessible_on_a_phone(browser: Browser, small_server: ServerProcess, scheme: str, lang: str) -> None:
+def test_accessible_on_a_phone(browser: Browser, servers: Servers, scheme: str, lang: str) -> None:
     context = browser.new_context(color_scheme=scheme, reduced_motion="reduce", viewport={"width": 320, "height": 640})
-    page = OpenPage(context, small_server.port, PATH, lang=lang)
+    page = OpenPage(context, servers.gateway, PATH, lang=lang)
     page.page.set_input_files("#file", [picture()])
     page.page.wait_for_selector("#attached img")
     assert page.page.is_visible("#random"), "expected a warning that the checkpoint is a test model"

@@ -10,9 +10,9 @@ import pytest
 import soundfile
 from playwright.sync_api import Browser
 
+from tests.conformance.servers import Servers
 from tests.e2e.accessibility import overflow, violations
 from tests.e2e.browser import OpenPage, open_browser
-from tests.e2e.serving import ServerProcess
 from worker.protocol.wire import Sound
 
 PATH = "/half_duplex"
@@ -29,15 +29,15 @@ def speaking(media: tuple[Path, Path], root: Path, tmp_path_factory: pytest.Temp
         yield browser
 
 
-def open_page(browser: Browser, server: ServerProcess, config: dict[str, Any], **options: Any) -> OpenPage:
+def open_page(browser: Browser, server: Servers, config: dict[str, Any], **options: Any) -> OpenPage:
     context = browser.new_context(reduced_motion="reduce", **options)
     stored = json.dumps({"preset": "", "prompt": "You are kind.", "config": config})
     context.add_init_script(f"localStorage.duologue_half_duplex ??= {json.dumps(stored)}")
-    return OpenPage(context, server.port, PATH)
+    return OpenPage(context, server.gateway, PATH)
 
 
-def test_turn_from_the_microphone(speaking: Browser, small_server: ServerProcess) -> None:
-    page = open_page(speaking, small_server, SHORT)
+def test_turn_from_the_microphone(speaking: Browser, servers: Servers) -> None:
+    page = open_page(speaking, servers, SHORT)
     page.page.click("#start")
     page.wait_state("listening")
     page.wait_state("hearing")
@@ -64,9 +64,9 @@ def test_turn_from_the_microphone(speaking: Browser, small_server: ServerProcess
     assert page.sent_kind("stop") and page.errors == []
 
 
-def test_spoken_answer_is_interrupted(speaking: Browser, small_server: ServerProcess) -> None:
+def test_spoken_answer_is_interrupted(speaking: Browser, servers: Servers) -> None:
     config = {**SHORT, "tts.enabled": True, "generation.max_new_tokens": 60, "generation.length_penalty": 5}
-    page = open_page(speaking, small_server, config)
+    page = open_page(speaking, servers, config)
     page.page.click("#start")
     page.wait_state("speaking")
     page.page.wait_for_timeout(700)  # some of it is played
@@ -83,8 +83,8 @@ def test_spoken_answer_is_interrupted(speaking: Browser, small_server: ServerPro
     assert rate == 16000 and sound.shape[1] == 2 and min(you, answer) > 0.01, f"got peaks {you:.3f} and {answer:.3f}"
 
 
-def test_time_is_over(speaking: Browser, small_server: ServerProcess) -> None:
-    page = open_page(speaking, small_server, {**SHORT, "session.timeout_s": 1})
+def test_time_is_over(speaking: Browser, servers: Servers) -> None:
+    page = open_page(speaking, servers, {**SHORT, "session.timeout_s": 1})
     page.page.click("#start")
     page.wait_state("ended")
     page.wait_text("#failure", "The time of this conversation is over")
@@ -92,8 +92,8 @@ def test_time_is_over(speaking: Browser, small_server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize(("scheme", "lang"), [("light", "en"), ("dark", "zh")])
-def test_accessible_on_a_phone(speaking: Browser, small_server: ServerProcess, scheme: str, lang: str) -> None:
-    page = open_page(speaking, small_server, SHORT, color_scheme=scheme, viewport={"width": 320, "height": 640})
+def test_accessible_on_a_phone(speaking: Browser, servers: Servers, scheme: str, lang: str) -> None:
+    page = open_page(speaking, servers, SHORT, color_scheme=scheme, viewport={"width": 320, "height": 640})
     page.page.goto(f"{page.page.url.split('?')[0]}?lang={lang}")
     page.page.wait_for_selector("#random")  # the checkpoint is a test model
     assert (violations(page), overflow(page)) == ([], 0), "before the start"
