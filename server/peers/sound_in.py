@@ -8,7 +8,7 @@ from av import AudioFrame
 from server.doors.live.sound.resample import ENGINE_RATE, STEP, StreamResampler, pcm16_of
 
 OPUS_RATE = 48_000  # Hz
-SEND_SAMPLES = ENGINE_RATE * 40 // 1000  # of sound that goes to the gateway at once
+SEND_SAMPLES = OPUS_RATE * 40 // 1000  # of sound that goes to the gateway at once
 MAX_GAP = OPUS_RATE * 300 // 1000  # samples of lost sound; the gateway's clock completes longer gaps
 MAX_WAITING = 3  # packets of 20 ms behind a missing one
 MAX_JUMP = 100  # packets by which a sender may go back or ahead; more is a new stream
@@ -20,23 +20,26 @@ class IncomingSound:
     def __init__(self) -> None:
         self._resampler = StreamResampler(OPUS_RATE, ENGINE_RATE)
         self._next: int | None = None  # position of the next frame
-        self._waiting: list[np.ndarray] = []
+        self._waiting: list[np.ndarray] = []  # PCM16 of both channels, interleaved
         self._n_waiting = 0
 
     def push(self, frame: AudioFrame) -> bytes:
-        """The sound that is complete now; often none. frame: PCM16 at 48 kHz, interleaved."""
-        sound = frame.to_ndarray().reshape(-1, frame.layout.nb_channels).mean(axis=1, dtype=np.float32) * STEP
+        """The sound that is complete now; often none. frame: stereo PCM16 at 48 kHz, interleaved."""
         at = frame.pts or 0
         if self._next is not None and at > self._next:
-            sound = np.concatenate((np.zeros(min(at - self._next, MAX_GAP), np.float32), sound))
+            self._add(np.zeros(2 * min(at - self._next, MAX_GAP), np.int16))
         self._next = at + frame.samples
-        self._waiting.append(self._resampler.push(sound))
-        self._n_waiting += len(self._waiting[-1])
+        self._add(frame.to_ndarray().reshape(-1))
         if self._n_waiting < SEND_SAMPLES:
             return b""
-        samples = np.concatenate(self._waiting)
+        both = np.concatenate(self._waiting)
         self._waiting, self._n_waiting = [], 0
-        return pcm16_of(samples)
+        mono = np.add(both[::2], both[1::2], dtype=np.float32) * (STEP / 2)
+        return pcm16_of(self._resampler.push(mono))
+
+    def _add(self, both: np.ndarray) -> None:
+        self._waiting.append(both)
+        self._n_waiting += len(both) // 2
 
 
 class PacketOrder:

@@ -18,6 +18,7 @@ from server.peers.sound_queue import PACKET_BYTES, PACKET_MS, SoundQueue
 RTP_RATE = 48_000  # Hz, of the clock of Opus in RTP
 STEP = RTP_RATE * PACKET_MS // 1000
 BIT_RATE = 32_000
+COMPLEXITY = 5  # of 10, which takes about twice the time for speech
 MAX_LATE_S = 0.5  # by which packets may be sent late in a row; then the clock begins again
 SILENCE = bytes(PACKET_BYTES)
 
@@ -64,5 +65,6 @@ def _encoder() -> AudioCodecContext:
     encoder.sample_rate, encoder.bit_rate = SPEECH_RATE, BIT_RATE
     encoder.format, encoder.layout = "s16", "mono"
     encoder.time_base = Fraction(1, SPEECH_RATE)
-    encoder.options = {"application": "voip", "frame_duration": str(PACKET_MS), "fec": "1", "packet_loss": "5"}
+    encoder.options = {"application": "voip", "frame_duration": str(PACKET_MS), "compression_level": str(COMPLEXITY)}
+    encoder.options |= {"fec": "1", "packet_loss": "5"}
     return encoder

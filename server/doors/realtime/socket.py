@@ -281,7 +281,8 @@ class RealtimeConnection:
                 raise SessionOverError(expired(self._context.limits.session_s))
             if time.monotonic() - self._accepted_at > self._context.limits.idle_s:
                 raise SessionOverError(IDLE)
-            if self._context.slots.live.draining and self._session.response is None:
+            is_quiet = self._session.response is None and not self._session.is_playing
+            if self._context.slots.live.draining and is_quiet:
                 raise SessionOverError(DRAINED)
 
 

@@ -256,6 +256,9 @@ def test_the_stock_client_begins_a_call(served: Served) -> None:
             session = {"type": "realtime", "model": "gpt-realtime"}
             answer = await stock.realtime.calls.create(sdp=await client.offer(), session=session)
             await client.accept(answer.text, answer.response.headers["location"])
+            async with stock.realtime.connect(call_id=client.call_id) as followed:
+                event = await followed.recv()
+                assert event.type == "session.created" and event.session.id == client.log[0]["session"]["id"]
             await client.connection.close()
         client = CallClient(with_video=False)
         headers = {**bearer(value), "Content-Type": "application/sdp", "Origin": ORIGIN}
@@ -288,6 +291,18 @@ def test_offers_are_refused_with_the_reason(served: Served) -> None:
         assert unknown.status_code == 404 and unknown.json()["error"]["code"] == "model_not_found"
         form = {"sdp": (None, video_only), "session": (None, "[]")}
         assert (await served.http.post(CALLS, files=form, headers=KEY)).json()["error"]["param"] == "session"
+
+    served.run(scenario)
+
+
+def test_a_server_without_webrtc_says_what_is_missing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.doors.calls.processes.NEEDED", "no_such_package")
+
+    async def scenario() -> None:
+        answer = await served.http.post(CALLS, content="v=0", headers={**KEY, "Content-Type": "application/sdp"})
+        error = answer.json()["error"]
+        assert answer.status_code == 501 and error["code"] == "not_implemented" and "extra `webrtc`" in error["message"]
+        assert (await served.http.get("/v1/models", headers=KEY)).status_code == 200
 
     served.run(scenario)
 
