@@ -1,6 +1,10 @@
 """The training pass over a conversation gives the logits that the unit engine computes, and has gradients."""
 
 import copy
+import json
+import math
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,8 +15,10 @@ from models.layers.audio_overlap import OVERLAP_UNITS
 from tests.training.served import Served, serve
 from tests.training.test_served_rows import REFERENCE, make_timeline
 from tests.worker.loop.engines import TINY, loaded
+from training.mind.examples import Examples, Task
 from training.mind.forward import loss_of, predict
 from training.mind.inputs import Example, Segment, make_example, sound_segments
+from training.mind.train import WARMUP_STEPS, MindPlan, MindTrainer, rate_at
 from training.timelines.layout import Layout
 from training.timelines.timeline import FORCED_UNITS, Timeline
 from training.timelines.windows import Part, Window, split_parts
@@ -97,3 +103,45 @@ def test_later_parts_hear_what_came_before(timeline: Timeline, tokenizer: Tokeni
     assert len(last.taken) == parts[-1].end - parts[-1].first
     assert last.taken[0] == (0, parts[-1].first), "expected the encoder to have heard the whole conversation"
     assert np.isfinite(predict(loaded()[0], [last]).logits.numpy()).all()
+
+
+def test_a_stopped_run_continues_where_it_ended(tmp_path: Path) -> None:
+    def plan(steps: int, seconds: float = math.inf) -> MindPlan:
+        return MindPlan(
+            start=TINY,
+            work=tmp_path,
+            device=torch.device("cpu"),
+            steps=steps,
+            seconds=seconds,
+            batch=1,
+            length_s=4.0,
+            tasks=(("echo", 1.0),),
+            keeps_weights=True,
+            log_every=1,
+        )
+
+    first = MindTrainer(plan(3, seconds=0))
+    with pytest.raises(ValueError, match="expected the"):
+        first.run()  # the embedded checkpoint is not of the talker's size: nothing is exported
+    again = MindTrainer(plan(3))
+    assert again.step == first.step == 1
+    assert all(torch.equal(weight, first.weights[name]) for name, weight in again.weights.items())
+    log = [json.loads(line) for line in (tmp_path / "mind.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in log] == [1] and log[0]["loss"] > 0
+
+
+def test_sequences_are_the_same_in_every_run() -> None:
+    def made(task: Task) -> Example:
+        return Examples(TINY, {task: 1.0}, 8.0, Window(mode="context"))[5]
+
+    for task in get_args(Task):
+        one, other = made(task), made(task)
+        assert one.rows.ids.tolist() == other.rows.ids.tolist()
+        assert torch.equal(one.mel, other.mel)
+        assert (one.pictures is not None) >= (task == "captions")
+
+
+def test_learning_rate_rises_and_falls() -> None:
+    rates = [rate_at(step, 2000) for step in range(2000)]
+    assert rates[0] < 0.01 and max(rates) == 1.0 and rates[-1] < 0.06
+    assert rates.index(1.0) == WARMUP_STEPS - 1

@@ -59,13 +59,15 @@ class Prompt:
 class Layout:
     """Makes rows with one tokenizer's ids."""
 
-    def __init__(self, tokenizer: Tokenizer, *, picture_rows: int = PICTURE_ROWS):
+    def __init__(self, tokenizer: Tokenizer, *, system: str = SYSTEM, picture_rows: int = PICTURE_ROWS):
+        """system: text of the prompt."""
         self._tokenizer, self._special, self._picture_rows = tokenizer, tokenizer.special, picture_rows
+        self._system = system
         self.marker = tokenizer.encode(MARKER)
 
-    def prompt(self, n_reference: int = 0, system: str = SYSTEM) -> Prompt:
+    def prompt(self, n_reference: int = 0) -> Prompt:
         """The start of a context. n_reference: rows of the reference voice, ten a second."""
-        before = self._tokenizer.encode(f"<|im_start|>system\n{system}\n<|audio_start|>")
+        before = self._tokenizer.encode(f"<|im_start|>system\n{self._system}\n<|audio_start|>")
         return Prompt(tuple(before), tuple(self._tokenizer.encode("<|audio_end|><|im_end|>")), n_reference)
 
     def unit_length(self, unit: TimelineUnit) -> int:

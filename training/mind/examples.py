@@ -1,0 +1,90 @@
+"""Training sequences by number: a lesson or a conversation, its sound made worse, one of its parts."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch.utils.data import Dataset
+
+from models.checkpoint.config import OmniConfig, load_config
+from models.inputs.tokens import Tokenizer
+from training.grammar.phrases import Split
+from training.mind.inputs import Example, make_example
+from training.scenes.drawing import things_font
+from training.timelines.conversations import draw_timeline
+from training.timelines.layout import SYSTEM, Layout
+from training.timelines.lessons import CAPTION_SYSTEM, ECHO_SYSTEM, draw_captions, draw_echo
+from training.timelines.speech import RATE, Synthesizer, degrade, noise_bursts
+from training.timelines.timeline import Timeline
+from training.timelines.windows import Window, split_parts
+
+Task = Literal["echo", "captions", "talk"]
+MAX_REFERENCE_S = 5
+# Texts of the prompt that conversations are learned with: the service's, and others that clients send.
+SYSTEMS = (
+    SYSTEM,
+    "You are a helpful assistant.",
+    "You are a friendly companion. Answer briefly.",
+    "Listen, look and talk with the user.",
+)
+
+
+@dataclass
+class Examples(Dataset[Example]):
+    """Sequence `i` is the same in every run.
+
+    Args:
+        folder: a checkpoint, for its tokenizer and configuration.
+        tasks: share of each task.
+        seconds: length of conversations and lessons.
+        window: of the session that will serve the model.
+        voices: synthesizers of the person; one is drawn for each conversation.
+    """
+
+    folder: Path
+    tasks: dict[Task, float]
+    seconds: float
+    window: Window
+    voices: tuple[Synthesizer, ...] = (noise_bursts,)
+    split: Split = "train"
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self.folder)
+
+    @cached_property
+    def config(self) -> OmniConfig:
+        return load_config(self.folder)
+
+    def __getitem__(self, index: int) -> Example:
+        rng = random.Random(f"example {self.split} {index}")
+        (task,) = rng.choices(list(self.tasks), list(self.tasks.values()))
+        timeline, system = self._draw(task, index, rng)
+        timeline = replace(timeline, sound=degrade(timeline.sound, rng))
+        reference = None
+        if rng.random() < 0.7:  # serving has a reference voice in the prompt unless the client leaves it out
+            voice = rng.choice(self.voices)("This is how I sound when I talk to you. It is nice to meet you.")
+            n = min(len(voice) * 10 // RATE, 10 * MAX_REFERENCE_S)
+            reference = torch.from_numpy(voice[: n * RATE // 10])
+        layout = Layout(self.tokenizer, system=system)
+        n_reference = 0 if reference is None else 10 * len(reference) // RATE
+        part = rng.choice(list(split_parts(timeline.units, layout, self.window, n_reference)))
+        return make_example(timeline, part, layout, self.config, reference=reference)
+
+    def _draw(self, task: Task, index: int, rng: random.Random) -> tuple[Timeline, str]:
+        """A timeline and the system text that it is learned with."""
+        encode, special = self.tokenizer.encode, self.tokenizer.special
+        voice, things = rng.choice(self.voices), things_font() is not None
+        draws: dict[Task, Callable[[], tuple[Timeline, str]]] = {
+            "echo": lambda: (draw_echo(index, self.seconds, encode, special, voice, self.split), ECHO_SYSTEM),
+            "captions": lambda: (draw_captions(index, self.seconds, encode, special, things), CAPTION_SYSTEM),
+            "talk": lambda: (
+                draw_timeline(index, self.seconds, encode, special, voice, split=self.split, things=things),
+                rng.choice(SYSTEMS),
+            ),
+        }
+        return draws[task]()

@@ -1,0 +1,77 @@
+"""What comes before conversations: repeating each sentence that is heard, and naming each picture that appears.
+
+They teach the rows of sound and pictures to the language model. Each has a system text of its own, so that
+conversations are not confused with them.
+"""
+
+import random
+from collections.abc import Callable
+
+from models.inputs.tokens import SpecialTokens
+from training.grammar import turns, words
+from training.grammar.camera import draw_question
+from training.grammar.phrases import Split, fill
+from training.scenes.labels import Shown
+from training.scenes.random_scenes import draw_shown
+from training.scenes.render import draw_look
+from training.timelines.pacing import Encode
+from training.timelines.speech import Synthesizer, noise_bursts
+from training.timelines.stage import PAUSE_S, Stage, answer_unit
+from training.timelines.timeline import FORCED_UNITS, Timeline, View
+
+ECHO_SYSTEM = "Repeat what you hear."
+CAPTION_SYSTEM = "Say what you see."
+NOTHING_SEEN = "Nothing."
+
+
+def draw_echo(
+    seed: int, seconds: float, encode: Encode, special: SpecialTokens, synthesize: Synthesizer, split: Split = "train"
+) -> Timeline:
+    """Sentences of conversations, each of which the model repeats."""
+    rng = random.Random(f"echo {split} {seed}")
+    stage, now = Stage(rng, encode, special, synthesize), rng.uniform(0.3, 2.5)
+    while now < seconds:
+        text = draw_said(rng, split)
+        end = stage.hear(text, now, "echo", pause=rng.random() < 0.3)
+        _, until = stage.speak([fill("{Text}.", text=text)], max(answer_unit(end), stage.next_free), "echo")
+        now = max(until + rng.uniform(PAUSE_S[0], 2.0), float(stage.next_free))
+    return stage.build(now)
+
+
+def draw_captions(seed: int, seconds: float, encode: Encode, special: SpecialTokens, things: bool = True) -> Timeline:
+    """Pictures, each of which the model names in the unit in which it appears. There is no sound."""
+    rng = random.Random(f"captions {seed}")
+    stage, unit = Stage(rng, encode, special, noise_bursts), 0
+    while unit < seconds:
+        shown: Shown | None = None if rng.random() < 0.1 else draw_shown(rng, things)
+        stage.show(View(shown, draw_look(shown, rng), unit), unit)
+        unit = max(unit, FORCED_UNITS)
+        text = NOTHING_SEEN if shown is None else caption(shown)
+        _, until = stage.speak([fill("{Text}.", text=text.rstrip("."))], unit, "caption")
+        unit = max(int(until), stage.next_free) + rng.randint(0, 2)
+    return stage.build(float(unit))
+
+
+def caption(shown: Shown) -> str:
+    """All that a label says: `a red star on the left`, `three blue circles`."""
+    if shown.count > 1:
+        number, name = shown.words.split(" ", 1)
+        return f"{number} {name}" if shown.color is None else f"{number} {shown.color} {name}"
+    color = f" in {shown.color}" if shown.kind in ("digit", "letter") else ""
+    return f"{shown.words}{color} {shown.place}"
+
+
+def draw_said(rng: random.Random, split: Split) -> str:
+    """Something that a person says in conversations."""
+    draws: tuple[Callable[[], str], ...] = (
+        lambda: turns.draw_small_talk(rng, split).said,
+        lambda: turns.draw_small_talk(rng, split).said,
+        lambda: turns.draw_counting(rng, split).said,
+        lambda: turns.draw_arithmetic(rng, split).said,
+        lambda: turns.draw_told(rng, split, turns.Memory()).said,
+        lambda: turns.draw_recall(rng, split, turns.Memory()).said,
+        lambda: draw_question(rng, split, draw_shown(rng)).said,
+        lambda: words.sentence(rng, split),
+        lambda: words.far_sentence(rng, split),
+    )
+    return rng.choice(draws)()
