@@ -8,7 +8,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "training/README.md")
+    ),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
