@@ -28,10 +28,14 @@ CYCLE = (False, False, False, True, True, True, True)  # which units speak
 WARM_UP = 2 * len(CYCLE)  # units
 
 
+class _NoTranscriber:
+    is_enabled = False
+
+
 class _Worker:
     """Stands for the worker's session. sent: messages that are not answered."""
 
-    is_paused = False
+    is_paused = has_side_lane = False
 
     def __init__(self) -> None:
         self.sent: list[FromClient] = []
@@ -57,7 +61,15 @@ async def adapter_ms(n_units: int, chunk_ms: int) -> dict[str, list[float]]:
         nonlocal texts
         texts += len(to_json(event))
 
-    context = SessionContext(cast(Any, None), cast(Any, None), Identity(), 0, lambda: now)
+    unused = cast(Any, None)
+    context = SessionContext(
+        voices=unused,
+        turns=unused,
+        transcriber=cast(Any, _NoTranscriber),
+        identity=Identity(),
+        expires_at=0,
+        clock=lambda: now,
+    )
     session = RealtimeSession(EventSender(put), RealtimeConfig("gpt-realtime"), context)
     session.lane.attach(cast(UnitSession, worker), [])
     appends, spent = _appends(chunk_ms), {"listen": list[float](), "speak": list[float]()}

@@ -143,6 +143,12 @@ class Worker:
         return isinstance(model, dict) and model.get("random_weights") is True
 
     @property
+    def has_side_lane(self) -> bool:
+        """Whether it says that its model writes calls of functions beside its speech."""
+        model = self.health.get("model")
+        return isinstance(model, dict) and model.get("side_lane") is True
+
+    @property
     def n_slots(self) -> int:
         """Number of its slots; 0 while it is not ready."""
         if not self.is_ready:

@@ -25,9 +25,10 @@ def checkpoint_facts(folder: Path) -> ModelFacts:
         got = "a file" if folder.exists() else "no such folder"
         return ModelFacts(problems=(f"{folder}: expected a checkpoint folder, got {got}",))
     problems: list[str] = []
-    row_values = 0
+    row_values, has_side_lane = 0, False
     try:
         config = load_config(folder)
+        has_side_lane = config.side_lane is not None
         row_values = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     except (ConfigError, OSError) as error:
         problems.append(str(error))
@@ -44,7 +45,7 @@ def checkpoint_facts(folder: Path) -> ModelFacts:
         if missing := sorted(name for name, file in index.items() if file == shard and name not in names):
             found = f"expected {len(missing)} tensors that the index names, such as {missing[0]}, got none"
             problems.append(f"{shard}: {found}")
-    return ModelFacts(len(shards), n_bytes, n_values, row_values, tuple(problems))
+    return ModelFacts(len(shards), n_bytes, n_values, row_values, tuple(problems), has_side_lane=has_side_lane)
 
 
 def _shards(folder: Path, problems: list[str]) -> tuple[set[str], dict[str, str]]:

@@ -136,7 +136,9 @@ def model(machine: Machine) -> Finding:
         )
         return problem("model", "\n".join(problems), facts.remedy or remedy)
     n_files = "1 file" if facts.n_files == 1 else f"{facts.n_files} files"
-    return ok("model", f"{settings.model_path}: {n_files} of {size(facts.n_bytes)}, {facts.n_values:,} numbers")
+    lane = "a side lane" if facts.has_side_lane else "no side lane: live sessions call no functions"
+    text = f"{settings.model_path}: {n_files} of {size(facts.n_bytes)}, {facts.n_values:,} numbers; {lane}"
+    return ok("model", text)
 
 
 def tokenizer(machine: Machine) -> Finding:

@@ -93,6 +93,7 @@ class ModelFacts:
     Attributes:
         n_values: numbers in its weights.
         row_values: numbers in one row of context.
+        has_side_lane: its model calls functions beside its speech.
         remedy: of the problems, if it is not that of an incomplete folder.
     """
 
@@ -102,6 +103,7 @@ class ModelFacts:
     row_values: int = 0
     problems: tuple[str, ...] = ()
     remedy: str = ""
+    has_side_lane: bool = False
 
 
 @dataclass(frozen=True)

@@ -49,18 +49,19 @@ class ToolCallReader:
             if not marker:
                 return
             self._text, self._is_call = after.lstrip("\n"), False
-            yield _call_of(body) or f"{CALL}{body}{CALL_END}"
+            yield call_of(body) or f"{CALL}{body}{CALL_END}"
 
     def finish(self) -> Iterator[str | FoundCall]:
         """The rest. A call whose end marker is missing counts if it is complete."""
         text, is_call, self._text, self._is_call = self._text, self._is_call, "", False
         if is_call:
-            yield _call_of(text) or f"{CALL}{text}"
+            yield call_of(text) or f"{CALL}{text}"
         elif text:
             yield text
 
 
-def _call_of(body: str) -> FoundCall | None:
+def call_of(body: str) -> FoundCall | None:
+    """The call between the markers; None for any other text."""
     try:
         given = read_object(body)
     except WireError:

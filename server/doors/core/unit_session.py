@@ -74,6 +74,11 @@ class UnitSession:
         self._is_paused = False
 
     @property
+    def has_side_lane(self) -> bool:
+        """Whether the worker's model writes calls of functions beside its speech."""
+        return self._lease is not None and self._lease.worker.has_side_lane
+
+    @property
     def n_unanswered(self) -> int:
         """Messages that were sent and are not answered yet."""
         return len(self._unanswered)

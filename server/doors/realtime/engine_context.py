@@ -80,6 +80,11 @@ class EngineContext:
             self.units.send(Pause(timeout=MAX_PAUSE_S))
 
     @property
+    def has_side_lane(self) -> bool:
+        """Whether the model calls functions beside its speech."""
+        return self.units is not None and self.units.has_side_lane
+
+    @property
     def is_prepared(self) -> bool:
         return self.units is not None and self._applied is not None
 

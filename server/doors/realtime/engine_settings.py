@@ -1,5 +1,6 @@
 """What a Realtime session's configuration means for the engine, and the messages that apply it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -7,6 +8,19 @@ from server.doors.live.truncation import SlotWindow
 from server.doors.realtime.session_config import RealtimeConfig
 from worker.protocol.adjust_messages import Adjust
 from worker.protocol.messages import Prepare
+from worker.protocol.wire import json_text
+
+FUNCTIONS = "You may call these functions:"
+FUNCTION_FIELDS = ("name", "description", "parameters")
+
+
+SIDE_TOKENS = 32  # of a call in one unit: about as many decode steps as a unit that speaks has
+
+
+def with_functions(instructions: str, tools: Iterable[dict[str, Any]]) -> str:
+    """The prompt of a model with a side lane: the instructions, and a line of JSON for each function."""
+    lines = [json_text({name: tool[name] for name in FUNCTION_FIELDS if name in tool}) for tool in tools]
+    return "\n".join([*([instructions, ""] if instructions else []), FUNCTIONS, *lines])
 
 
 @dataclass(frozen=True)
@@ -24,7 +38,13 @@ class EngineSettings:
 
     @classmethod
     def of(
-        cls, config: RealtimeConfig, voice: str | None, *, listen_scale: float = 1.0, slot: SlotWindow | None = None
+        cls,
+        config: RealtimeConfig,
+        voice: str | None,
+        *,
+        listen_scale: float = 1.0,
+        slot: SlotWindow | None = None,
+        has_side_lane: bool = False,
     ) -> "EngineSettings":
         """The engine's settings for a configuration.
 
@@ -32,6 +52,7 @@ class EngineSettings:
             voice: the registered voice for `config.voice`.
             listen_scale: factor on the odds of listening.
             slot: context of the deployment's slots.
+            has_side_lane: the model may call functions beside its speech; otherwise it does not learn of them.
         """
         slot = slot or SlotWindow()
         settings = {
@@ -40,7 +61,12 @@ class EngineSettings:
             "max_turn_tokens": config.max_output_tokens or 0,
             "window": slot.window_for(config.truncation),
         }
-        return cls(config.instructions, voice, settings, slot.max_rows_for(config.truncation))
+        instructions = config.instructions
+        if has_side_lane:
+            may_call = bool(config.tools) and config.tool_choice != "none"
+            settings["max_side_tokens_per_chunk"] = SIDE_TOKENS if may_call else 0
+            instructions = with_functions(instructions, config.tools) if may_call else instructions
+        return cls(instructions, voice, settings, slot.max_rows_for(config.truncation))
 
     def prepare(self) -> Prepare:
         """The message that begins a context with these settings."""

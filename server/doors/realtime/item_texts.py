@@ -7,8 +7,10 @@ from worker.protocol.text_messages import InsertText
 def text_of(item: ConversationItem) -> InsertText | None:
     """The message that gives the item's text to the model; None for an item without text."""
     if item.kind == "function_call":
-        return None
-    text = item.output or "" if item.kind == "function_call_output" else item.text
+        return InsertText(text=f"You have called {item.name} with {item.arguments or '{}'}", role="system")
+    if item.kind == "function_call_output":
+        return InsertText(text=item.output, role="tool") if item.output else None
+    text = item.text
     if not text:
         return None
     if item.role == "assistant":  # the context has no text of the assistant outside its turns

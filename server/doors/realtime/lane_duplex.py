@@ -17,17 +17,20 @@ from server.doors.live.sound.voice_feed import VoiceFeed
 from server.doors.live.sound.wire_sound import without_padding
 from server.doors.live.wake_timer import WakeTimer
 from server.doors.realtime.engine_context import EngineContext
+from server.doors.realtime.engine_settings import EngineSettings
 from server.doors.realtime.lane_host import LaneHost
 from server.doors.realtime.responses import (
     COMPLETED,
     CONTEXT_FULL,
     TOO_LONG,
     CancelReason,
+    RealtimeResponse,
     ResponseEnd,
     cancelled,
     failed,
 )
 from server.doors.realtime.session_config import TurnDetection
+from server.doors.realtime.side_calls import SideCalls
 from server.doors.realtime.turns.barge_in import BargeIn
 from server.doors.realtime.turns.clock import ClockState, UnitTimer, send_at
 from server.doors.realtime.turns.idle_timeout import IdleTimeout
@@ -82,12 +85,16 @@ class DuplexLane:
         self._buffer = UnitBuffer()
         self._usage = TokenUsage()  # since the last response
         self._is_limited = False  # the open response has reached its number of tokens
-        self._context = EngineContext(lambda: host.engine_settings(self.policy.listen_scale), host.report)
+        self._context = EngineContext(self._engine_settings, host.report)
+        self._calls = SideCalls(lambda: self._opened_response(with_message=False), self._context.add_text)
         self._is_refused = False  # the client knows that the context is full
         self._in_flight: UnitInFlight | None = None
         self._wake = WakeTimer(clock, self._pump)
         self._sound_at = clock()
         self._spoke_at: float | None = None
+
+    def _engine_settings(self) -> EngineSettings:
+        return self._host.engine_settings(self.policy.listen_scale, self._context.has_side_lane)
 
     # --- the worker's session ------------------------------------------------------------------
 
@@ -255,11 +262,13 @@ class DuplexLane:
         self._context.record(result)
         self.policy.record_result(is_listen=result.is_listen, end_of_turn=result.end_of_turn)
         if unit.is_discarded or unit.chunk.force_listen:  # the latter only ends the turn of a cancelled response
+            self._calls.drop(result)
             return
         sound = b""
         if result.audio_data is not None and not result.is_listen:
             sound = without_padding(result.audio_data.packed("pcm16"))
         self._send(result.text[len(unit.text) :], sound)
+        self._calls.send(result)
         response = self._host.response
         if response is None:
             return
@@ -268,7 +277,7 @@ class DuplexLane:
                 response.mark(mark.text_chars, mark.audio_ms)
         elif not result.is_listen:
             response.mark()
-        has_content = bool(response.text or response.sent_ms)
+        has_content = bool(response.text or response.sent_ms or response.n_calls)
         self._is_limited = self._is_limited or bool(result.turn_limit)
         if result.end_of_turn or (result.is_listen and (has_content or unit.is_forced)):
             self._finish(TOO_LONG if self._is_limited else COMPLETED)
@@ -277,17 +286,22 @@ class DuplexLane:
         """Send text and sound of the model; the first of a turn opens a response."""
         if not text and not sound:
             return
-        response = self._host.response
-        if response is None or self.policy.is_asked:  # the model speaks already
-            self.policy.begin_response()
-        if response is None:
-            response = self._host.begin_response()
-            self._barge_in.begin_response(self.voice.pushed_ms)
+        response = self._opened_response()
         response.add_text(text)
         if sound:
             if response.first_sound_at is None:
                 response.first_sound_at = self._clock()
             self._host.add_sound(response, sound)
+
+    def _opened_response(self, *, with_message: bool = True) -> RealtimeResponse:
+        """The open response, or a new one. with_message: false for a call of a function."""
+        response = self._host.response
+        if response is None or self.policy.is_asked:  # the model speaks already
+            self.policy.begin_response()
+        if response is None:
+            response = self._host.begin_response(with_message=with_message)
+            self._barge_in.begin_response(self.voice.pushed_ms)
+        return response
 
     def _finish(self, end: ResponseEnd) -> None:
         response = self._host.response

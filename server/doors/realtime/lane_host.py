@@ -14,8 +14,13 @@ class LaneHost(Protocol):
     def response(self) -> RealtimeResponse | None:
         """The open response."""
 
-    def engine_settings(self, listen_scale: float) -> EngineSettings:
-        """What the engine must be set to for the next unit. listen_scale: factor on the odds of listening."""
+    def engine_settings(self, listen_scale: float, has_side_lane: bool) -> EngineSettings:
+        """What the engine must be set to for the next unit.
+
+        Args:
+            listen_scale: factor on the odds of listening.
+            has_side_lane: the model calls functions beside its speech.
+        """
 
     @property
     def is_playing(self) -> bool:
@@ -24,8 +29,8 @@ class LaneHost(Protocol):
     def stop_playback(self) -> None:
         """Drop sound that was not played."""
 
-    def begin_response(self) -> RealtimeResponse:
-        """Open a response that the model has begun by itself."""
+    def begin_response(self, *, with_message: bool = True) -> RealtimeResponse:
+        """Open a response that the model has begun by itself. with_message: false for a call of a function."""
 
     def add_sound(self, response: RealtimeResponse, pcm16: bytes) -> None:
         """Send sound of the engine."""

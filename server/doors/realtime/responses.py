@@ -89,7 +89,7 @@ class ResponsePlayback(Protocol):
 
 
 class RealtimeResponse:
-    """A response: at most one message of the assistant, then calls of functions.
+    """A response: at most one message of the assistant, and calls of functions.
 
     Args:
         send: sends events.
@@ -144,6 +144,7 @@ class RealtimeResponse:
         if self._message != "none":
             return
         self._message = "open"
+        self._ids["output_index"] = len(self._output)
         self._add_item(self.item)
         part = {"type": "audio", "transcript": ""} if self._is_spoken else {"type": "text", "text": ""}
         self._send("response.content_part.added", **self._ids, part=part)
@@ -197,9 +198,15 @@ class RealtimeResponse:
         if not marks or (at > marks[-1].audio_ms and length >= marks[-1].n_chars):
             marks.append(HeardMark(at, length))
 
-    def add_call(self, call: FoundCall) -> None:
-        """Send a call of a function, which ends the message before it."""
-        self._finish_message("completed")
+    @property
+    def n_calls(self) -> int:
+        """Calls of functions so far."""
+        return sum(item.kind == "function_call" for item in self._output)
+
+    def add_call(self, call: FoundCall, *, is_beside: bool = False) -> None:
+        """Send a call of a function. is_beside: the message may go on after it; otherwise the call ends it."""
+        if not is_beside:
+            self._finish_message("completed")
         item = ConversationItem(new_id("item"), "function_call", status="in_progress", call_id=call.id, name=call.name)
         ids = {"response_id": self.id, "item_id": item.id, "output_index": len(self._output), "call_id": call.id}
         self._add_item(item)

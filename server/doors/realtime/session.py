@@ -273,7 +273,7 @@ class RealtimeSession:
             if self.lane.is_full and CONTEXT_FULL.error is not None:
                 raise CONTEXT_FULL.error
             self._override = (config, voice)
-            self._open_response(config, options.metadata, is_asked=True)
+            self._open_response(config, options.metadata, is_asked=True, with_message=not config.tools)
             self.lane.ask(has_options=config != self.config)
             return
         asked = list(self.conversation) if items is None else items
@@ -325,14 +325,15 @@ class RealtimeSession:
 
     # --- what the lane asks for ----------------------------------------------------------------
 
-    def engine_settings(self, listen_scale: float) -> EngineSettings:
-        """What the engine must be set to for the next unit. listen_scale: factor on the odds of listening."""
+    def engine_settings(self, listen_scale: float, has_side_lane: bool) -> EngineSettings:
+        """What the engine must be set to for the next unit, see `LaneHost`."""
         config, voice = self._override or (self.config, self._voice)
-        return EngineSettings.of(config, voice, listen_scale=listen_scale, slot=self._context.slot)
+        slot = self._context.slot
+        return EngineSettings.of(config, voice, listen_scale=listen_scale, slot=slot, has_side_lane=has_side_lane)
 
-    def begin_response(self) -> RealtimeResponse:
-        """Open a response that the model has begun by itself."""
-        return self._open_response(self.config, None, is_asked=False)
+    def begin_response(self, *, with_message: bool = True) -> RealtimeResponse:
+        """Open a response that the model has begun by itself. with_message: false for a call of a function."""
+        return self._open_response(self.config, None, is_asked=False, with_message=with_message)
 
     def _open_response(
         self, config: RealtimeConfig, metadata: dict[str, str] | None, *, is_asked: bool, with_message: bool = True

@@ -40,6 +40,7 @@ class StubUnits:
     is_paused = False
 
     def __init__(self) -> None:
+        self.has_side_lane = False
         self.sent: list[FromClient] = []
 
     def send(self, message: FromClient) -> None:
@@ -129,13 +130,15 @@ class SessionStage:
         request = [one for one in self.units.sent if isinstance(one, kind)][-1]
         self.answer(request, Error(error="expected less, got more", code=code))
 
-    def listen(self, rows: int = 100) -> None:
-        """The newest unit listens. rows: of the context after it."""
-        self.answer(self.chunks[-1], _result(is_listen=True, rows=rows))
+    def listen(self, rows: int = 100, beside: list[str] | None = None) -> None:
+        """The newest unit listens. rows: of the context after it. beside: texts of the side lane."""
+        self.answer(self.chunks[-1], _result(is_listen=True, rows=rows, beside=beside))
 
-    def speak(self, text: str = "Hi. ", *, ends: bool = False, rows: int = 100) -> None:
-        """The newest unit speaks a second of sound."""
-        self.answer(self.chunks[-1], _result(is_listen=False, text=text, ends=ends, rows=rows))
+    def speak(
+        self, text: str = "Hi. ", *, ends: bool = False, rows: int = 100, beside: list[str] | None = None
+    ) -> None:
+        """The newest unit speaks a second of sound. beside: texts of the side lane."""
+        self.answer(self.chunks[-1], _result(is_listen=False, text=text, ends=ends, rows=rows, beside=beside))
 
     # --- events --------------------------------------------------------------------------------
 
@@ -148,7 +151,9 @@ class SessionStage:
         return next(event for event in reversed(self.log) if event["type"] == kind)
 
 
-def _result(*, is_listen: bool, text: str = "", ends: bool = False, rows: int = 100) -> Result:
+def _result(
+    *, is_listen: bool, text: str = "", ends: bool = False, rows: int = 100, beside: list[str] | None = None
+) -> Result:
     sound = None if is_listen else Sound(np.full(24_000, 0.25, np.float32))
     return Result(
         is_listen=is_listen,
@@ -162,6 +167,7 @@ def _result(*, is_listen: bool, text: str = "", ends: bool = False, rows: int = 
         server_send_ts=0.0,
         wall_clock_ms=1.0,
         kv_cache_length=rows,
+        side_texts=beside,
     )
 
 
@@ -192,6 +198,7 @@ async def stage(
     *,
     turns: object = None,
     picture_urls: PictureUrls | None = None,
+    has_side_lane: bool = False,
     **session: Any,
 ) -> AsyncIterator[SessionStage]:
     """A session with a worker.
@@ -200,9 +207,11 @@ async def stage(
         detection: `turn_detection`; None: the default.
         turns: chats of the turn lane.
         picture_urls: fetches pictures.
+        has_side_lane: the worker's model calls functions beside its speech.
         session: further settings.
     """
     one = SessionStage(turns, picture_urls or PictureUrls())
+    one.units.has_side_lane = has_side_lane
     await one.session.begin()
     audio: dict[str, Any] = session.pop("audio", {})
     if detection is not None:

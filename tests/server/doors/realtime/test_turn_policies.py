@@ -194,8 +194,8 @@ def test_disabled_truncation_ends_the_response_when_the_context_is_full() -> Non
     async def scenario() -> None:
         async with stage(truncation="disabled") as one:
             window, limit = (
-                one.session.engine_settings(1.0).settings["window"],
-                one.session.engine_settings(1.0).max_rows,
+                one.session.engine_settings(1.0, False).settings["window"],
+                one.session.engine_settings(1.0, False).max_rows,
             )
             assert limit is not None and limit < window["low_tokens"] == window["high_tokens"] < 8192
             await one.append(1.0)
