@@ -30,10 +30,10 @@ from server.doors.realtime.responses import (
     failed,
 )
 from server.doors.realtime.session_config import TurnDetection
-from server.doors.realtime.side_calls import SideCalls
 from server.doors.realtime.turns.barge_in import BargeIn
 from server.doors.realtime.turns.clock import ClockState, UnitTimer, send_at
 from server.doors.realtime.turns.idle_timeout import IdleTimeout
+from server.doors.realtime.turns.side_calls import SideCalls
 from server.doors.realtime.turns.turn_policy import TurnPolicy
 from server.doors.realtime.turns.user_turns import UserTurns
 from server.doors.realtime.usage import TokenUsage, usage_of
