@@ -1,5 +1,7 @@
 """A ticket for clients that know no queue: they get a slot within seconds, or a refusal before the handshake."""
 
+from starlette.websockets import WebSocket
+
 from server.dispatch.dispatcher import PendingSession
 from server.doors.core.chat_turn import error_of_end
 from server.doors.errors import ApiError
@@ -29,3 +31,22 @@ def ticket_within_wait(slots: SlotWait, session: LiveSession) -> PendingSession:
         raise ApiError(503, message, headers={"retry-after": str(wait_s)})
     session.pending = pending
     return pending
+
+
+async def accept_socket(
+    websocket: WebSocket, slots: SlotWait, pending: PendingSession | None, subprotocol: str | None = None
+) -> None:
+    """Complete a handshake; the ticket is given back if the client has gone. Raises: WebSocketDisconnect.
+
+    Args:
+        websocket: the connection.
+        slots: has given the ticket.
+        pending: the ticket; None: the session has none yet.
+        subprotocol: of the client's offer; None: none.
+    """
+    try:
+        await websocket.accept(subprotocol=subprotocol)
+    except BaseException:
+        if pending is not None:
+            slots.dispatcher.finish(pending)
+        raise

@@ -2,6 +2,7 @@
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.access.identity import Identity
@@ -33,12 +34,20 @@ class InputTranscripts:
         transcriber: of all sessions.
         identity: whose session it is.
         session_id: the session's id.
+        on_text: called with each text that is sent.
 
     heard: sound that the detector hears.
     """
 
-    def __init__(self, send: LiveEventSender, transcriber: Transcriber, identity: Identity, session_id: str):
-        self._send, self._transcriber = send, transcriber
+    def __init__(
+        self,
+        send: LiveEventSender,
+        transcriber: Transcriber,
+        identity: Identity,
+        session_id: str,
+        on_text: Callable[[str], None],
+    ):
+        self._send, self._transcriber, self._on_text = send, transcriber, on_text
         self._identity, self._session_id = identity, session_id
         self.heard = RecentSound(round(1000 * MAX_S), IDLE_MS)
         self.heard.keep(is_kept=transcriber.is_enabled)
@@ -78,6 +87,7 @@ class InputTranscripts:
             if text:
                 delta, self._has_sent = f" {text}" if self._has_sent else text, True
                 self._send("session.input_transcript.delta", delta=delta, start_ms=first.start_ms, end_ms=first.end_ms)
+                self._on_text(text)
 
     def stop(self) -> None:
         """End all transcriptions without events."""

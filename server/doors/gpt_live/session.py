@@ -35,7 +35,7 @@ from server.doors.live.context_texts import newest_texts, said_text
 from server.doors.live.door_context import LARGE_EVENT
 from server.doors.live.event_error import EventError, invalid_value
 from server.doors.live.overlap_speech import OverlapSpeech
-from server.doors.live.sound.detector import DetectorSettings, Heard
+from server.doors.live.sound.detector import DetectorSettings, Heard, SpeechHeard
 from server.doors.live.sound.voice_feed import VoiceFeed
 from server.doors.live.unit_lane import MAX_TEXTS, LiveLane
 from server.doors.model_names import ModelNames
@@ -96,7 +96,7 @@ class GptLiveSession:
         self._id, self._expires_at = session_id, expires_at
         self.lane = LiveLane(self, clock)
         self.voice = VoiceFeed(DetectorSettings(), self.on_heard)
-        self._transcripts = InputTranscripts(send, transcriber, identity, session_id)
+        self._transcripts = InputTranscripts(send, transcriber, identity, session_id, self._on_transcript)
         self.voice.keep_in(self._transcripts.heard)
         self._barge_in_ms = barge_in_ms
         self._overlap = OverlapSpeech()
@@ -295,6 +295,8 @@ class GptLiveSession:
 
     def on_heard(self, heard: Heard) -> None:
         """Transcribe what the client says, and silence the reply if it has spoken over it for long enough."""
+        if isinstance(heard, SpeechHeard):
+            self._keep_spoken()  # before the transcript of this turn
         self._transcripts.on_heard(heard, self.timeline.taken_ms - self.voice.pushed_ms)
         if not self.is_speaking:
             self._overlap.end_reply()
@@ -336,6 +338,11 @@ class GptLiveSession:
     def _remember(self, text: InsertText) -> None:
         self._keep_spoken()
         self._texts.append(text)
+        del self._texts[:-MAX_REMEMBERED]
+
+    def _on_transcript(self, text: str) -> None:
+        """Keep what the client has said, for a context that begins again."""
+        self._texts.append(InsertText(text=text, role="user"))
         del self._texts[:-MAX_REMEMBERED]
 
     def _keep_spoken(self) -> None:

@@ -10,7 +10,7 @@ from starlette.websockets import WebSocket
 
 from server.access.identity import identity_of
 from server.dispatch.dispatcher import PendingSession
-from server.doors.core.door_ticket import ticket_within_wait
+from server.doors.core.door_ticket import accept_socket, ticket_within_wait
 from server.doors.core.event_writer import ClientGoneError, EventWriter
 from server.doors.errors import ApiError
 from server.doors.gpt_live.client_events import read_event
@@ -79,7 +79,7 @@ class GptLiveDoor:
         except ApiError as error:
             await websocket.send_denial_response(error.response())
             return
-        await websocket.accept()
+        await accept_socket(websocket, context.slots, pending)
         connection = GptLiveConnection(websocket, context, live)
         live.task = running = asyncio.create_task(connection.run(pending), name="gpt-live")
         context.slots.live.add(live)

@@ -10,7 +10,7 @@ from starlette.websockets import WebSocket
 
 from server.access.identity import identity_of
 from server.dispatch.dispatcher import PendingSession
-from server.doors.core.door_ticket import MAX_WAIT_S, ticket_within_wait
+from server.doors.core.door_ticket import MAX_WAIT_S, accept_socket, ticket_within_wait
 from server.doors.core.event_writer import ClientGoneError, EventWriter
 from server.doors.core.unit_session import UnitSession
 from server.doors.errors import ApiError
@@ -66,7 +66,7 @@ class RealtimeDoor:
             await websocket.send_denial_response(error.response())
             return
         offered = websocket.scope.get("subprotocols", [])
-        await websocket.accept(subprotocol=SUBPROTOCOL if SUBPROTOCOL in offered else None)
+        await accept_socket(websocket, context.slots, pending, SUBPROTOCOL if SUBPROTOCOL in offered else None)
         await RealtimeConnection(WebSocketChannel(websocket), context, session, config).serve(pending)
 
     def _admitted(self, websocket: WebSocket) -> RealtimeConfig:

@@ -12,6 +12,7 @@ from server.access.identity import identity_of
 from server.dispatch.dispatcher import PendingSession
 from server.dispatch.queue import RequestType
 from server.doors.core.chat_turn import error_of_end
+from server.doors.core.door_ticket import accept_socket
 from server.doors.core.event_writer import EventWriter
 from server.doors.core.unit_session import UnitSession
 from server.doors.dialects.ends import (
@@ -68,7 +69,7 @@ class MiniCpmDoor:
             await websocket.send_denial_response(error.response())
             return
         live.pending = pending
-        await websocket.accept()
+        await accept_socket(websocket, slots, pending)
         connection = ModeConnection(websocket, self._context, live, mode)
         live.task = running = asyncio.create_task(connection.run(pending), name="modes")
         if pending is not None:  # a chat's turns are sessions of their own

@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket
 
 from server.access.identity import Identity, identity_of
 from server.dispatch.dispatcher import PendingSession
-from server.doors.core.door_ticket import ticket_within_wait
+from server.doors.core.door_ticket import accept_socket, ticket_within_wait
 from server.doors.core.event_writer import EventWriter
 from server.doors.core.request_fields import RequestFields
 from server.doors.dialects.ends import (
@@ -69,7 +69,7 @@ class VllmOmniDoor:
         except ApiError as error:
             await websocket.send_denial_response(error.response())
             return
-        await websocket.accept()
+        await accept_socket(websocket, context.slots, pending)
         link = OmniLink(EventWriter(websocket))
         connection = OmniConnection(websocket, self, link, OmniRun(context, live, OmniSettings(model), link))
         if pending is not None:

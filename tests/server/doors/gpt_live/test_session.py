@@ -250,3 +250,20 @@ def test_a_server_without_transcriptions_makes_none(tmp_path: Path) -> None:
         stage.session.on_heard(SpeechOver(800))
 
     assert not staged(tmp_path, scenario).transcriber.begun
+
+
+def test_a_replaced_context_begins_with_the_conversation_in_order(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        session = stage.session
+        session.lane.on_answer(await stage.start(), PREPARED)
+        for turn, (asked, answered) in enumerate((("Hi.", "Hello."), ("How are you?", "Fine."))):
+            session.on_heard(SpeechHeard(1000 * turn, 100.0, 1000 * turn + 200.0))
+            session.on_heard(SpeechOver(1000 * turn + 500))
+            session.on_speech(answered, np.zeros(0, np.float32))
+            stage.transcriber.begun[turn].complete(asked)
+        session.on_worker_lost()
+
+    texts = staged(tmp_path, scenario).session.history()
+    said = [(text.role, text.text) for text in texts]
+    first, second = ("system", "You have said: Hello."), ("system", "You have said: Fine.")
+    assert said == [("user", "Hi."), first, ("user", "How are you?"), second]

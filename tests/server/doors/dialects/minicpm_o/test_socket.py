@@ -10,6 +10,7 @@ import pytest
 import websockets
 
 from benchmarks.serve.fake_worker import FakeWorker
+from server.doors.live.door_context import SessionLimits
 from tests.server.doors.dialects.minicpm_o.mode_client import SECOND, connect, samples_of, wav_text
 from tests.server.doors.stub_worker import PREFILLED, SPOKEN, TEXT, TONE, forever, stub_gateway, until_idle
 from tests.server.live_gateway import ANSWER_S, RunningGateway, run, running_gateway
@@ -197,5 +198,39 @@ def test_closing_a_chat_frees_its_slot() -> None:
             await client.send("session.close")
             assert await client.closed() == ("stopped", 1000)
             await until_idle(gateway, worker, 1.0)
+
+    run(scenario)
+
+
+def test_a_mode_may_have_its_own_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.doors.dialects.minicpm_o.socket.POLL_S", 0.05)
+
+    async def scenario() -> None:
+        limits = SessionLimits(video_mode_s=0.3)
+        async with FakeWorker() as worker, running_gateway(worker, limits=limits) as gateway:
+            audio, video = [await connect(gateway.port, f"mode={mode}") for mode in ("audio", "video")]
+            await video.created()
+            assert await video.closed() == ("timeout", 1000)
+            await audio.created()
+            await audio.socket.close()
+            await gateway.wait_idle()
+
+    run(scenario)
+
+
+def test_a_shutdown_waits_for_the_end_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.doors.dialects.minicpm_o.socket.POLL_S", 0.05)
+
+    async def scenario() -> None:
+        async with gateway_with(n_listen=0, n_speak=2) as gateway:
+            client = await connect(gateway.port, "mode=audio")
+            await client.created()
+            await client.unit()
+            assert not (await client.receive("response.output.delta"))["end_of_turn"]
+            gateway.gateway.live.drain()
+            await asyncio.sleep(0.2)
+            await client.unit()
+            assert (await client.receive("response.output.delta"))["end_of_turn"]
+            assert await client.closed() == ("server_shutdown", 1001)
 
     run(scenario)
