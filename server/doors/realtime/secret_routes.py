@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -11,6 +12,7 @@ from server.access.access import Access
 from server.access.client_secrets import ClientSecret
 from server.access.identity import identity_of
 from server.access.refusal import AccessRefusedError
+from server.doors.core.transcriber import Transcriber
 from server.doors.errors import ApiError, ApiErrorBody
 from server.doors.model_names import ModelNames
 from server.doors.realtime.initial_config import initial_config
@@ -48,7 +50,7 @@ class SecretAnswer(BaseModel):
     session: dict[str, Any]
 
 
-def secret_routes(access: Access, names: ModelNames) -> APIRouter:
+def secret_routes(access: Access, names: ModelNames, transcriber: Transcriber) -> APIRouter:
     router = APIRouter()
 
     def make(request: Request, session: Mapping[str, Any], seconds: int) -> tuple[ClientSecret, Json]:
@@ -58,6 +60,8 @@ def secret_routes(access: Access, names: ModelNames) -> APIRouter:
             secret = access.secrets.make(identity, access.keys, seconds, session)
         except AccessRefusedError as error:
             raise ApiError(429, str(error), headers={"retry-after": str(error.retry_after_s)}) from None
+        if not transcriber.is_enabled:
+            config = replace(config, transcription=None)
         shown = {**config.described(), "id": f"sess_{secrets.token_hex(12)}", "expires_at": secret.expires_at}
         return secret, shown
 

@@ -127,6 +127,9 @@ def test_a_server_without_transcriptions_shows_none_and_makes_none() -> None:
     async def scenario() -> None:
         async with stub_gateway(WRITTEN) as (gateway, worker):
             gateway.gateway.transcriber.is_enabled = False
+            wanted = {"session": {"type": "realtime", "audio": {"input": {"transcription": WHISPER}}}}
+            made = (await gateway.http.post("/v1/realtime/client_secrets", json=wanted)).json()
+            assert made["session"]["audio"]["input"]["transcription"] is None
             async with realtime(gateway.port) as client:
                 assert await transcribing(client, turn_detection=None) is None
                 await client.append(speech())
