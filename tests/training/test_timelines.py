@@ -13,7 +13,7 @@ from training.timelines.conversations import BACKCHANNELS, Habits, draw_timeline
 from training.timelines.layout import NOTHING, PICTURE, SOUND, Layout
 from training.timelines.pacing import MAX_CHARS, MAX_TOKENS, pace
 from training.timelines.speech import RATE, degrade, noise_bursts
-from training.timelines.stage import NOTICE_S, SETTLE_S, Stage, answer_unit, heard_in
+from training.timelines.stage import NOTICE_S, SETTLE_S, Stage, answer_unit, heard_in, pause_places
 from training.timelines.timeline import FORCED_UNITS, Timeline
 from training.timelines.windows import Window, part_rows, split_parts
 from worker.config.session import WindowConfig
@@ -164,6 +164,13 @@ def test_stage_refuses_what_cannot_be(tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match="expected one from 5 on"):
         stage.show(None, 4)
     assert [answer_unit(end) for end in (4.5, 4.6, 4.61, 5.0)] == [4, 4, 5, 5]
+
+
+def test_pauses_leave_a_beginning_that_is_no_sentence() -> None:
+    assert pause_places(["thank", "you", "very", "much"]) == [1, 3]
+    assert pause_places(["what", "is", "your", "name"]) == [1, 2, 3]
+    assert pause_places(["the", "cat", "sees", "a", "bird", "in", "the", "morning"]) == [1, 2, 3, 4]
+    assert pause_places(["stop"]) == []
 
 
 def test_silence_stays_silent_for_minutes(tokenizer: Tokenizer) -> None:

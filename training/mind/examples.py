@@ -40,7 +40,7 @@ class Examples(Dataset[Example]):
     Args:
         folder: a checkpoint, for its tokenizer and configuration.
         tasks: share of each task.
-        seconds: length of conversations and lessons.
+        seconds: length of lessons, and usual length of conversations; some are half as long, some three times.
         window: of the session that will serve the model.
         voices: synthesizers of the person; one is drawn for each conversation.
     """
@@ -79,11 +79,12 @@ class Examples(Dataset[Example]):
         """A timeline and the system text that it is learned with."""
         encode, special = self.tokenizer.encode, self.tokenizer.special
         voice, things = rng.choice(self.voices), things_font() is not None
+        (length,) = rng.choices((0.5, 1.0, 3.0), (4, 4, 1))
         draws: dict[Task, Callable[[], tuple[Timeline, str]]] = {
             "echo": lambda: (draw_echo(index, self.seconds, encode, special, voice, self.split), ECHO_SYSTEM),
             "captions": lambda: (draw_captions(index, self.seconds, encode, special, things), CAPTION_SYSTEM),
             "talk": lambda: (
-                draw_timeline(index, self.seconds, encode, special, voice, split=self.split, things=things),
+                draw_timeline(index, length * self.seconds, encode, special, voice, split=self.split, things=things),
                 rng.choice(SYSTEMS),
             ),
         }

@@ -8,8 +8,10 @@ import io
 import math
 import random
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter
 
 from training.scenes.drawing import Color, draw_object, named_color
@@ -17,6 +19,7 @@ from training.scenes.labels import Place, Shown
 from training.scenes.random_scenes import Movement
 
 FRAME_SIDE = 448  # as the page's camera sends
+NOISE_SIDE = 1024  # of the field that the noise of each frame is cut from
 MIN_CONTRAST = 90  # levels between an object and its background, in the channel where they differ most
 _CENTERS: dict[Place, tuple[float, float]] = {
     "on the left": (-0.27, 0),
@@ -163,13 +166,20 @@ def _background(look: Look, rng: random.Random) -> Image.Image:
     return picture
 
 
+@cache
+def _noise_field() -> npt.NDArray[np.float32]:
+    """Noise of standard deviation one, [NOISE_SIDE, NOISE_SIDE, 3]: drawing it anew takes most of a frame's time."""
+    return np.random.default_rng(0).standard_normal((NOISE_SIDE, NOISE_SIDE, 3), np.float32)
+
+
 def _camera(picture: Image.Image, look: Look, rng: random.Random) -> Image.Image:
     """The picture after light, lens, sensor and JPEG."""
     picture = ImageEnhance.Brightness(picture).enhance(look.brightness * rng.uniform(0.97, 1.03))
     picture = ImageEnhance.Contrast(picture).enhance(look.contrast)
-    picture = picture.filter(ImageFilter.GaussianBlur(look.blur))
+    picture = picture.filter(ImageFilter.BoxBlur(look.blur))
     levels = np.asarray(picture, np.float32) * np.array([1 + look.warmth, 1, 1 - look.warmth], np.float32)
-    noise = np.random.default_rng(rng.getrandbits(32)).standard_normal(levels.shape, np.float32)
-    levels = (levels + look.noise * noise).clip(0, 255).astype(np.uint8)
+    y, x = rng.randrange(NOISE_SIDE - FRAME_SIDE), rng.randrange(NOISE_SIDE - FRAME_SIDE)
+    levels += look.noise * _noise_field()[y : y + FRAME_SIDE, x : x + FRAME_SIDE]
+    levels = levels.clip(0, 255).astype(np.uint8)
     with Image.open(io.BytesIO(jpeg(Image.fromarray(levels), look.quality))) as decoded:
         return decoded.convert("RGB")

@@ -7,10 +7,12 @@ its text is heard from u + 1 on.
 import math
 import random
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
 from models.inputs.tokens import SpecialTokens
+from training.grammar.phrases import intents
 from training.timelines.pacing import Encode, pace, playback_s
 from training.timelines.speech import RATE, Samples, Synthesizer
 from training.timelines.timeline import FORCED_UNITS, Said, Timeline, TimelineUnit, View
@@ -48,8 +50,8 @@ class Stage:
         """Place a sentence. pause: with a thinking pause between two of its words. Returns: its end."""
         words = text.split()
         pieces = [text]
-        if pause and len(words) > 2:
-            cut = self._rng.randint(1, len(words) - 1)
+        if pause and (cuts := pause_places(words)):
+            cut = self._rng.choice(cuts)
             filler = [self._rng.choice(FILLERS)] if self._rng.random() < 0.3 else []
             pieces = [" ".join(words[:cut] + filler), " ".join(words[cut:])]
         at = start
@@ -118,6 +120,21 @@ class Stage:
         if unit < FORCED_UNITS or unit in self._tokens:
             raise ValueError(f"unit {unit}: expected one in which the model may begin to speak")
         self._tokens[unit], self._skills[unit] = tokens, skill
+
+
+def pause_places(words: Sequence[str]) -> list[int]:
+    """Numbers of words after which a speaker may pause so that what was said so far is no sentence by itself.
+
+    The second half of a long sentence is left out: `the cat sees a bird` is complete without `in the morning`.
+    """
+    last = len(words) - 1 if len(words) < 6 else len(words) // 2
+    return [n for n in range(1, last + 1) if " ".join(words[:n]) not in _complete()]
+
+
+@cache
+def _complete() -> frozenset[str]:
+    """All phrases without slots."""
+    return frozenset(phrase for intent in intents().values() for phrase in (*intent.train, *intent.held_out))
 
 
 def heard_in(time: float) -> int:
