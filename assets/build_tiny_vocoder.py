@@ -61,7 +61,8 @@ def main(out: Path) -> None:
     torch.save(plain_weights("flow", on_meta(Flow, FLOW_CONFIG)), out / FLOW)
     torch.save(hift_weights(on_meta(Hift, HIFT_CONFIG)), out / HIFT)
     write_onnx(out / SPEAKER_ENCODER, *speaker_graph(on_meta(CampPlus, SPEAKER_CONFIG)))
-    write_onnx(out / SPEECH_TOKENIZER, *tokenizer_graph(on_meta(S3Tokenizer, TOKENIZER_CONFIG)))
+    tokenizer = plain_weights("tokenizer", on_meta(S3Tokenizer, TOKENIZER_CONFIG))
+    write_onnx(out / SPEECH_TOKENIZER, *tokenizer_graph(tokenizer, TOKENIZER_CONFIG))
 
 
 def flow_yaml(config: FlowConfig) -> str:
@@ -123,7 +124,7 @@ def hift_weights(module: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-class _Graph:
+class WeightGraph:
     """A chain of nodes, and their arrays."""
 
     def __init__(self, first_number: int):
@@ -150,7 +151,7 @@ class _Graph:
 
 def speaker_graph(module: nn.Module) -> tuple[list[OnnxNode], dict[str, np.ndarray]]:
     """Nodes and arrays of the speaker encoder. Norms are folded into convolutions, whose arrays are unnamed."""
-    graph = _Graph(4422)
+    graph = WeightGraph(4422)
     for name, part in module.named_modules():
         if isinstance(part, nn.Conv1d | nn.Conv2d):
             shape = tuple(part.weight.shape)
@@ -171,10 +172,11 @@ def speaker_graph(module: nn.Module) -> tuple[list[OnnxNode], dict[str, np.ndarr
     return graph.nodes, graph.arrays
 
 
-def tokenizer_graph(module: nn.Module) -> tuple[list[OnnxNode], dict[str, np.ndarray]]:
+def tokenizer_graph(
+    tensors: dict[str, Tensor], config: S3TokenizerConfig
+) -> tuple[list[OnnxNode], dict[str, np.ndarray]]:
     """Nodes and arrays of the tokenizer. Matrices are transposed, biases separate nodes, and few arrays named."""
-    graph = _Graph(2215)
-    tensors = plain_weights("tokenizer", module)
+    graph = WeightGraph(2215)
 
     def linear(name: str, place: str) -> None:
         bias = tensors.get(f"{name}.bias")
@@ -190,9 +192,9 @@ def tokenizer_graph(module: nn.Module) -> tuple[list[OnnxNode], dict[str, np.nda
     for conv in ("conv1", "conv2"):
         stored = {graph.anonymous("Conv"): tensors[f"encoder.{conv}.{kind}"] for kind in ("weight", "bias")}
         graph.add("Conv", conv, stored)
-    for i in range(TOKENIZER_CONFIG.n_layers):
+    for i in range(config.n_layers):
         block, place = f"encoder.blocks.{i}", f"blocks.{i}"
-        norm(f"{block}.attn_ln", f"{place}.attn_ln", TOKENIZER_CONFIG.first_norm_eps)
+        norm(f"{block}.attn_ln", f"{place}.attn_ln", config.first_norm_eps)
         for part in ("query", "key", "value"):
             linear(f"{block}.attn.{part}", f"{place}.attn.{part}")
         memory = f"{place}.attn.fsmn_block"

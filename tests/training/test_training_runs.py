@@ -1,0 +1,109 @@
+"""Sentences, the training loop and the export: repeatable, continued from a checkpoint, loaded by the strict loader."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.token2wav.load.parts import load_token2wav
+from models.token2wav.settings import (
+    CampPlusConfig,
+    DiTConfig,
+    EncoderConfig,
+    FlowConfig,
+    HiftConfig,
+    S3TokenizerConfig,
+)
+from training.export import write_vocoder
+from training.loop import RunPlan, Trainer, WeightGroup, read_weights
+from training.speech.corpus import NO_PHONE, PHONES, frame_phones
+from training.speech.generate import plan, texts_of
+from training.speech.sentences import in_words, sentence
+from training.tokenizer import edit_distance, silence_digits
+from training.weights import new_flow, new_hift, new_speaker_encoder, new_tokenizer
+
+
+def test_sentences_repeat_and_differ() -> None:
+    texts = [sentence(1, number) for number in range(200)]
+    assert texts == [sentence(1, number) for number in range(200)]
+    assert len(set(texts)) > 150
+    assert not any("{" in text or "_" in text for text in texts)
+    assert in_words(740) == "seven hundred forty"
+    assert in_words(13) == "thirteen"
+
+
+def test_held_out_sentences_are_the_same_for_all_voices_and_first_in_the_plan() -> None:
+    shards = plan(2.0)
+    voices = {voice for voice, _ in shards}
+    assert [number for _, number in shards[: len(voices)]] == [0] * len(voices)
+    held_out, trained = ({tuple(texts_of(voice, number)) for voice in voices} for number in (0, 1))
+    assert (len(held_out), len(trained)) == (1, len(voices))
+
+
+def test_phones_of_frames() -> None:
+    got = frame_phones(np.array(["pau", "aa"]), np.array([0.045, 0.1], np.float32), 6)
+    assert [PHONES[phone] for phone in got] == ["pau", "pau", "aa", "aa", "aa", "aa"]
+    assert (frame_phones(np.array([]), np.array([]), 3) == NO_PHONE).all()
+
+
+def test_edit_distance_and_silence() -> None:
+    assert edit_distance([1, 2, 3], [1, 3, 4]) == 2
+    digits = silence_digits(torch.device("cpu"))
+    assert int(((digits + 1) * 3 ** torch.arange(8)).sum()) == 4218
+
+
+def trained(folder: Path, steps: int) -> Trainer:
+    """A line fitted to noise-free points, `steps` steps further than the checkpoint in the folder."""
+    torch.manual_seed(0)
+    line = nn.Linear(1, 1)
+    run = RunPlan(folder, torch.device("cpu"), until=time.time() + 60, weights=folder, max_steps=steps, log_every=10)
+    trainer = Trainer(run, {"line": line}, {"all": WeightGroup(list(line.parameters()), 0.05)}, averaged=("line",))
+    x = torch.linspace(-1, 1, 16)[:, None]
+
+    def step(phase: str) -> dict[str, Tensor]:
+        loss = (line(x) - (3 * x + 1)).square().mean()
+        trainer.descend("all", loss)
+        return {"loss": loss.detach()}
+
+    trainer.run(step, lambda progress: "all")
+    return trainer
+
+
+def test_training_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    first = trained(tmp_path, 300)
+    again = trained(tmp_path, 300)
+    assert (first.step_number, again.step_number) == (300, 600)
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(10, 601, 10))
+    assert rows[-1]["loss"] < rows[29]["loss"] < rows[0]["loss"]
+    stored = read_weights(tmp_path / "line.pt")
+    assert torch.equal(stored["weight"], again.averaged_weights("line")["weight"])
+    assert abs(float(stored["weight"]) - 3) < 0.2
+
+
+def test_exported_folder_passes_the_strict_loader(tmp_path: Path) -> None:
+    flow = new_flow(
+        FlowConfig(
+            speaker_dim=8,
+            encoder=EncoderConfig(width=16, heads=2, inner=32, n_layers=1, n_up_layers=1),
+            estimator=DiTConfig(width=16, heads=1, head_dim=16, depth=1, mlp_ratio=2.0),
+        )
+    )
+    hift = new_hift(HiftConfig(base_channels=16, f0_channels=8))
+    speaker = new_speaker_encoder(CampPlusConfig(embedding=8, growth=4, bottleneck=2, channels=8, front_channels=4))
+    tokenizer = new_tokenizer(S3TokenizerConfig(width=64, n_layers=1))
+    write_vocoder(tmp_path, flow, hift, speaker, tokenizer)
+    parts = load_token2wav(tmp_path)
+    pairs = (
+        (flow, parts.flow, 2e-3),
+        (hift, parts.hift, 1e-6),
+        (speaker, parts.speaker_encoder, 1e-6),
+        (tokenizer, parts.speech_tokenizer, 0.0),
+    )
+    for trained_module, loaded, tolerance in pairs:
+        expected = trained_module.state_dict()
+        for name, got in loaded.state_dict().items():
+            assert torch.allclose(got, expected[name], rtol=1e-3, atol=tolerance), name
