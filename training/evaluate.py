@@ -86,7 +86,7 @@ def evaluate(folder: Path, corpus_folder: Path, samples: Path | None, count: int
     shapes = VocoderShapes(
         batch=(1,), columns=(columns_for(voice.n_frames, sizes.max_chunk),), prompt=(voice.n_frames,)
     )
-    vocoder = Vocoder(parts.flow, parts.hift, sizes=sizes, shapes=shapes, steps=(EULER_STEPS,))
+    vocoder = Vocoder(parts.flow, parts.hift, sizes=sizes, shapes=shapes, steps=(EULER_STEPS,), kernels="plain")
     vocoder.prepare(voice)
     rows: dict[str, list[dict[str, float]]] = {"copy": [], "chain": []}
     for number, index in enumerate([one for one in held_out if one != prompt_at][:count]):
