@@ -13,6 +13,7 @@ from aiortc import RTCIceServer
 
 from worker.config.webrtc import WebRtcConfig
 
+LOOPBACK = "127.0.0.1"
 HOST_CANDIDATE = re.compile(r"a=candidate:(\S+) (\d+) (udp) (\d+) (\S+) (\d+) typ host(.*)", re.IGNORECASE)
 
 
@@ -40,8 +41,13 @@ def use_network(loop: PortRangeLoop, config: WebRtcConfig) -> None:
     """Make the calls of this process use the configured addresses and ports."""
     if config.min_port is not None and config.max_port is not None:
         loop.ports = range(config.min_port, config.max_port + 1)
-    if config.addresses:
-        aioice.ice.get_host_addresses = lambda use_ipv4, use_ipv6: list(config.addresses)
+    addresses_of_machine = aioice.ice.get_host_addresses
+
+    def addresses(use_ipv4: bool, use_ipv6: bool) -> list[str]:
+        # A machine without a network can still call itself.
+        return list(config.addresses) or addresses_of_machine(use_ipv4, use_ipv6) or [LOOPBACK]
+
+    aioice.ice.get_host_addresses = addresses
 
 
 def ice_servers(config: WebRtcConfig) -> list[RTCIceServer]:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from functools import cache
 from typing import Protocol
 
 from server.doors.errors import ApiError
@@ -146,12 +147,12 @@ class PeerProcesses:
         """Raises: ApiError if this gateway accepts no calls."""
         if not self._config.enabled:
             raise ApiError(404, "WebRTC calls: expected service.webrtc.enabled, got false")
-        if importlib.util.find_spec(NEEDED) is None:
+        if not _is_installed(NEEDED):
             raise ApiError(501, EXTRA, type="server_error", code="not_implemented")
 
     async def start(self) -> None:
         """Start all processes, if the settings say so."""
-        if self._config.preload and self._config.enabled and importlib.util.find_spec(NEEDED) is not None:
+        if self._config.preload and self._config.enabled and _is_installed(NEEDED):
             for process in self.all:
                 await process.start()
 
@@ -166,6 +167,11 @@ class PeerProcesses:
             message = f"calls: expected at most {self._config.max_calls * len(self.all)} at once, got one more"
             raise ApiError(503, message, headers={"retry-after": str(RETRY_S)})
         return process
+
+
+@cache
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def _reap(process: "subprocess.Popen[bytes]") -> None:
