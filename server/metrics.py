@@ -69,6 +69,7 @@ class GatewayMetrics:
         self._transcriptions = counter("transcriptions_total", "transcriptions of users' speech that ended", "outcome")
         self._errors = counter("errors_total", "error messages sent to clients", "code")
         self._lost = counter("workers_lost_total", "number of times a worker became unreachable", "worker")
+        self._calls = gauge("open_calls", "WebRTC calls that are not over")
         self._call_processes = counter(
             "call_processes_lost_total", "processes with connections of calls that ended by themselves"
         )
@@ -149,6 +150,10 @@ class GatewayMetrics:
     def record_worker_lost(self, worker: str) -> None:
         """Count a worker that became unreachable."""
         self._lost.labels(worker).inc()
+
+    def record_calls(self, n: int) -> None:
+        """Set the number of WebRTC calls that are not over."""
+        self._calls.set(n)
 
     def record_call_process_lost(self) -> None:
         """Count a process with connections of calls that ended by itself."""

@@ -76,6 +76,8 @@ class CallDoor:
             raise
         call.attach(connection)
         self._calls[call.id] = call
+        self._context.slots.metrics.record_calls(len(self._calls))
+        LOG.info("call %s is session %s", call.id, live.session_id)
         task = asyncio.create_task(connection.serve(pending), name="call")
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._end(call, done))
@@ -128,6 +130,7 @@ class CallDoor:
 
     def _end(self, call: WebRtcCall, task: "asyncio.Task[None]") -> None:
         del self._calls[call.id]
+        self._context.slots.metrics.record_calls(len(self._calls))
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             LOG.error("call %s failed", call.id, exc_info=error)

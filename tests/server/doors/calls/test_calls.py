@@ -333,8 +333,9 @@ def test_a_dead_process_ends_its_calls_alone(served: Served) -> None:
             await served.gateway.wait_idle()
         async with calling(served.http, **KEY) as client:
             assert client.kinds() == ["session.created"]
-        lost = "duologue_gateway_call_processes_lost_total 1.0"
-        assert lost in (await served.http.get("/metrics", headers=KEY)).text
+            metrics = (await served.http.get("/metrics", headers=KEY)).text
+            assert "duologue_gateway_call_processes_lost_total 1.0" in metrics
+            assert "duologue_gateway_open_calls 1.0" in metrics
 
     served.run(scenario)
 
