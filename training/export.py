@@ -1,7 +1,7 @@
 """Trained modules to a folder `assets/token2wav` in the released layout and formats.
 
-The folder passes the strict loader unchanged. Weights of the flow and of HiFT are stored in half precision where that
-is asked for; the loader converts them.
+The folder passes the strict loader unchanged. Weights are stored in half precision, which the loader converts, except
+those that determine pitch and phase.
 """
 
 from pathlib import Path
@@ -19,6 +19,8 @@ from models.token2wav.load.parts import FLOW, FLOW_YAML, HIFT, SPEAKER_ENCODER, 
 from models.token2wav.prompt.campplus import BATCH_NORM_EPS, Affine, CampPlus
 from models.token2wav.prompt.s3_tokenizer import S3Tokenizer
 
+FULL_PRECISION = ("f0_predictor.", "m_source.", "conv_post.", "quantizer.")
+
 
 def write_vocoder(
     out: Path,
@@ -26,7 +28,6 @@ def write_vocoder(
     hift: Hift,
     speaker_encoder: CampPlus,
     tokenizer: S3Tokenizer,
-    dtype: torch.dtype = torch.float16,
 ) -> None:
     """Write all files of the folder; files of an earlier export are replaced.
 
@@ -36,19 +37,26 @@ def write_vocoder(
         hift: mel to sound.
         speaker_encoder: makes speaker vectors.
         tokenizer: makes speech tokens.
-        dtype: of the stored flow. The small networks are float32.
     """
     out.mkdir(parents=True, exist_ok=True)
     (out / FLOW_YAML).write_text(flow_yaml(flow.config), encoding="utf-8")
-    torch.save({name: tensor.to(dtype) for name, tensor in stored(flow).items()}, out / FLOW)
-    torch.save(weight_normed(stored(hift)), out / HIFT)
-    write_onnx(out / SPEAKER_ENCODER, *speaker_graph(speaker_encoder))
-    write_onnx(out / SPEECH_TOKENIZER, *tokenizer_graph(stored(tokenizer), tokenizer.config))
+    torch.save(halved(stored(flow)), out / FLOW)
+    torch.save(halved(weight_normed(stored(hift))), out / HIFT)
+    for file, (nodes, arrays) in (
+        (SPEAKER_ENCODER, speaker_graph(speaker_encoder)),
+        (SPEECH_TOKENIZER, tokenizer_graph(halved(stored(tokenizer)), tokenizer.config)),
+    ):
+        write_onnx(out / file, nodes, arrays)
 
 
 def stored(module: nn.Module) -> dict[str, Tensor]:
     """The module's weights on the CPU in float32."""
     return {name: tensor.detach().cpu().float().contiguous() for name, tensor in module.state_dict().items()}
+
+
+def halved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights in half precision, except those that determine pitch and phase."""
+    return {name: tensor if name.startswith(FULL_PRECISION) else tensor.half() for name, tensor in tensors.items()}
 
 
 def weight_normed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
