@@ -58,6 +58,12 @@ def test_both_lanes_answer_in_one_session(servers: Servers) -> None:
             again = await response_of(client, output_modalities=["text"])
             assert again["output"][0]["content"][0]["type"] == "output_text"
 
+            ratio = {"type": "retention_ratio", "retention_ratio": 0.5}
+            for truncation, speed in (("disabled", 1.5), (ratio, 0.5), ("auto", 1.0)):
+                shown = await client.update(truncation=truncation, audio={"output": {"speed": speed}})
+                assert (shown["truncation"], shown["audio"]["output"]["speed"]) == (truncation, speed)
+                assert (await response_of(client))["output"][0]["content"][0]["type"] == "output_audio"
+
     run(scenario)
 
 

@@ -211,15 +211,18 @@ class Conversation:
         return self._order[-1] if self._order else None
 
     def check_new(self, item: ConversationItem, previous_id: str | None) -> None:
-        """Raises: EventError if `insert` would refuse the item."""
+        """Raises: EventError if the client may not add the item."""
+        self._check_place(item, previous_id)
+        if len(self._order) >= MAX_ITEMS:
+            raise EventError("too_many_items", f"items: expected at most {MAX_ITEMS}, got one more")
+
+    def _check_place(self, item: ConversationItem, previous_id: str | None) -> None:
         if item.id in self._items:
             message = f"item.id: expected a new id, got {item.id}, which another item has"
             raise EventError("item_create_duplicate_item_id", message, "item.id")
         if previous_id not in (None, ROOT) and previous_id not in self._items and previous_id not in self._dropped:
             message = f"previous_item_id: expected the id of an item, got {str(previous_id)[:60]}"
             raise EventError("item_create_invalid_previous_item_id", message, "previous_item_id")
-        if len(self._order) >= MAX_ITEMS:
-            raise EventError("too_many_items", f"items: expected at most {MAX_ITEMS}, got one more")
         if item.kind == "function_call_output":
             calls = (one.call_id for one in self._items.values() if one.kind == "function_call")
             if item.call_id not in calls:
@@ -227,8 +230,11 @@ class Conversation:
                 raise EventError("invalid_tool_call_id", message, "item.call_id")
 
     def insert(self, item: ConversationItem, previous_id: str | None = None) -> str | None:
-        """Add an item after another one; None: at the end. Returns: the id before it. Raises: EventError."""
-        self.check_new(item, previous_id)
+        """Add an item after another one; None: at the end. Returns: the id before it. Raises: EventError.
+
+        Items of the server are added beyond the limit of `check_new`: they belong to what is said already.
+        """
+        self._check_place(item, previous_id)
         while previous_id in self._dropped:
             previous_id = self._dropped[previous_id] or ROOT
         if previous_id is None:

@@ -6,12 +6,11 @@ detector hears, and the unit timer. Contains no reading of events.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from server.doors.core.unit_session import UnitSession
-from server.doors.live.sound.detector import DetectorSettings, Heard, SpeechHeard, SpeechOver
+from server.doors.live.sound.detector import Heard, SpeechHeard, SpeechOver
 from server.doors.live.sound.unit_buffer import UnitBuffer
 from server.doors.live.sound.voice_feed import VoiceFeed
 from server.doors.live.sound.wire_sound import without_padding
@@ -34,7 +33,8 @@ from server.doors.realtime.turns.barge_in import BargeIn
 from server.doors.realtime.turns.clock import ClockState, UnitTimer, send_at
 from server.doors.realtime.turns.idle_timeout import IdleTimeout
 from server.doors.realtime.turns.side_calls import SideCalls
-from server.doors.realtime.turns.turn_policy import TurnPolicy
+from server.doors.realtime.turns.turn_policy import TurnPolicy, UnitDecision
+from server.doors.realtime.turns.unit_in_flight import UnitInFlight
 from server.doors.realtime.turns.user_turns import UserTurns
 from server.doors.realtime.usage import TokenUsage, usage_of
 from worker.protocol.codec import FromClient
@@ -55,16 +55,6 @@ FAST_AHEAD_S = 0.3  # of sound that a client still has when the next unit of fas
 PAUSE_AFTER_S = 5.0  # seconds without sound before the worker gets `pause`
 
 
-@dataclass
-class UnitInFlight:
-    """A unit that the worker runs. is_discarded: its output belongs to a cancelled response. text: sent so far."""
-
-    chunk: AudioChunk
-    is_forced: bool
-    is_discarded: bool = False
-    text: str = ""
-
-
 class DuplexLane:
     """One session's units.
 
@@ -78,7 +68,7 @@ class DuplexLane:
     def __init__(self, host: LaneHost, turns: UserTurns, detection: TurnDetection, clock: Callable[[], float]):
         self._host, self._turns, self._clock = host, turns, clock
         self.policy = TurnPolicy(detection)
-        self.voice = VoiceFeed(_detector_settings(detection), self.on_heard)
+        self.voice = VoiceFeed(detection.detector_settings(), self.on_heard)
         self._barge_in = BargeIn()
         self._timer = UnitTimer()
         self._idle = IdleTimeout()
@@ -108,7 +98,7 @@ class DuplexLane:
     def detach(self) -> None:
         """The worker's session is over. An open response fails."""
         self.stop()
-        if self._host.response is not None:
+        if self._response is not None:
             self._finish(failed("worker_lost", "The worker was lost"))
 
     def stop(self) -> None:
@@ -119,7 +109,7 @@ class DuplexLane:
     def configure(self, detection: TurnDetection) -> None:
         """Change the settings of turns."""
         self.policy.detection = detection
-        self.voice.configure(_detector_settings(detection))
+        self.voice.configure(detection.detector_settings())
 
     def refresh(self) -> None:
         """The session's settings may have changed."""
@@ -162,14 +152,20 @@ class DuplexLane:
 
         has_options: the response differs from the session, so that a unit which runs already is not part of it.
         """
-        if has_options and self._in_flight is not None:
-            self._discard(self._in_flight)
-            self.policy.cut(is_running=True)
+        if has_options:
+            self.step_aside()
         self.policy.ask()
         self._barge_in.begin_response(self.voice.pushed_ms)
         self._timer.start(self._clock())
         self._context.begin()
         self._pump()
+
+    def step_aside(self) -> None:
+        """The unit in flight is no part of the open response. If a chat answers it, units only listen until its end."""
+        if self._in_flight is not None:
+            self._discard(self._in_flight)
+            self.policy.cut(is_running=True)
+        self.policy.begin_response()
 
     def check_idle(self) -> None:
         """Let the model speak if the user has been quiet for the idle timeout. Call this twice a second."""
@@ -223,8 +219,7 @@ class DuplexLane:
             return
         if self._barge_in.is_confirmed(heard.speech_ms):
             self._host.stop_playback()
-            if self._host.response is not None:
-                self.cancel("turn_detected")
+            self._host.cancel_response("turn_detected")
 
     # --- the worker's answers ------------------------------------------------------------------
 
@@ -242,8 +237,14 @@ class DuplexLane:
             self._on_unit(answer)
             return
         self._context.on_answer(request, answer)
-        if isinstance(answer, Error) and isinstance(request, Prepare) and self._host.response is not None:
+        if isinstance(answer, Error) and isinstance(request, Prepare) and self._response is not None:
             self._finish(failed("internal_error", answer.error))
+
+    @property
+    def _response(self) -> RealtimeResponse | None:
+        """The open response, unless a chat answers it."""
+        response = self._host.response
+        return None if response is None or response.is_chat else response
 
     def _on_unit(self, answer: ServerMessage) -> None:
         unit, self._in_flight = self._in_flight, None
@@ -253,7 +254,7 @@ class DuplexLane:
             self._on_result(unit, answer)
         elif isinstance(answer, Error):
             LOG.warning("a unit failed: %s", answer.error)
-            if unit.is_forced or self._host.response is not None:
+            if unit.is_forced or self._response is not None:
                 self._finish(failed(str(answer.code), answer.error))
         self._pump()
 
@@ -269,7 +270,7 @@ class DuplexLane:
             sound = without_padding(result.audio_data.packed("pcm16"))
         self._send(result.text[len(unit.text) :], sound)
         self._calls.send(result)
-        response = self._host.response
+        response = self._response
         if response is None:
             return
         if result.marks:
@@ -295,7 +296,7 @@ class DuplexLane:
 
     def _opened_response(self, *, with_message: bool = True) -> RealtimeResponse:
         """The open response, or a new one. with_message: false for a call of a function."""
-        response = self._host.response
+        response = self._response
         if response is None or self.policy.is_asked:  # the model speaks already
             self.policy.begin_response()
         if response is None:
@@ -304,7 +305,7 @@ class DuplexLane:
         return response
 
     def _finish(self, end: ResponseEnd) -> None:
-        response = self._host.response
+        response = self._response
         if response is not None:
             response.usage.add(self._usage)
             self._usage = TokenUsage()
@@ -336,7 +337,7 @@ class DuplexLane:
                 self._wake.set(at)
                 return
             is_late = early_at is None or early_at > now
-        response = self._host.response
+        response = self._response
         if response is not None and response.first_sound_at is not None:
             at = send_at(response.first_sound_at, response.sent_ms, now)
             if at > now:
@@ -349,13 +350,13 @@ class DuplexLane:
 
     def _late_at(self, now: float) -> float | None:
         """When silence must stand for missing sound; None: not while nothing changes."""
-        return self._timer.fill_at(ClockState(self._host.response is not None, self._spoke_at, is_idle=True), now)
+        return self._timer.fill_at(ClockState(self._response is not None, self._spoke_at, is_idle=True), now)
 
     def _early_at(self, now: float) -> float | None:
         """When the unit must run although its sound has not come yet; None: it waits for it."""
         if self.policy.is_answer_due:
             return now
-        response = self._host.response
+        response = self._response
         if response is None or response.first_sound_at is None or response.shape.speed <= 1:
             return None
         # Fast speech lasts less than the second of a unit: the client must not run out of it.
@@ -365,7 +366,7 @@ class DuplexLane:
         """Tell the client once that the context is full. Sound is dropped from now on."""
         self.policy.cut(is_running=False)
         self._buffer.clear_sound()
-        if self._host.response is not None:
+        if self._response is not None:
             self._finish(CONTEXT_FULL)
         elif not self._is_refused and CONTEXT_FULL.error is not None:
             self._host.report(CONTEXT_FULL.error)
@@ -379,7 +380,10 @@ class DuplexLane:
         if is_late and n_missing > 0:
             self.voice.push(np.zeros(n_missing, np.float32))  # so that it hears the silence after speech
         sound, pictures = self._buffer.take()
-        decision = self.policy.next_unit(is_responding=self._host.response is not None)
+        if self._response is self._host.response:
+            decision = self.policy.next_unit(is_responding=self._response is not None)
+        else:
+            decision = UnitDecision(force_listen=True)
         chunk = AudioChunk(
             audio_base64=Sound(sound),
             frame_base64_list=[data for data, _ in pictures],
@@ -390,7 +394,3 @@ class DuplexLane:
         self._timer.record_unit(now, is_filled=n_missing > 0)
         self._in_flight = UnitInFlight(chunk, decision.force_speak)
         units.send(chunk)
-
-
-def _detector_settings(detection: TurnDetection) -> DetectorSettings:
-    return DetectorSettings(detection.threshold, detection.prefix_padding_ms, detection.silence_duration_ms)

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from server.doors.live.event_error import EventError
 from server.doors.realtime.engine_settings import EngineSettings
-from server.doors.realtime.responses import RealtimeResponse, ResponseEnd
+from server.doors.realtime.responses import CancelReason, RealtimeResponse, ResponseEnd
 
 
 class LaneHost(Protocol):
@@ -34,6 +34,9 @@ class LaneHost(Protocol):
 
     def add_sound(self, response: RealtimeResponse, pcm16: bytes) -> None:
         """Send sound of the engine."""
+
+    def cancel_response(self, reason: CancelReason) -> None:
+        """End the open response now, if there is one."""
 
     def finish_response(self, end: ResponseEnd) -> None:
         """Close the open response."""

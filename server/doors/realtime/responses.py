@@ -112,7 +112,7 @@ class RealtimeResponse:
         self.shape, self.is_asked = shape, is_asked
         self.item = ConversationItem(new_id("item"), role="assistant", status="in_progress")
         self.usage = TokenUsage()
-        self.is_over = False
+        self.is_over = self.is_chat = False  # a chat answers it, whatever the lane
         self.first_sound_at: float | None = None
         self._send, self._conversation, self._playback = send, conversation, playback
         self._text = ""

@@ -28,7 +28,7 @@ from server.doors.realtime.lane_duplex import DuplexLane
 from server.doors.realtime.lane_turn import TurnLane
 from server.doors.realtime.playback import SoundTrack, TrackPlayback
 from server.doors.realtime.response_options import config_of_response
-from server.doors.realtime.responses import CONTEXT_FULL, RealtimeResponse, ResponseEnd, ResponseShape
+from server.doors.realtime.responses import CONTEXT_FULL, CancelReason, RealtimeResponse, ResponseEnd, ResponseShape
 from server.doors.realtime.session_config import RealtimeConfig, TurnDetection
 from server.doors.realtime.turn_answers import TurnAnswers
 from server.doors.realtime.turns.input_transcriptions import InputTranscriptions
@@ -146,10 +146,10 @@ class RealtimeSession:
         patch = read_patch(event.session)
         config = self._on_track(self.config.merged(patch, has_spoken=self._has_spoken))
         detection, was_duplex = config.turn_detection, self.is_duplex
+        voice = await self._voice_of(config.voice)
         if (detection is not None) != was_duplex and self.response is not None:
             message = "session.audio.input.turn_detection: expected no active response, got one"
             raise EventError("conversation_already_has_active_response", message)
-        voice = await self._voice_of(config.voice)
         before, self.config, self._voice = self.config, self._transcripts.configure(config), voice
         if config.input_format != before.input_format:
             self._input = SoundInput(config.input_format)
@@ -262,13 +262,13 @@ class RealtimeSession:
         options = event.response or events.ResponseOptions()
         config = self._on_track(config_of_response(self.config, options))
         is_aside = options.conversation == "none"
-        if not is_aside and self.response is not None:
-            message = f"Conversation already has an active response: {self.response.id}"
-            raise EventError("conversation_already_has_active_response", message)
         if self._answers.is_full:
             raise EventError("too_many_responses", "response.create: expected fewer responses at the same time")
         items = None if options.input is None else await self._items_of(options.input)
         voice = self._voice if config.voice == self.config.voice else await self._voice_of(config.voice)
+        if not is_aside and self.response is not None:
+            message = f"Conversation already has an active response: {self.response.id}"
+            raise EventError("conversation_already_has_active_response", message)
         if self.is_duplex and not is_aside and items is None:
             if self.lane.is_full and CONTEXT_FULL.error is not None:
                 raise CONTEXT_FULL.error
@@ -283,6 +283,9 @@ class RealtimeSession:
             response.begin(with_message=not config.tools)
         else:
             response = self._open_response(config, options.metadata, is_asked=True, with_message=not config.tools)
+            if self.is_duplex:
+                self.lane.step_aside()
+        response.is_chat = True
         self._answers.start(response, config, voice, asked)
 
     async def _items_of(self, given: list[Json]) -> list[ConversationItem]:
@@ -362,6 +365,11 @@ class RealtimeSession:
         """Send sound of the engine."""
         self._has_spoken = True
         response.add_sound(self._output.push(pcm16))
+
+    def cancel_response(self, reason: CancelReason) -> None:
+        """End the open response now, if there is one."""
+        if self.response is not None and not self._answers.cancel(self.response.id, reason):
+            self.lane.cancel(reason)
 
     def finish_response(self, end: ResponseEnd) -> None:
         """Close the open response."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from server.doors.live.event_error import EventError
+from server.doors.live.sound.detector import DetectorSettings
 from server.doors.live.sound.wire_sound import WireFormat
 from server.doors.live.truncation import AUTO, Truncation
 from server.doors.realtime.events.session_patch import (
@@ -54,7 +55,11 @@ class TurnDetection:
         given = {name: getattr(patch, name) for name in patch.model_fields_set}
         if given.get("idle_timeout_ms", 0) is None:
             base = replace(base, idle_timeout_ms=None)
-        return replace(base, **{name: value for name, value in given.items() if value is not None})
+        merged = replace(base, **{name: value for name, value in given.items() if value is not None})
+        return merged if merged.type == "server_vad" else replace(merged, idle_timeout_ms=None)
+
+    def detector_settings(self) -> DetectorSettings:
+        return DetectorSettings(self.threshold, self.prefix_padding_ms, self.silence_duration_ms)
 
     def described(self) -> Json:
         shared = {"create_response": self.create_response, "interrupt_response": self.interrupt_response}

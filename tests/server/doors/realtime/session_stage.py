@@ -5,6 +5,7 @@ async with stage(detection) as one:
     one.listen()
 """
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -172,11 +173,14 @@ def _result(
 
 
 class StubTurns:
-    """Chats that answer two words. requests: of each chat. max_messages: longer conversations do not fit."""
+    """Chats that answer two words.
 
-    def __init__(self, max_messages: int = 1000) -> None:
+    requests: of each chat. max_messages: longer conversations do not fit. waits: each word takes 10 ms.
+    """
+
+    def __init__(self, max_messages: int = 1000, *, waits: bool = False) -> None:
         self.requests: list[TurnRequest] = []
-        self._max_messages = max_messages
+        self._max_messages, self._waits = max_messages, waits
 
     @asynccontextmanager
     async def open(self, request: TurnRequest, _: object) -> AsyncIterator[SimpleNamespace]:
@@ -187,7 +191,9 @@ class StubTurns:
         yield SimpleNamespace(events=self._events)
 
     async def _events(self) -> AsyncIterator[TurnText | TurnSound | TurnFinished]:
-        yield TurnText("Good day.")
+        for word in ("Good ", "day."):
+            await asyncio.sleep(0.01 * self._waits)
+            yield TurnText(word)
         yield TurnSound(np.full(12_000, 0.25, np.float32))
         yield TurnFinished("Good day.", "stop", ReplyUsage.model_validate(dict(NO_USAGE)))
 

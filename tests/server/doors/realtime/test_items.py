@@ -107,6 +107,15 @@ def test_items_that_cannot_be_shown_are_refused(given: dict[str, object], param:
     assert caught.value.param == f"item.{param}"
 
 
+def test_the_server_may_add_items_beyond_the_clients_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.doors.realtime.items.MAX_ITEMS", 2)
+    found = conversation("a", "b")
+    with pytest.raises(EventError) as caught:
+        found.check_new(message("c", TEXT), None)
+    assert caught.value.code == "too_many_items"
+    assert found.insert(message("c", TEXT, role="assistant")) == "b"
+
+
 def test_many_pictures_are_echoed_up_to_a_limit() -> None:
     pictures = [PICTURE.model_copy(update={"image_url": "data:image/png;base64," + "A" * 30_000})] * 30
     shown = message("a", *pictures).described()["content"]

@@ -1,4 +1,6 @@
-"""Answers of the turn lane to conversations that do not fit into the context."""
+"""Answers by chats: beside units, and to conversations that do not fit into the context."""
+
+import asyncio
 
 import pytest
 
@@ -21,6 +23,31 @@ async def answered(one: SessionStage) -> Json:
     await wait_until(lambda: one.kinds("response.done"), "the answer")
     response: Json = one.last("response.done")["response"]
     return response
+
+
+ASIDE = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Which day is it?"}]}]
+
+
+def test_units_listen_while_a_chat_answers_in_the_duplex_lane() -> None:
+    async def scenario() -> None:
+        async with stage(turns=StubTurns(waits=True)) as one:
+            await one.append(1.0)
+            await one.send("response.create", response={"input": ASIDE})
+            assert one.n_interrupts == 1
+            one.speak("late ")
+            await one.append(1.0)
+            assert [chunk.force_listen for chunk in one.chunks] == [False, True]
+            one.listen()
+            one.session.lane.detach()
+            assert one.kinds("response.done") == [], "expected the lost worker to be none of the chat's"
+            await one.send("response.create")
+            assert one.last("error")["error"]["code"] == "conversation_already_has_active_response"
+            one.speak_up(2500)
+            assert one.last("response.done")["response"]["status_details"]["reason"] == "turn_detected"
+            await asyncio.sleep(0.02)
+            assert one.kinds("response")[-1] == "response.done", "expected nothing of the chat after its end"
+
+    run(scenario)
 
 
 def test_the_oldest_items_are_left_out_until_the_rest_fits() -> None:

@@ -1,0 +1,15 @@
+"""The unit of a session that its worker runs now."""
+
+from dataclasses import dataclass
+
+from worker.protocol.messages import AudioChunk
+
+
+@dataclass
+class UnitInFlight:
+    """A unit that the worker runs. is_discarded: its output belongs to a cancelled response. text: sent so far."""
+
+    chunk: AudioChunk
+    is_forced: bool
+    is_discarded: bool = False
+    text: str = ""
