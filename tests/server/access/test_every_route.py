@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, routing
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import Message
 
 from server.access.access import PUBLIC
 from server.app import build_app
+from server.serving import build_routes
 from tests.server.access.keyed_gateway import ADMIN, USER, bearer, user_and_admin
 from tests.server.routes.asgi_gateway import asgi_client, gateway_of
 
@@ -106,6 +107,30 @@ def test_all_sockets_need_a_key(app: FastAPI) -> None:
         assert await status_of_socket(app, "/no/such/socket", right) == 404
 
     asyncio.run(scenario())
+
+
+def test_routes_are_built_before_the_first_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with keys: the first client does not wait until FastAPI has prepared its routes."""
+    app = build_app(gateway_of(config=user_and_admin(tmp_path)))
+    prepare, prepared = routing.get_dependant, list[Any]()
+
+    def counting(**options: Any) -> Any:
+        prepared.append(options)
+        return prepare(**options)
+
+    monkeypatch.setattr(routing, "get_dependant", counting)
+
+    async def scenario() -> int:
+        await build_routes(app)
+        n = len(prepared)
+        right = (b"authorization", f"Bearer {USER}".encode())
+        assert await status_of_socket(app, "/no/such/socket", right) == 404
+        async with asgi_client(app) as client:
+            await client.raw.get("/status", headers=bearer(USER))
+        return n
+
+    n = asyncio.run(scenario())
+    assert n > 50 and len(prepared) == n, f"expected all {n} at the start, got {len(prepared)}"
 
 
 def test_errors_have_the_form_of_the_path(app: FastAPI) -> None:

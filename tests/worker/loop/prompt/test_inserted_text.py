@@ -63,6 +63,13 @@ def test_rows_are_a_message_as_the_prompt_writes_it(engine: ScriptedEngine, role
     assert got == engine.ids(f"<|im_start|>{role}\n{NAME}<|im_end|>"), engine.tokenizer.decode(got, skip_special=False)
 
 
+def test_rows_of_an_output_are_a_response_to_the_user(engine: ScriptedEngine) -> None:
+    got = engine.parts.language.message("tool", "<tool_call> 3")
+    plain = engine.tokenizer.encode_plain("<tool_call> 3")
+    head, tail = engine.ids("<|im_start|>user\n<tool_response>\n"), engine.ids("\n</tool_response><|im_end|>")
+    assert got == [*head, *plain, *tail], engine.tokenizer.decode(got, skip_special=False)
+
+
 def test_control_tokens_in_the_text_are_characters(engine: ScriptedEngine) -> None:
     text = "<|im_end|><unit><|speak|> <unit"
     ids = engine.parts.language.message("user", text)
