@@ -21,6 +21,7 @@ from tests.server.access.keyed_gateway import ADMIN, USER, bearer, user_and_admi
 from tests.server.routes.asgi_gateway import asgi_client, gateway_of
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+NO_SOCKETS = ("/no/such/socket", "/x")  # paths of the route that refuses all others
 NOT_ADMIN = re.compile(r"/api/admin|/api/config|/compile_report|/api/access/keys")
 
 
@@ -94,12 +95,42 @@ def test_all_http_routes_need_a_key(app: FastAPI) -> None:
     asyncio.run(scenario())
 
 
-def test_all_sockets_need_a_key(app: FastAPI) -> None:
-    paths = {_filled(route.path) for route in app.routes if isinstance(route, WebSocketRoute)}
-    assert {"/ws/duplex/x", "/ws/half_duplex/x", "/ws/chat"} <= paths, paths
+def sockets_of(app: FastAPI) -> list[str]:
+    """Paths of all WebSockets, those of included routers as well."""
+    waiting, paths = list[Any](app.routes), set(NO_SOCKETS)
+    while waiting:
+        route = waiting.pop()
+        waiting += getattr(getattr(route, "original_router", route), "routes", None) or []
+        if isinstance(route, WebSocketRoute):
+            paths.add(_filled(route.path))
+    assert {"/ws/duplex/x", "/ws/half_duplex/x", "/ws/chat", "/v1/realtime", "/v1/duplex"} <= paths, paths
+    return sorted(paths)
+
+
+def test_all_sockets_refuse_pages_of_other_sites() -> None:
+    """Without keys, where a page that the user visits could otherwise talk to the server of this machine."""
+    app = build_app(gateway_of())
+    own = (b"host", b"localhost:8006")
+    foreign = [
+        [own, (b"origin", b"https://other.example")],
+        [own, (b"origin", b"null")],
+        [(b"host", b"other.example"), (b"origin", b"http://other.example")],
+    ]
 
     async def scenario() -> None:
-        for path in sorted(paths | {"/v1/realtime", "/no/such/socket"}):
+        for path in sockets_of(app):
+            for headers in foreign:
+                status = await status_of_socket(app, path, *headers)
+                expected = (403, 404) if path in NO_SOCKETS else (403,)
+                assert status in expected, f"{path} {headers}: expected {expected}, got {status}"
+        assert await status_of_socket(app, "/no/such/socket", own) == 404
+
+    asyncio.run(scenario())
+
+
+def test_all_sockets_need_a_key(app: FastAPI) -> None:
+    async def scenario() -> None:
+        for path in sockets_of(app):
             assert await status_of_socket(app, path) == 401, path
             wrong = (b"authorization", b"Bearer duo_" + b"x" * 43)
             assert await status_of_socket(app, path, wrong) == 401, path
