@@ -1,4 +1,4 @@
-"""Training sequences by number: a lesson or a conversation, its sound made worse, one of its parts."""
+"""Training sequences by number: a part of a lesson or a conversation with its sound made worse, or a chat."""
 
 import random
 from collections.abc import Callable
@@ -10,9 +10,10 @@ from typing import Literal
 import torch
 from torch.utils.data import Dataset
 
-from models.checkpoint.config import OmniConfig, load_config
+from models.checkpoint.config import OmniConfig, load_config, load_preprocessor_config
 from models.inputs.tokens import Tokenizer
 from training.grammar.phrases import Split
+from training.mind.chats import ChatMaker
 from training.mind.inputs import Example, make_example
 from training.scenes.drawing import things_font
 from training.timelines.conversations import draw_timeline
@@ -22,7 +23,7 @@ from training.timelines.speech import RATE, Synthesizer, degrade, noise_bursts
 from training.timelines.timeline import Timeline
 from training.timelines.windows import Window, split_parts
 
-Task = Literal["echo", "captions", "talk"]
+Task = Literal["echo", "captions", "talk", "chat"]
 MAX_REFERENCE_S = 5
 # Texts of the prompt that conversations are learned with: the service's, and others that clients send.
 SYSTEMS = (
@@ -60,9 +61,16 @@ class Examples(Dataset[Example]):
     def config(self) -> OmniConfig:
         return load_config(self.folder)
 
+    @cached_property
+    def chats(self) -> ChatMaker:
+        return ChatMaker(self.tokenizer, self.config, load_preprocessor_config(self.folder))
+
     def __getitem__(self, index: int) -> Example:
         rng = random.Random(f"example {self.split} {index}")
         (task,) = rng.choices(list(self.tasks), list(self.tasks.values()))
+        if task == "chat":
+            things = things_font() is not None
+            return self.chats.make(rng, rng.choice(self.voices), split=self.split, things=things)[0]
         timeline, system = self._draw(task, index, rng)
         timeline = replace(timeline, sound=degrade(timeline.sound, rng))
         reference = None

@@ -104,16 +104,18 @@ def loss_of(got: Predictions, quiet_token: int, quiet_weight: float) -> Tensor:
     return (each * weight).sum() / weight.sum()
 
 
-def _sound_rows(model: OmniModel, examples: Sequence[Example]) -> Tensor:
-    """Rows of all sound in the order of the batch's rows: [N, D]."""
+def _sound_rows(model: OmniModel, examples: Sequence[Example]) -> Tensor | None:
+    """Rows of all sound in the order of the batch's rows: [N, D]; None without sound."""
     parts: list[Tensor] = []
     for one in examples:
         if one.reference is not None:
             parts.append(encode_reference(model, one.reference))
+        if not one.taken:
+            continue
         units = encode_units(model, *(part.to(model.device) for part in (one.mel, one.mel_first, one.mel_end)))
         segment, place = torch.tensor(one.taken, device=model.device).T
         parts.append(units[segment, place].flatten(0, 1))
-    return torch.cat(parts)
+    return torch.cat(parts) if parts else None
 
 
 def _picture_rows(model: OmniModel, examples: Sequence[Example]) -> Tensor | None:

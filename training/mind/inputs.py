@@ -41,7 +41,7 @@ class Example:
         mel: [S, K, 80, 104] float32 of the units of each segment. mel_first, mel_end: [S, K] valid columns.
         taken: for each of the part's units in order, its segment and its place there.
         pictures: patches of all pictures in order; None without any.
-        reference: [n] samples of the reference voice; None without one.
+        reference: [n] samples of the reference voice, or of a chat's spoken question; None without one.
     """
 
     rows: ContextRows

@@ -29,7 +29,7 @@ from training.timelines.windows import Window
 WARMUP_STEPS = 200
 LAST_RATE = 0.05  # learning rate at the end, as a part of the highest
 MAX_NORM = 1.0  # of the gradient
-TASKS: tuple[tuple[Task, float], ...] = (("echo", 0.3), ("captions", 0.2), ("talk", 0.5))  # shares
+TASKS: tuple[tuple[Task, float], ...] = (("echo", 0.25), ("captions", 0.15), ("talk", 0.5), ("chat", 0.1))  # shares
 WINDOW = Window(mode="context")
 N_EVALUATED = 16  # sequences of the held-out split
 
