@@ -44,7 +44,7 @@ class OmniItem:
     Attributes:
         content: its parts, as clients see them; of the assistant: one part with the transcript.
         status: `in_progress`, `completed` or `incomplete`.
-        text: what the context has of it; None: sound.
+        text: what a context that begins again has of it; None: nothing, its sound has no transcript.
         marks: of the assistant: characters of the transcript, and the ms of sound that they end at.
         playback: of the assistant: how much was sent, played and kept.
     """
@@ -66,6 +66,10 @@ class OmniItem:
     def transcript(self) -> str:
         """What the assistant said."""
         return str(self.content[0]["transcript"]) if self.role == "assistant" else ""
+
+    def transcribe(self, text: str) -> None:
+        """Set what the user said."""
+        self.content[0]["transcript"], self.text = text, text
 
     def heard(self, ms: float) -> str:
         """The transcript up to a position of the sound, in ms."""

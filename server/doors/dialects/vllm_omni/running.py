@@ -22,6 +22,7 @@ from server.doors.dialects.vllm_omni.events import OmniEvents
 from server.doors.dialects.vllm_omni.resumption import EventJournal, ResumeTokens
 from server.doors.dialects.vllm_omni.session import OmniSession
 from server.doors.dialects.vllm_omni.settings import OmniSettings
+from server.doors.dialects.vllm_omni.transcripts import OmniTranscripts
 from server.doors.live.door_context import DoorContext
 from server.doors.live.drain_wait import DrainWait
 from server.doors.live.ends import GONE, DoorEnd, SessionOverError
@@ -76,8 +77,10 @@ class OmniRun:
         def check_model(name: str) -> str:
             return context.model_names.resolve_for(name, live.identity)
 
-        clock = time.monotonic
-        self.session = OmniSession(self.send, settings, context.voices, check_model, live.session_id, clock)
+        transcripts = OmniTranscripts(self.send, context.transcriber, live.identity, live.session_id)
+        self.session = OmniSession(
+            self.send, settings, context.voices, check_model, live.session_id, time.monotonic, transcripts
+        )
         self.task: asyncio.Task[DoorEnd] | None = None
         token = self._attach(link)
         self.session.grant(attachment_generation=self._generation, resume_token=token)
@@ -174,9 +177,9 @@ class OmniRun:
 
     def say_end(self, end: DoorEnd) -> None:
         """Send the last events."""
+        self.session.finish()
         if end is GONE:
             return
-        self.session.finish()
         if end.error is not None:
             self.send.error(end.error, None)
         kind = "session.expired" if end in EXPIRES else "session.closed"

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,9 @@ from server.doors.dialects.vllm_omni.settings import (
     form_of,
     unsupported,
 )
+from server.doors.dialects.vllm_omni.transcripts import OmniTranscripts
 from server.doors.dialects.vllm_omni.turns import OmniTurns
+from server.doors.dialects.vllm_omni.vocabulary import ALIASES, CAPABILITIES, SIGNALS, TURN_STATES
 from server.doors.errors import ApiError, invalid
 from server.doors.live.door_context import LARGE_EVENT
 from server.doors.live.ends import SessionOverError
@@ -34,39 +37,6 @@ from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import Error, Prepare, Result
 from worker.protocol.text_messages import InsertText
 from worker.protocol.wire import WireError, picture_bytes
-
-CAPABILITIES: dict[str, object] = {
-    "implementation_level": "model_native_duplex",
-    "chunk_period_ms": 1000,
-    "input_modes": ["audio", "text", "video"],
-    "supports_input_append": True,
-    "supports_client_commit": True,
-    "supports_barge_in": True,
-    "supports_playback_ack": True,
-    "supports_multi_session": True,
-    "supports_session_resume": True,
-    "supports_audio_truncate": True,
-}
-ALIASES = {
-    "close": "session.close",
-    "close_session": "session.close",
-    "input.commit": "input_audio_buffer.commit",
-    "input_text.append": "input.text.append",
-    "push_text": "input.text.append",
-    "audio.playback_ack": "playback.ack",
-    "signal_turn": "turn.signal",
-}
-SIGNALS = (
-    "barge_in",
-    "input.cancel",
-    "response.cancel",
-    "session.update",
-    "conversation.item.create",
-    "conversation.item.delete",
-    "conversation.item.truncate",
-    "conversation.item.retrieve",
-)
-TURN_STATES = {"user_started": "user_speaking", "user_committed": "user_committed"}  # signals without effect
 
 
 class OmniCloseError(Exception):
@@ -83,6 +53,7 @@ class OmniSession:
         check_model: the served model of a name. Raises: ApiError.
         session_id: shown to the client.
         clock: monotonic s.
+        transcripts: of what the user says.
     """
 
     def __init__(
@@ -93,11 +64,13 @@ class OmniSession:
         check_model: Callable[[str], str],
         session_id: str,
         clock: Callable[[], float],
+        transcripts: OmniTranscripts,
     ):
         self._send, self._settings, self._voices, self._id = send, settings, voices, session_id
         self._check_model = check_model
         self.lane = OmniLane(self, clock)
-        self.turns = OmniTurns(send, self, settings)
+        self._transcripts = transcripts
+        self.turns = OmniTurns(send, self, settings, transcripts)
         self._conversation = OmniConversation(send, self.lane)
         self.configured = asyncio.Event()  # the context may begin
         self._voice: dict[str, object] = {}
@@ -216,6 +189,7 @@ class OmniSession:
         if self.configured.is_set() and is_changed:
             text = InsertText(text=settings.instructions, role="system")
             self._conversation.insert_text(text, self._conversation.report)
+        settings = replace(settings, transcription=self._transcripts.configure(settings.transcription))
         self._settings = settings
         if (settings.output_format, settings.output_rate) != (self._output.form, self._output.rate):
             self._output = OmniOutput(settings.output_format, settings.output_rate)
@@ -260,13 +234,13 @@ class OmniSession:
             self.lane.listen_next()
             is_asked = False
         is_final = given.flag("final", default=True)
-        self._commit(new_item_id(), is_final=is_final, is_speech_due=is_asked)
+        self._commit(new_item_id(), None, is_final=is_final, is_speech_due=is_asked)
 
-    def commit(self, item_id: str, *, is_speech_due: bool) -> None:
+    def commit(self, item_id: str, end_ms: float, *, is_speech_due: bool) -> None:
         """End the user's turn, as the detector says."""
-        self._commit(item_id, is_final=True, is_speech_due=is_speech_due)
+        self._commit(item_id, end_ms, is_final=True, is_speech_due=is_speech_due)
 
-    def _commit(self, item_id: str, *, is_final: bool, is_speech_due: bool) -> None:
+    def _commit(self, item_id: str, end_ms: float | None, *, is_final: bool, is_speech_due: bool) -> None:
         self._turn_id += 1
         self._has_input = False
         item = OmniItem(item_id, "user", [{"type": "input_audio", "transcript": None}])
@@ -276,11 +250,14 @@ class OmniSession:
         fields = {"item_id": item_id, "previous_item_id": before}
         self._send("input_audio_buffer.committed", **fields, event={**details, "realtime_item_id": item_id})
         self._send("conversation.item.done", previous_item_id=before, item=item.shown())
+        self._transcripts.start(item, end_ms)
+        self.turns.begin_span()
         if is_final:
             self.lane.end_input(is_speech_due=is_speech_due)
 
     def _clear_input(self) -> None:
         self._has_input = False
+        self._transcripts.heard.clear()
         self.lane.clear_input()
         self._send("input_audio_buffer.cleared")
 
@@ -335,7 +312,8 @@ class OmniSession:
         self._end("failed", "worker_lost")
 
     def finish(self) -> None:
-        """The session is over: end the open response."""
+        """The session is over: end the open response, and all transcriptions."""
+        self._transcripts.stop()
         self._end("cancelled", "session_closed")
 
     def on_speech(self, text: str, sound: np.ndarray) -> None:

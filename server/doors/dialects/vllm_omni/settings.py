@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from server.doors.core.request_fields import RequestFields
+from server.doors.dialects.vllm_omni.transcripts import OmniTranscription
 from server.doors.errors import ApiError, invalid
 from server.doors.live.sound.detector import DetectorSettings
 from server.doors.live.sound.resample import (
@@ -83,7 +84,8 @@ class OmniTurnDetection:
 class OmniSettings:
     """The effective settings.
 
-    ref_audio: a sound file in base64. detection: None: the model decides about turns. auto_response: the model speaks
+    ref_audio: a sound file in base64. detection: None: the model decides about turns. transcription: None: the client
+    wants no transcripts. auto_response: the model speaks
     unasked. initial_text: the user's, before the first unit. idle_s: without an event; None: the server's limit.
     """
 
@@ -96,6 +98,7 @@ class OmniSettings:
     output_format: str = "pcm16"
     output_rate: int = SPEECH_RATE
     detection: OmniTurnDetection | None = None
+    transcription: OmniTranscription | None = None
     overlap_policy: str = "listen_only"
     playback_commit_policy: str = "ack_only"
     temperature: float | None = None
@@ -131,7 +134,7 @@ class OmniSettings:
         is_g711 = new["input_format"].startswith("g711")
         new["input_rate"] = checked_rate(rate or (G711_RATE if is_g711 else self.input_rate))
         new["output_rate"] = self._output_rate(new["output_format"], rates["output"])
-        new |= self._turns(given, audio)
+        new |= self._turns(given, audio) | _transcription(given, audio)
         for name, most in (
             ("instructions", MAX_INSTRUCTIONS),
             ("ref_audio", MAX_REF_AUDIO),
@@ -193,6 +196,7 @@ class OmniSettings:
             "temperature": self.temperature,
             "idle_timeout_s": self.idle_s,
             "turn_detection": None if self.detection is None else self.detection.shown(),
+            "input_audio_transcription": None if self.transcription is None else self.transcription.shown(),
             "overlap_policy": self.overlap_policy,
             "overlap_short_ack_ms": SHORT_ACK_MS,
             "overlap_barge_in_ms": LONG_OVERLAP_MS,
@@ -214,6 +218,17 @@ def _newer_spelling(audio: RequestFields, new: dict[str, Any], rates: dict[str, 
                 rates[direction] = rate
         if isinstance(group.given.get("voice"), str):
             new["voice"] = group.text("voice")
+
+
+def _transcription(given: RequestFields, audio: RequestFields | None) -> dict[str, Any]:
+    """The client's wish for transcripts, in one of its places. Raises: ApiError."""
+    own = None if audio is None else audio.group("input")
+    places = ((own, "transcription"), (given, "input_audio_transcription"))
+    for place, name in places:
+        if place is not None and name in place.given:
+            group = place.group(name)
+            return {"transcription": None if group is None else OmniTranscription.of(group)}
+    return {}
 
 
 def _detection_refused(param: str, expected: str, got: str) -> ApiError:

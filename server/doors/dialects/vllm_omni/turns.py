@@ -12,6 +12,7 @@ from server.doors.core.request_fields import RequestFields
 from server.doors.dialects.vllm_omni.events import OmniEvents
 from server.doors.dialects.vllm_omni.items import new_item_id
 from server.doors.dialects.vllm_omni.settings import LONG_OVERLAP_MS, SHORT_ACK_MS, OmniSettings
+from server.doors.dialects.vllm_omni.transcripts import OmniTranscripts
 from server.doors.live.overlap_speech import OverlapSpeech
 from server.doors.live.sound.detector import CERTAIN_MS, RATE_MS, DetectorSettings, Heard, SpeechHeard, SpeechOver
 from server.doors.live.sound.voice_feed import VoiceFeed
@@ -32,8 +33,8 @@ class TurnHost(Protocol):
     def epoch(self) -> int:
         """Number of interruptions so far."""
 
-    def commit(self, item_id: str, *, is_speech_due: bool) -> None:
-        """The user's turn is over. is_speech_due: the model speaks next."""
+    def commit(self, item_id: str, end_ms: float, *, is_speech_due: bool) -> None:
+        """The user's turn is over. end_ms: of its sound. is_speech_due: the model speaks next."""
 
     def interrupt(self, reason: str) -> None:
         """End the open response."""
@@ -49,11 +50,13 @@ class OmniTurns:
         send: sends events.
         host: the session.
         settings: in force.
+        transcripts: of the user's turns.
     """
 
-    def __init__(self, send: OmniEvents, host: TurnHost, settings: OmniSettings):
-        self._send, self._host, self._settings = send, host, settings
+    def __init__(self, send: OmniEvents, host: TurnHost, settings: OmniSettings, transcripts: OmniTranscripts):
+        self._send, self._host, self._settings, self._transcripts = send, host, settings, transcripts
         self.voice = VoiceFeed(DetectorSettings(), self.on_heard)
+        self.voice.keep_in(transcripts.heard)
         self._overlap = OverlapSpeech()
         self._overlap_ms = 0.0  # of speech over the open response
         self._start_ms = 0
@@ -67,6 +70,12 @@ class OmniTurns:
             self._end_turn()
         self._settings = settings
         self.voice.configure(DetectorSettings() if settings.detection is None else settings.detection.settings())
+        self.begin_span()
+
+    def begin_span(self) -> None:
+        """What the client commits next begins now, unless the detector says where."""
+        if self._settings.detection is None:
+            self._transcripts.heard.begin(self.voice.pushed_ms)
 
     def begin_response(self) -> None:
         """A response is opened."""
@@ -89,9 +98,16 @@ class OmniTurns:
         if given.has("is_speech") and self._settings.detection is None:
             self._has_hints = True
             self._follow_hint(ms, is_speech=given.flag("is_speech"))
-        elif self._settings.detection is not None or self._settings.overlap_policy != "listen_only":
+        if self._needs_detector:
             self.voice.push(samples)
         return True
+
+    @property
+    def _needs_detector(self) -> bool:
+        settings = self._settings
+        if settings.detection is not None or self._transcripts.is_wanted:
+            return True
+        return settings.overlap_policy != "listen_only" and not self._has_hints
 
     def _obey(self, given: RequestFields, ms: float) -> bool:
         """Do to the open response what the client demands. Returns: False if the sound is dropped."""
@@ -125,10 +141,12 @@ class OmniTurns:
                 item_id = self._item_id
                 self._send("input_audio_buffer.speech_stopped", audio_end_ms=heard.end_ms, item_id=item_id)
                 self._end_turn()
-                self._host.commit(item_id, is_speech_due=detection.create_response)
+                self._host.commit(item_id, heard.end_ms, is_speech_due=detection.create_response)
             return
         if isinstance(heard, SpeechHeard):
             self._start_ms = heard.start_ms
+            if detection is not None:
+                self._transcripts.heard.begin(heard.start_ms)
         if detection is not None and self._item_id is None and heard.speech_ms >= detection.min_speech_duration_ms:
             self._item_id = new_item_id()
             self._send("input_audio_buffer.speech_started", audio_start_ms=self._start_ms, item_id=self._item_id)

@@ -16,6 +16,7 @@ from websockets.asyncio.server import ServerConnection
 from benchmarks.serve.fake_worker import FakeWorker
 from server.doors.live.door_context import SessionLimits
 from server.doors.live.unit_run import MAX_LOSSES
+from tests.server.doors.realtime.realtime_client import speech
 from tests.server.live_gateway import ANSWER_S, run, running_gateway, scripted_worker, wait_until
 
 Json = dict[str, Any]
@@ -36,15 +37,19 @@ class LiveClient:
     async def until(self, kind: str, seconds: float = ANSWER_S) -> Json:
         """The next event of this type."""
         async with asyncio.timeout(seconds):
-            while True:
-                event = json.loads(await self._socket.recv())
-                if event["type"] == "session.output_audio.delta":
-                    assert set(event) == {"type", "delta"}
-                    self.sound = np.append(self.sound, np.frombuffer(base64.b64decode(event["delta"]), "<i2"))
-                else:
-                    self.log.append(event)
-                if event["type"] == kind:
-                    return event
+            while (event := await self.receive())["type"] != kind:
+                pass
+        return event
+
+    async def receive(self) -> Json:
+        """The next event."""
+        event = json.loads(await self._socket.recv())
+        if event["type"] == "session.output_audio.delta":
+            assert set(event) == {"type", "delta"}
+            self.sound = np.append(self.sound, np.frombuffer(base64.b64decode(event["delta"]), "<i2"))
+        else:
+            self.log.append(event)
+        return event
 
     async def start(self, **session: Any) -> Json:
         """Start the session. Returns: it."""
@@ -221,5 +226,24 @@ def test_a_session_that_loses_each_worker_ends() -> None:
                 await socket.wait_closed()
                 assert (socket.close_code, n_sessions) == (1011, MAX_LOSSES)
             await gateway.wait_idle()
+
+    run(scenario)
+
+
+def test_the_clients_voice_ends_a_reply() -> None:
+    """With real speech over nine seconds of a reply."""
+
+    async def scenario() -> None:
+        async with live(n_listen=1000, n_speak=9) as client:
+            await client.start()
+            await client.send("session.commentary.append", content="Count.", delegation_id=None)
+            await client.until("session.output_transcript.delta")
+            await client.send("session.input_audio.append", audio=base64.b64encode(speech()).decode())
+            begun = len(client.sound)
+            async with asyncio.timeout(ANSWER_S):
+                while len(client.sound) - begun < 24_000 or client.sound[-12_000:].any():
+                    await client.receive()
+            lasted = np.count_nonzero(client.sound) / 24_000
+            assert lasted < 4, f"expected the reply to end, got {lasted:.1f} s of it"
 
     run(scenario)

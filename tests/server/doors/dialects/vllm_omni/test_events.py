@@ -1,12 +1,14 @@
 """Events of vLLM-Omni clients over real sockets: items, signals, settings, ends."""
 
 import asyncio
+import base64
 
 import websockets
 
 from benchmarks.serve.fake_worker import FakeWorker
 from tests.server.doors.dialects.vllm_omni.omni_client import SOUND, OmniClient
 from tests.server.doors.dialects.vllm_omni.test_socket import omni
+from tests.server.doors.realtime.realtime_client import speech
 from tests.server.live_gateway import run, running_gateway
 
 INVALID = "invalid_value"
@@ -104,5 +106,29 @@ def test_a_shutdown_waits_for_the_open_response() -> None:
                 await socket.wait_closed()
                 assert socket.close_code == 1001
             await gateway.wait_idle()
+
+    run(scenario)
+
+
+def test_the_detector_ends_turns_and_responses() -> None:
+    """With real speech: it commits the turn, and a second one ends the response."""
+
+    async def scenario() -> None:
+        async with omni(n_listen=1000, n_speak=9) as client:
+            await client.begin(turn_detection={"type": "server_vad"})
+            question = {"audio": base64.b64encode(speech()).decode(), "sample_rate_hz": 24_000}
+            await client.append(**question)
+            await client.append(audio=base64.b64encode(bytes(2 * 16_000)).decode())
+            started = await client.until("input_audio_buffer.speech_started")
+            stopped = await client.until("input_audio_buffer.speech_stopped")
+            committed = await client.until("input_audio_buffer.committed")
+            assert started["item_id"] == stopped["item_id"] == committed["item_id"]
+            assert 0 <= started["audio_start_ms"] < stopped["audio_end_ms"]
+            await client.until(SOUND)
+            await client.append(**question)
+            decision = await client.until("overlap.decision")
+            assert (decision["action"], decision["reason"]) == ("barge_in", "server_vad_speech_started")
+            done = (await client.until("response.done"))["response"]
+            assert (done["status"], done["status_details"]["reason"]) == ("cancelled", "turn_detected")
 
     run(scenario)

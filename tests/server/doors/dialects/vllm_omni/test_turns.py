@@ -1,16 +1,20 @@
 """The user's turns of vLLM-Omni sessions, and decisions about speech over a response."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from server.access.identity import Identity
 from server.doors.core.request_fields import RequestFields
+from server.doors.core.transcriber import Transcriber
 from server.doors.dialects.vllm_omni.events import OmniEvents
 from server.doors.dialects.vllm_omni.settings import OmniSettings
+from server.doors.dialects.vllm_omni.transcripts import OmniTranscripts
 from server.doors.dialects.vllm_omni.turns import OmniTurns
 from server.doors.errors import ApiError
 from server.doors.live.sound.detector import SpeechContinues, SpeechHeard, SpeechOver
+from tests.server.doors.stub_transcriber import StubTranscriber
 
 SECOND = np.zeros(16_000, np.float32)
 
@@ -22,8 +26,8 @@ class Host:
         self.has_response, self.epoch = False, 0
         self.calls: list[Any] = []
 
-    def commit(self, item_id: str, *, is_speech_due: bool) -> None:
-        self.calls.append(("commit", is_speech_due))
+    def commit(self, item_id: str, end_ms: float, *, is_speech_due: bool) -> None:
+        self.calls.append(("commit", end_ms, is_speech_due))
 
     def interrupt(self, reason: str) -> None:
         self.calls.append(("interrupt", reason))
@@ -40,7 +44,8 @@ class Stage:
         settings = OmniSettings("m").merged(RequestFields(session))
         self.host = Host()
         send = OmniEvents(lambda event, _: self.events.append(event), "me")
-        self.turns = OmniTurns(send, self.host, settings)
+        transcripts = OmniTranscripts(send, cast(Transcriber, StubTranscriber()), Identity(), "me")
+        self.turns = OmniTurns(send, self.host, settings, transcripts)
 
     def respond(self) -> None:
         """Open a response after a second of sound."""
@@ -62,7 +67,7 @@ def test_the_detector_commits_a_turn_and_asks_for_a_response() -> None:
     assert (started["type"], started["audio_start_ms"]) == ("input_audio_buffer.speech_started", 100)
     assert (stopped["type"], stopped["audio_end_ms"]) == ("input_audio_buffer.speech_stopped", 900)
     assert started["item_id"] == stopped["item_id"]
-    assert stage.host.calls == [("listen", True), ("listen", False), ("commit", True)]
+    assert stage.host.calls == [("listen", True), ("listen", False), ("commit", 900, True)]
 
 
 def test_the_detector_ends_a_response() -> None:
