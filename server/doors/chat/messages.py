@@ -13,6 +13,7 @@ from worker.protocol.wire import WireError, read_object
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 TEXT_PARTS = {"text": "text", "refusal": "refusal"}  # type -> field
+DETAILS = ("auto", "low", "high")
 PARTS = (*TEXT_PARTS, "image_url", "input_audio", "video_url")
 MAX_FETCHED = 16  # pictures of one request
 MAX_FETCHED_BYTES = 64 * 2**20  # of all of them
@@ -93,6 +94,19 @@ async def fetch_pictures(messages: list[dict[str, Any]], picture_urls: PictureUr
             raise invalid(param, expected=error.expected, got=error.got) from None
         n_bytes += len(data)
         part["data"] = await asyncio.to_thread(base64_text, data)
+
+
+def max_slices(fields: RequestFields) -> int | None:
+    """Slices of a picture: 1 if all pictures have the detail `low`; None: as the server cuts them. Raises: ApiError."""
+    details: set[str] = set()
+    for i, one in enumerate(fields.items("messages")):
+        message = item_fields(one, f"messages[{i}]")
+        content = message.given.get("content")
+        for j, part in enumerate(content if isinstance(content, list) else ()):
+            picture = item_fields(part, f"{message.name('content')}[{j}]").group("image_url")
+            if picture is not None:
+                details.add(picture.choice("detail", DETAILS, "auto"))
+    return 1 if details == {"low"} else None
 
 
 def _earlier_answer(audio: RequestFields, find_transcript: FindTranscript) -> str:

@@ -106,6 +106,8 @@ async def _generated(
         "tools": order.tools,
         "answer_start": order.answer_start,
     }
+    if order.max_slices is not None:
+        fields["image"] = {"max_slice_nums": order.max_slices}
     if speaks:
         fields |= {"introduces_voice": True, "tts": {**tts, "enabled": True, "language": language_of(order)}}
     splitter = AnswerSplitter(order)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from server.doors.chat.messages import FindTranscript, worker_messages
+from server.doors.chat.messages import FindTranscript, max_slices, worker_messages
 from server.doors.core.request_fields import RequestFields, item_fields
 from server.doors.core.sound_formats import FormatName
 from server.doors.core.tool_calls import CALL
@@ -49,6 +49,7 @@ class ChatOrder:
         stream: send the answer in parts.
         include_usage: end a stream with the usage.
         stop: texts before which the answer ends.
+        max_slices: of a picture; None: as the server cuts it.
     """
 
     model: str
@@ -60,6 +61,7 @@ class ChatOrder:
     stream: bool
     include_usage: bool
     stop: tuple[str, ...]
+    max_slices: int | None = None
 
 
 def chat_order(body: bytes, find_transcript: FindTranscript) -> ChatOrder:
@@ -80,6 +82,7 @@ def chat_order(body: bytes, find_transcript: FindTranscript) -> ChatOrder:
         stream=stream,
         include_usage=options is not None and options.flag("include_usage"),
         stop=stop,
+        max_slices=max_slices(fields),
     )
 
 

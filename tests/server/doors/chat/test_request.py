@@ -12,6 +12,7 @@ from worker.protocol.chat_messages import MAX_NEW_TOKENS, read_chat
 HI = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}, "strict": True}}
 PNG = "data:image/png;base64,AAAA"
+SHARP = {"type": "image_url", "image_url": {"url": PNG, "detail": "sharp"}}
 AUDIO = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "mp3"}}
 
 
@@ -58,6 +59,16 @@ def test_messages_are_those_of_the_worker() -> None:
         {"role": "tool", "content": ""},
     ]
     assert len(read_chat({"messages": got.messages}).messages) == 5
+
+
+@pytest.mark.parametrize(
+    ("details", "expected"),
+    [(["low", "low"], 1), (["low", "auto"], None), (["high"], None), ([None], None), ([], None)],
+)
+def test_pictures_that_need_no_detail_have_one_slice(details: list[str | None], expected: int | None) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": PNG, "detail": detail}} for detail in details]
+    got = order({"role": "user", "content": [*parts, {"type": "text", "text": "Look"}]}).max_slices
+    assert got == expected, f"{details}: expected {expected}, got {got}"
 
 
 def test_settings_are_those_of_the_worker() -> None:
@@ -124,6 +135,7 @@ def test_choice_of_tools() -> None:
         ({**AUDIO, "stream": True}, "audio.format"),
         ({**AUDIO, "audio": {"voice": "alloy", "format": "ogg"}}, "audio.format"),
         ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"messages": [{"role": "user", "content": [SHARP]}]}, "messages[0].content[0].image_url.detail"),
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),

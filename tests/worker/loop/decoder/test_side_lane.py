@@ -13,8 +13,9 @@ from tests.worker.loop.engines import assert_mirrors, short_history_model, short
 from tests.worker.loop.scripted_engine import ScriptedEngine, results
 from worker.assembly.parts import token_sets
 from worker.config.session import FIXED_SET, FIXED_SPEAK_SET, SIDE_DUPLEX_SET, SIDE_SET
+from worker.http.unit_message import TurnCounters, UnitClock, result_message
 from worker.loop.prompt.system_prompt import Adjustment
-from worker.loop.results import PartialResult
+from worker.loop.results import PartialResult, UnitResult
 from worker.loop.unit_decoder import MAX_SPAN, SideLane, SideState, TurnCap
 
 OPEN, CLOSE = 110, 111
@@ -143,6 +144,18 @@ def test_calls_are_results_of_their_own_beside_the_speech(engine: ScriptedEngine
     assert heard.side_texts == (BODY,) and heard.tokens == (*ids, engine.special.listen)
     assert_mirrors(engine.unit_steps, session.slot)
     assert engine.unit_steps.context_len(session.slot) + len(session.pending) == session.window.length
+
+
+def test_messages_of_results_have_the_calls_and_count_their_tokens() -> None:
+    event = UnitResult("a", 3, True, "", False, side_texts=(BODY,), n_side_tokens=9)
+    message = result_message(event, UnitClock(0.0, 0.0), ends_turn=False, speaks=True, n_parts=0, backlog=0)
+    counted = TurnCounters().counted(message, event)
+    assert message.side_texts == [BODY] and counted.usage is not None
+    assert (counted.usage.side_tokens, counted.usage.text_tokens) == (9, 0)
+    plain = result_message(
+        UnitResult("a", 3, True, "", False), UnitClock(0.0, 0.0), ends_turn=False, speaks=True, n_parts=0, backlog=0
+    )
+    assert plain.side_texts is None, "expected no field in the messages of other checkpoints"
 
 
 def test_a_call_over_units_beside_speech(engine: ScriptedEngine) -> None:
