@@ -19,8 +19,11 @@ step "ruff check"
 "$PYTHON" -m ruff check .
 step "ruff format --check"
 "$PYTHON" -m ruff format --check .
-step "mypy"
-"$PYTHON" -m mypy server worker models launcher clients
+# The type check runs beside the first tests, which leave part of the cores idle.
+types=$(mktemp)
+trap 'rm -f "$types"' EXIT
+"$PYTHON" -m mypy server worker models launcher clients >"$types" 2>&1 &
+mypy=$!
 workers=$(nproc)
 ((workers <= 4)) || workers=4
 # Tests marked `alone` measure real time and run without parallel processes. With arguments, either half may be empty.
@@ -32,13 +35,20 @@ run_pytest() {
     [[ $status -eq $NO_TESTS ]] && ((++empty)) && return
     ((status == 0)) || failed=$status
 }
+report_types() {
+    step "mypy"
+    wait "$mypy" || failed=$?
+    cat "$types"
+}
 empty=0 failed=0
 if [[ -n $quick ]]; then
     run_pytest "not alone and not slow" -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
+    report_types
     ((empty == 0)) || fail "no test was run"
     exit "$failed"
 fi
 run_pytest "not alone" -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
+report_types
 run_pytest alone "$@"
 ((empty < 2)) || fail "no test was run"
 exit "$failed"
