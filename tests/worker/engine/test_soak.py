@@ -28,7 +28,7 @@ from tests.worker.loop.engines import (
 from worker.config.session import WindowConfig
 from worker.loop.session import Session
 
-N_SESSIONS, N_UNITS, WARM, STEP = 4, 72, 32, 8
+N_SESSIONS, N_UNITS, WARM, STEP = 4, 56, 32, 8
 SPEAKS, ENDS = 3, 4  # of `STEP` units: the one that begins a turn and the one that ends it
 # The allocator's pages vary a little. A leak of all incoming sound would be 10 MB over the test.
 MAX_BYTES = 4 * 2**20
