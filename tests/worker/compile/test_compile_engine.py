@@ -284,23 +284,23 @@ def test_uncapturable_region_alone_has_no_graph(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kernels: bool
 ) -> None:
     """Other regions of its target are captured. The region itself has run at every size without graphs."""
-    capture_without(monkeypatch, "unit_step", RuntimeError("operation would make a stream wait\nsecond line"))
+    capture_without(monkeypatch, "audio_unit", RuntimeError("operation would make a stream wait\nsecond line"))
     monkeypatch.setattr(backend_flags, "supports_kernels", lambda device: kernels)
     engine, called = SmallEngine(), []
-    table, targets = engine.unit_steps.regions, ("vpm", "llm.model")
+    table, targets = engine.unit_steps.regions, ("vpm", "apm")
     call_example = table.call_example
     monkeypatch.setattr(table, "call_example", lambda name, *given: called.append(name) or call_example(name, *given))
     with caplog.at_level(logging.WARNING, "worker.compile.graph_compiler"):
         result = compile_with(engine, CompileConfig(enabled=True, targets=targets), gpu=True)
-    state, phase = result.targets["llm.model"], TargetPhase.KERNELS if kernels else TargetPhase.COMPILED
+    state, phase = result.targets["apm"], TargetPhase.KERNELS if kernels else TargetPhase.COMPILED
     why = "capturing it failed: RuntimeError: operation would make a stream wait"
-    assert (state.phase, state.error, state.has_failed) == (phase, f"unit_step: {why}", True) and not result.is_whole
-    assert result.regions["unit_step"].reason == why and result.notes == [state.error] and state.error in caplog.text
-    assert table.captured == {"vision", "unit_prefill", "llm_evict"} and state.n_captured == result.n_graphs - 1 > 0
+    assert (state.phase, state.error, state.has_failed) == (phase, f"audio_unit: {why}", True) and not result.is_whole
+    assert result.regions["audio_unit"].reason == why and result.notes == [state.error] and state.error in caplog.text
+    assert table.captured == {"vision", "audio_overlap", "mel_unit"} and state.n_captured == result.n_graphs - 1 > 0
     assert result.targets["vpm"].error is None and table.is_sealed
-    assert called[-len(table.calls("unit_step")) :] == ["unit_step"] * len(table.calls("unit_step"))
+    assert called[-len(table.calls("audio_unit")) :] == ["audio_unit"] * len(table.calls("audio_unit"))
     before = count(engine.parts)
-    table.warm_up(["vision", "unit_step", "unit_prefill"])
+    table.warm_up(["vision", "audio_unit", "audio_overlap"])
     assert count(engine.parts).since(before) == CompileCounts()
 
 
