@@ -20,13 +20,14 @@ from server.doors.realtime.engine_settings import EngineSettings
 from server.doors.realtime.lane_host import LaneHost
 from server.doors.realtime.responses import (
     COMPLETED,
-    CONTEXT_FULL,
     TOO_LONG,
     CancelReason,
     RealtimeResponse,
     ResponseEnd,
     cancelled,
+    context_full,
     failed,
+    out_of_room,
 )
 from server.doors.realtime.session_config import TurnDetection
 from server.doors.realtime.turns.barge_in import BargeIn
@@ -367,9 +368,9 @@ class DuplexLane:
         self.policy.cut(is_running=False)
         self._buffer.clear_sound()
         if self._response is not None:
-            self._finish(CONTEXT_FULL)
-        elif not self._is_refused and CONTEXT_FULL.error is not None:
-            self._host.report(CONTEXT_FULL.error)
+            self._finish(out_of_room())
+        elif not self._is_refused:
+            self._host.report(context_full())
         self._is_refused = True
 
     def _send_unit(self, now: float, *, is_late: bool) -> None:

@@ -38,11 +38,16 @@ class ResponseEnd:
 
 COMPLETED = ResponseEnd("completed")
 TOO_LONG = ResponseEnd("incomplete", {"reason": "max_output_tokens"})
-CONTEXT_FULL = ResponseEnd(
-    "incomplete",
-    {"reason": "max_output_tokens"},
-    EventError("context_length_exceeded", "The conversation fills the context, and its truncation is disabled"),
-)
+
+
+def context_full() -> EventError:
+    """The error of a conversation that has no room left."""
+    return EventError("context_length_exceeded", "The conversation fills the context, and its truncation is disabled")
+
+
+def out_of_room() -> ResponseEnd:
+    """The end of a response that has no room left."""
+    return ResponseEnd("incomplete", {"reason": "max_output_tokens"}, context_full())
 
 
 def cancelled(reason: CancelReason) -> ResponseEnd:

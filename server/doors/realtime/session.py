@@ -28,10 +28,11 @@ from server.doors.realtime.lane_duplex import DuplexLane
 from server.doors.realtime.lane_turn import TurnLane
 from server.doors.realtime.playback import SoundTrack, TrackPlayback
 from server.doors.realtime.response_options import config_of_response
-from server.doors.realtime.responses import CONTEXT_FULL, CancelReason, RealtimeResponse, ResponseEnd, ResponseShape
+from server.doors.realtime.responses import CancelReason, RealtimeResponse, ResponseEnd, ResponseShape, context_full
 from server.doors.realtime.session_config import RealtimeConfig, TurnDetection
 from server.doors.realtime.turn_answers import TurnAnswers
 from server.doors.realtime.turns.input_transcriptions import InputTranscriptions
+from server.doors.realtime.turns.overflow import Overflow
 from server.doors.realtime.turns.user_turns import UserTurns
 from server.doors.voices import VoiceNames
 from worker.protocol.text_messages import InsertText
@@ -88,6 +89,7 @@ class RealtimeSession:
         self._input = SoundInput(config.input_format)
         self._output = SoundOutput(config.output_format)
         self._has_spoken = False
+        self._overflow = Overflow(context.clock)
         self.lane = DuplexLane(self, self._turns, config.turn_detection or TurnDetection(), context.clock)
         self.lane.voice.keep_in(self._transcripts.heard)
         self._turn_lane = TurnLane()
@@ -270,8 +272,8 @@ class RealtimeSession:
             message = f"Conversation already has an active response: {self.response.id}"
             raise EventError("conversation_already_has_active_response", message)
         if self.is_duplex and not is_aside and items is None:
-            if self.lane.is_full and CONTEXT_FULL.error is not None:
-                raise CONTEXT_FULL.error
+            if self.lane.is_full:
+                raise context_full()
             self._override = (config, voice)
             self._open_response(config, options.metadata, is_asked=True, with_message=not config.tools)
             self.lane.ask(has_options=config != self.config)
@@ -389,5 +391,5 @@ class RealtimeSession:
 
     def report_overflow(self, n_samples: int) -> None:
         """Sound was dropped, because too much waits."""
-        message = f"input audio buffer: expected at most 60 s ahead of the units, dropped {n_samples / 16:.0f} ms"
-        self._send.error(EventError("input_audio_buffer_overflow", message))
+        if (error := self._overflow.add(n_samples)) is not None:
+            self._send.error(error)

@@ -13,13 +13,13 @@ from server.doors.live.sound.wire_sound import SoundOutput
 from server.doors.realtime.items import ConversationItem
 from server.doors.realtime.responses import (
     COMPLETED,
-    CONTEXT_FULL,
     TOO_LONG,
     CancelReason,
     RealtimeResponse,
     ResponseEnd,
     cancelled,
     failed,
+    out_of_room,
 )
 from server.doors.realtime.session_config import RealtimeConfig
 from server.doors.realtime.turn_request import answer_start, turn_request, voicing_request, without_oldest
@@ -114,7 +114,7 @@ class TurnAnswers:
                 if error.code != "context_length_exceeded":
                     raise
                 if config.truncation.mode == "disabled":
-                    return CONTEXT_FULL
+                    return out_of_room()
                 shorter = without_oldest(items, config.truncation.ratio)
                 if len(shorter) == len(items):
                     raise

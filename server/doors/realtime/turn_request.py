@@ -17,7 +17,7 @@ KEPT = 0.75  # share of the items that stays when they do not fit
 NO_INPUT = "(The user has not said anything.)"
 
 
-def turn_request(config: RealtimeConfig, voice: str | None, items: Iterable[ConversationItem]) -> TurnRequest:
+def turn_request(config: RealtimeConfig, voice: str | None, items: Sequence[ConversationItem]) -> TurnRequest:
     """The request that answers a conversation. Copies media: call it on a thread.
 
     Args:
@@ -41,6 +41,9 @@ def turn_request(config: RealtimeConfig, voice: str | None, items: Iterable[Conv
         "omni_mode": True,
         "report_usage": True,
     }
+    details = {part.detail for item in items for part in item.parts if part.type == "input_image"}
+    if details == {"low"}:
+        fields["image"] = {"max_slice_nums": 1}
     if tools:
         fields |= {"tools": tools, "answer_start": answer_start(config)}
     return TurnRequest(TurnPath.CHAT, fields)

@@ -18,6 +18,7 @@ from aiortc import (
 from aiortc.mediastreams import MediaStreamError
 
 from benchmarks.doors.call_load import CALLS, Microphone
+from tests.server.doors.realtime.event_log import EventLog
 from tests.server.live_gateway import ANSWER_S, wait_until
 
 Json = dict[str, Any]
@@ -83,7 +84,10 @@ class CallClient:
 async def calling(
     http: httpx.AsyncClient, session: Json | None = None, *, with_video: bool = False, **headers: str
 ) -> AsyncIterator[CallClient]:
-    """A client whose call has a session. session: its settings. headers: of the request."""
+    """A client whose call has a session; its events are checked at the end.
+
+    session: its settings. headers: of the request.
+    """
     client = CallClient(with_video=with_video)
     try:
         parts = {"sdp": (None, await client.offer(), "application/sdp")}
@@ -94,5 +98,8 @@ async def calling(
         assert answer.headers["content-type"] == "application/sdp"
         await client.accept(answer.text, answer.headers["location"])
         yield client
+        checks = EventLog()
+        for event in client.log:
+            checks.take(event)
     finally:
         await client.connection.close()

@@ -105,6 +105,22 @@ def test_what_does_not_fit_into_the_context_is_told(kind: type[Any], param: str)
     run(scenario)
 
 
+def test_dropped_sound_is_told_once_a_second() -> None:
+    async def scenario() -> None:
+        async with stage() as one:
+            await one.append(1.0)
+            await one.append(61.0)
+            for _ in range(3):
+                await one.append(0.5)
+            one.pass_time(1.1)
+            await one.append(0.5)
+            told = [event["error"] for event in one.log if event["type"] == "error"]
+            assert [error["code"] for error in told] == ["input_audio_buffer_overflow"] * 2
+            assert "dropped 1000 ms" in told[0]["message"] and "dropped 2000 ms" in told[1]["message"], told
+
+    run(scenario)
+
+
 def test_a_failing_engine_is_no_error_of_the_client() -> None:
     async def scenario() -> None:
         async with stage() as one:

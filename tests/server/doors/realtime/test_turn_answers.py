@@ -1,11 +1,14 @@
 """Answers by chats: beside units, and to conversations that do not fit into the context."""
 
 import asyncio
+from typing import Literal
 
 import pytest
 
+from server.doors.realtime.events.client_events import ContentPart
 from server.doors.realtime.items import ConversationItem
-from server.doors.realtime.turn_request import without_oldest
+from server.doors.realtime.session_config import RealtimeConfig
+from server.doors.realtime.turn_request import turn_request, without_oldest
 from tests.server.doors.realtime.event_schema import Json
 from tests.server.doors.realtime.session_stage import SessionStage, StubTurns, stage
 from tests.server.live_gateway import run, wait_until
@@ -85,6 +88,13 @@ def test_a_conversation_that_never_fits_fails() -> None:
 def test_a_ratio_says_how_many_items_stay(ratio: float | None, kept: int) -> None:
     items = [ConversationItem(f"i{index}", role="user") for index in range(10)]
     assert [item.id for item in without_oldest(items, ratio)] == [item.id for item in items[10 - kept :]]
+
+
+@pytest.mark.parametrize(("detail", "image"), [("low", {"max_slice_nums": 1}), ("high", None), (None, None)])
+def test_pictures_of_low_detail_are_not_cut(detail: Literal["low", "high"] | None, image: Json | None) -> None:
+    part = ContentPart(type="input_image", detail=detail)
+    item = ConversationItem("a", role="user", parts=[part], pictures=[b"picture"])
+    assert turn_request(RealtimeConfig("duo"), None, [item]).fields.get("image") == image
 
 
 def test_a_result_does_not_stay_without_its_call() -> None:

@@ -1,0 +1,25 @@
+"""What a client learns of sound that is dropped because too much waits: one error a second, with all of it."""
+
+from collections.abc import Callable
+
+from server.doors.live.event_error import EventError
+
+EVERY_S = 1.0
+
+
+class Overflow:
+    """The dropped sound of one session. clock: monotonic s."""
+
+    def __init__(self, clock: Callable[[], float]):
+        self._clock = clock
+        self._n_samples, self._due_at = 0, 0.0
+
+    def add(self, n_samples: int) -> EventError | None:
+        """Count dropped samples at 16 kHz. Returns: the error to send now, if any."""
+        self._n_samples += n_samples
+        now = self._clock()
+        if now < self._due_at:
+            return None
+        ms, self._n_samples, self._due_at = self._n_samples / 16, 0, now + EVERY_S
+        message = f"input audio buffer: expected at most 60 s ahead of the units, dropped {ms:.0f} ms"
+        return EventError("input_audio_buffer_overflow", message)
