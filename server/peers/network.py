@@ -16,6 +16,8 @@ from worker.config.webrtc import WebRtcConfig
 LOOPBACK = "127.0.0.1"
 HOST_CANDIDATE = re.compile(r"a=candidate:(\S+) (\d+) (udp) (\d+) (\S+) (\d+) typ host(.*)", re.IGNORECASE)
 
+OPUS = re.compile(r"^a=rtpmap:(\d+) opus/48000/2(?=\r$)", re.IGNORECASE | re.MULTILINE)
+
 
 class PortRangeLoop(asyncio.SelectorEventLoop):
     """An event loop whose UDP sockets without a port of their own get one of a range, which aioice cannot do."""
@@ -56,6 +58,11 @@ def ice_servers(config: WebRtcConfig) -> list[RTCIceServer]:
     if config.turn_url is not None:
         servers.append(RTCIceServer(config.turn_url, config.turn_username, config.turn_credential))
     return servers
+
+
+def with_repair(sdp: str) -> str:
+    """An answer that asks for packets with a copy of the one before (FEC)."""
+    return OPUS.sub(r"\g<0>\r\na=fmtp:\1 minptime=10;useinbandfec=1", sdp)
 
 
 def with_public_address(sdp: str, address: str | None) -> str:

@@ -14,15 +14,13 @@ from aiortc import (
     RTCRtpTransceiver,
     RTCSessionDescription,
 )
-from aiortc.mediastreams import MediaStreamError
 from aiortc.rtcconfiguration import RTCBundlePolicy
 from aiortc.sdp import SessionDescription
-from av import AudioFrame
 
 from server.peers.frames import NUMBER, POSITION, FrameKind, LinkFrame
-from server.peers.network import ice_servers, with_public_address
+from server.peers.network import ice_servers, with_public_address, with_repair
 from server.peers.pictures import take_pictures
-from server.peers.sound_in import IncomingSound, PacketOrder
+from server.peers.sound_in import IncomingSound
 from server.peers.sound_out import OutgoingSound
 from server.peers.sound_queue import SoundQueue
 from worker.config.webrtc import WebRtcConfig
@@ -65,8 +63,9 @@ class Peer:
         sound: RTCRtpTransceiver = connection.addTransceiver(OutgoingSound(self._queue))
         capabilities = RTCRtpSender.getCapabilities("audio")
         sound.setCodecPreferences([one for one in capabilities.codecs if one.mimeType.lower() == "audio/opus"])
+        incoming = IncomingSound(lambda pcm16: self._send(FrameKind.HEARD, pcm16))
         # aiortc offers no way to choose the buffer; it must be set before the first packet.
-        sound.receiver._RTCRtpReceiver__jitter_buffer = PacketOrder()  # type: ignore[attr-defined]
+        sound.receiver._RTCRtpReceiver__jitter_buffer = incoming  # type: ignore[attr-defined]
         connection.on("track", self._on_track)
         connection.on("datachannel", self._on_channel)
         connection.on("connectionstatechange", self._on_state)
@@ -77,7 +76,7 @@ class Peer:
             LOG.debug("an offer is refused", exc_info=True)
             raise OfferError(f"expected an offer of WebRTC with Opus, got one that fails: {error!r:.200}") from None
         self._start(self._watch_connect())
-        return with_public_address(connection.localDescription.sdp, self._config.public_address)
+        return with_public_address(with_repair(connection.localDescription.sdp), self._config.public_address)
 
     def handle(self, frame: LinkFrame) -> None:
         """React to a frame of the gateway."""
@@ -130,22 +129,9 @@ class Peer:
             self._gone(f"no connection within {CONNECT_S:.0f} s")
 
     def _on_track(self, track: MediaStreamTrack) -> None:
-        if track.kind == "audio":
-            self._start(self._hear(track))
-        else:
+        if track.kind == "video":
             take = take_pictures(track, self._config.pictures_per_s, lambda jpeg: self._send(FrameKind.PICTURE, jpeg))
             self._start(take)
-
-    async def _hear(self, track: MediaStreamTrack) -> None:
-        sound = IncomingSound()
-        while True:
-            try:
-                frame = await track.recv()
-            except MediaStreamError:
-                return
-            assert isinstance(frame, AudioFrame), "expected the sound of an audio track"
-            if pcm16 := sound.push(frame):
-                self._send(FrameKind.HEARD, pcm16)
 
     # --- the data channel ----------------------------------------------------------------------
 

@@ -1,74 +1,76 @@
-"""The incoming track of a call as sound for the engine, and the order of its packets."""
+"""The incoming sound of a call: packets in their order, decoded for the engine, with sound for those that were lost."""
+
+from collections.abc import Callable
 
 import numpy as np
 from aiortc.jitterbuffer import JitterFrame
 from aiortc.rtp import RtpPacket
-from av import AudioFrame
 
-from server.doors.live.sound.resample import ENGINE_RATE, STEP, StreamResampler, pcm16_of
+from server.doors.live.sound.resample import ENGINE_RATE, pcm16_of
+from server.peers.opus import OpusDecoder, OpusError
 
-OPUS_RATE = 48_000  # Hz
-SEND_SAMPLES = OPUS_RATE * 40 // 1000  # of sound that goes to the gateway at once
-MAX_GAP = OPUS_RATE * 300 // 1000  # samples of lost sound; the gateway's clock completes longer gaps
+RTP_STEPS = 3  # of the clock of Opus in RTP, 48 kHz, for a sample at 16 kHz
+SEND_SAMPLES = ENGINE_RATE * 40 // 1000  # that go to the gateway at once
+MAX_REPAIR = ENGINE_RATE * 300 // 1000  # samples of lost sound; the gateway's clock completes longer gaps
 MAX_WAITING = 3  # packets of 20 ms behind a missing one
 MAX_JUMP = 100  # packets by which a sender may go back or ahead; more is a new stream
 
 
 class IncomingSound:
-    """Decoded frames in, PCM16 at 16 kHz out, with silence for lost packets."""
-
-    def __init__(self) -> None:
-        self._resampler = StreamResampler(OPUS_RATE, ENGINE_RATE)
-        self._next: int | None = None  # position of the next frame
-        self._waiting: list[np.ndarray] = []  # PCM16 of both channels, interleaved
-        self._n_waiting = 0
-
-    def push(self, frame: AudioFrame) -> bytes:
-        """The sound that is complete now; often none. frame: stereo PCM16 at 48 kHz, interleaved."""
-        at = frame.pts or 0
-        if self._next is not None and at > self._next:
-            self._add(np.zeros(2 * min(at - self._next, MAX_GAP), np.int16))
-        self._next = at + frame.samples
-        self._add(frame.to_ndarray().reshape(-1))
-        if self._n_waiting < SEND_SAMPLES:
-            return b""
-        both = np.concatenate(self._waiting)
-        self._waiting, self._n_waiting = [], 0
-        mono = np.add(both[::2], both[1::2], dtype=np.float32) * (STEP / 2)
-        return pcm16_of(self._resampler.push(mono))
-
-    def _add(self, both: np.ndarray) -> None:
-        self._waiting.append(both)
-        self._n_waiting += len(both) // 2
-
-
-class PacketOrder:
-    """Packets of sound in the order of their numbers, in place of aiortc's `JitterBuffer`.
+    """Takes packets in place of aiortc's `JitterBuffer`, and decodes them itself.
 
     That one holds every packet for 80 ms, and 320 ms for ever after the first loss. This one passes packets on at once
     and waits for a missing one until three more have come, 60 ms.
+
+    Args:
+        send: gets PCM16 at 16 kHz.
     """
 
-    def __init__(self) -> None:
-        self._next: int | None = None
+    def __init__(self, send: Callable[[bytes], None]):
+        self._send = send
+        self._decoder = OpusDecoder()
+        self._next: int | None = None  # number of the packet whose turn it is
         self._packets: dict[int, RtpPacket] = {}
+        self._expected: int | None = None  # time of that packet in RTP, if none is lost
+        self._waiting: list[np.ndarray] = []
+        self._n_waiting = 0
 
     def add(self, packet: RtpPacket) -> tuple[bool, JitterFrame | None]:
-        """Add a packet. Returns: false (no picture is lost), and the packet whose turn it is."""
+        """Take a packet. Returns: what aiortc needs to ask for no picture and to decode nothing."""
         number = packet.sequence_number
         ahead = 0 if self._next is None else (number - self._next + 2**15) % 2**16 - 2**15
         if self._next is None or abs(ahead) > MAX_JUMP:
-            self._next, ahead = number, 0
+            self._next, self._expected, ahead = number, None, 0
             self._packets.clear()
-        if ahead < 0:
-            return False, None  # was given up
-        self._packets[number] = packet
-        if self._next not in self._packets and ahead >= MAX_WAITING:
-            while self._next not in self._packets:
-                self._next = (self._next + 1) % 2**16
-        found = self._packets.pop(self._next, None)
-        if found is None:
-            return False, None
-        self._next = (self._next + 1) % 2**16
-        data: bytes = found._data  # type: ignore[attr-defined]  # set by aiortc before it calls this
-        return False, JitterFrame(data, found.timestamp)
+        if ahead >= 0:  # those before were given up
+            self._packets[number] = packet
+            self._pass_on(is_late=ahead >= MAX_WAITING)
+        return False, None
+
+    def _pass_on(self, *, is_late: bool) -> None:
+        """Decode all packets in order. is_late: without those that are missing before the first."""
+        assert self._next is not None
+        while is_late and self._next not in self._packets:
+            self._next = (self._next + 1) % 2**16
+        while (packet := self._packets.pop(self._next, None)) is not None:
+            self._next = (self._next + 1) % 2**16
+            self._decode(packet.timestamp, packet._data)  # type: ignore[attr-defined]  # set by aiortc before it
+
+    def _decode(self, at: int, data: bytes) -> None:
+        """Decode a packet. at: its time in RTP."""
+        lost = 0 if self._expected is None else (at - self._expected + 2**31) % 2**32 - 2**31
+        try:
+            if 0 < lost <= MAX_REPAIR * RTP_STEPS:
+                self._push(self._decoder.repair(lost // RTP_STEPS, data))
+            sound = self._decoder.decode(data)
+        except OpusError:
+            return  # the next one finds it missing
+        self._expected = (at + len(sound) * RTP_STEPS) % 2**32
+        self._push(sound)
+
+    def _push(self, sound: np.ndarray) -> None:
+        self._waiting.append(sound)
+        self._n_waiting += len(sound)
+        if self._n_waiting >= SEND_SAMPLES:
+            self._send(pcm16_of(np.concatenate(self._waiting)))
+            self._waiting, self._n_waiting = [], 0

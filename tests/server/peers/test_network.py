@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from server.peers.network import PortRangeLoop, ice_servers, with_public_address
+from server.peers.network import PortRangeLoop, ice_servers, with_public_address, with_repair
 from worker.config.webrtc import WebRtcConfig
 
 CANDIDATE = "a=candidate:ab 1 udp 2130706431 192.0.2.7 40009 typ host"
@@ -46,6 +46,12 @@ def test_a_public_address_is_a_second_candidate() -> None:
     second = "a=candidate:abp 1 udp 2113929215 203.0.113.9 40009 typ srflx raddr 192.0.2.7 rport 40009"
     assert lines == ["v=0", CANDIDATE, second, V6, "a=end-of-candidates", ""]
     assert with_public_address(sdp, None) == sdp
+
+
+def test_an_answer_asks_for_repair() -> None:
+    sdp = "m=audio 9 UDP/TLS/RTP/SAVPF 111\r\na=rtpmap:111 opus/48000/2\r\na=mid:0\r\n"
+    asked = "a=rtpmap:111 opus/48000/2\r\na=fmtp:111 minptime=10;useinbandfec=1\r\n"
+    assert asked in with_repair(sdp) and with_repair(sdp).count("\n") == 4
 
 
 def test_servers_are_those_of_the_settings_alone() -> None:

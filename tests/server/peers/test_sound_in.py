@@ -1,67 +1,99 @@
+import math
+
 import numpy as np
+import pytest
 from aiortc.rtp import RtpPacket
 from av import AudioFrame
 
 from server.doors.live.sound.resample import floats_of
-from server.peers.sound_in import IncomingSound, PacketOrder
+from server.peers.opus import OpusDecoder, OpusError
+from server.peers.sound_in import IncomingSound
+from server.peers.sound_out import _encoder
 
-FRAME = 960  # samples of 20 ms at 48 kHz
-
-
-def packet(number: int) -> RtpPacket:
-    one = RtpPacket(sequence_number=number % 2**16, timestamp=number * FRAME)
-    one._data = str(number % 2**16).encode()
-    return one
+STEP = 960  # of the RTP clock for a packet of 20 ms
+HZ, N = 300, 50
 
 
-def passed(*numbers: int) -> list[int]:
-    """The packets that are passed on, in order, when these arrive."""
-    order = PacketOrder()
-    found = [order.add(packet(number))[1] for number in numbers]
-    return [int(one.data) for one in found if one is not None]
+def encoded(n: int = N) -> list[bytes]:
+    """Packets of a tone."""
+    encoder, found = _encoder(), []
+    wave = (9000 * np.sin(2 * np.pi * HZ * np.arange(n * 480) / 24_000)).astype(np.int16)
+    for index in range(n):
+        frame = AudioFrame.from_ndarray(wave[None, index * 480 : (index + 1) * 480], format="s16", layout="mono")
+        frame.sample_rate, frame.pts = 24_000, index * 480
+        found += [bytes(packet) for packet in encoder.encode(frame)]
+    return found
 
 
-def test_packets_in_order_are_not_held_back() -> None:
-    assert passed(65_534, 65_535, 65_536, 65_537) == [65_534, 65_535, 0, 1]
+PACKETS = encoded()
 
 
-def test_packets_are_put_in_order() -> None:
-    assert passed(1, 3, 2, 4, 5) == [1, 2, 3, 4], "expected one packet for each that arrives"
-    assert passed(5, 6, 6, 4, 7) == [5, 6, 7], "expected no packet twice, and none before the first"
+def received(*numbers: int, first: int = 65_520, jump: int = 0) -> np.ndarray:
+    """The sound of these packets, [n] float32.
+
+    Args:
+        first: number of the first in RTP.
+        jump: of the clock before the last.
+    """
+    parts: list[bytes] = []
+    sound = IncomingSound(parts.append)
+    for at, number in enumerate(numbers):
+        time = 2**32 - 5 * STEP + number * STEP + (jump if at == len(numbers) - 1 else 0)
+        packet = RtpPacket(sequence_number=(first + number) % 2**16, timestamp=time % 2**32)
+        packet._data = PACKETS[number]
+        assert sound.add(packet) == (False, None)
+    return floats_of(b"".join(parts))
 
 
-def test_a_lost_packet_delays_the_others_by_three() -> None:
-    assert passed(1, 3, 4) == [1]
-    assert passed(1, 3, 4, 5, 6, 7) == [1, 3, 4, 5]
+WHOLE = received(*range(N))
 
 
-def test_a_new_stream_begins_at_once() -> None:
-    assert passed(1, 2, 5000, 5001) == [1, 2, 5000, 5001]
+def test_packets_become_sound_at_16_khz() -> None:
+    assert len(WHOLE) == N * 320
+    middle = WHOLE[1600:-1600]
+    peak = np.abs(np.fft.rfft(middle * np.hanning(len(middle)))).argmax() * 16_000 / len(middle)
+    assert abs(peak - HZ) < 5 and 0.2 < np.abs(middle).max() < 0.35
 
 
-def frame(samples: np.ndarray, at: int) -> AudioFrame:
-    """A stereo frame. samples: [n] int16 of both channels. at: position in samples."""
-    one = AudioFrame.from_ndarray(np.repeat(samples, 2)[None], format="s16", layout="stereo")
-    one.sample_rate, one.pts = 48_000, at
-    return one
+def test_packets_are_put_in_order_without_a_delay() -> None:
+    order = list(range(N))
+    order[10:13] = [12, 10, 11]
+    assert np.array_equal(received(*order), WHOLE)
+    assert np.array_equal(received(*range(20), 19, 5, *range(20, N)), WHOLE), (
+        "expected late and doubled ones to be left"
+    )
+    assert len(received(*range(20))) == 20 * 320, "expected no packet to be held back"
 
 
-def test_frames_become_sound_at_16_khz_with_silence_for_lost_ones() -> None:
-    wave = (8000 * np.sin(2 * np.pi * 1000 * np.arange(50 * FRAME) / 48_000)).astype(np.int16)
-    sound = IncomingSound()
-    kept = [index for index in range(50) if index not in (20, 21)]
-    parts = [sound.push(frame(wave[index * FRAME : (index + 1) * FRAME], index * FRAME)) for index in kept]
-    samples = floats_of(b"".join(parts))
-    assert abs(len(samples) - 16_000) < 700
-    lost = samples[20 * 320 + 40 : 22 * 320 - 40]
-    assert np.abs(lost).max() < 0.01, "expected silence for the lost packets"
-    for part in (samples[1000:6000], samples[23 * 320 : 15_000]):
-        peak = np.abs(np.fft.rfft(part * np.hanning(len(part)))).argmax() * 16_000 / len(part)
-        assert abs(peak - 1000) < 5 and 0.22 < np.abs(part).max() < 0.27
+@pytest.mark.parametrize("n_lost", [1, 3])
+def test_lost_packets_are_repaired(n_lost: int) -> None:
+    """The sound keeps its length, and the gap sounds like what is around it."""
+    kept = [number for number in range(N) if not 20 <= number < 20 + n_lost]
+    got = received(*kept)
+    assert len(WHOLE) - len(got) in (0, 320), "expected at most the last packet to wait for the next"
+    loudness = [math.sqrt(float(np.mean(part[20 * 320 : (20 + n_lost) * 320] ** 2))) for part in (got, WHOLE)]
+    assert loudness[0] > 0.4 * loudness[1], f"expected sound in the gap, got {loudness}"
+
+
+def test_a_missing_packet_delays_the_others_by_three() -> None:
+    assert len(received(*range(10), 11, 12)) == 10 * 320
+    assert len(received(*range(10), 11, 12, 13)) == 14 * 320
 
 
 def test_a_long_gap_is_left_to_the_clock() -> None:
-    sound, quiet = IncomingSound(), np.zeros(FRAME, np.int16)
-    sound.push(frame(quiet, 0))
-    n = len(sound.push(frame(quiet, 100 * 48_000))) // 2
-    assert n == 16_000 * (300 + 40) // 1000
+    assert len(received(*range(20), jump=60 * 48_000)) == 20 * 320
+
+
+def test_a_new_stream_begins_at_once() -> None:
+    parts: list[bytes] = []
+    sound = IncomingSound(parts.append)
+    for number in (5, 6, 30_000, 30_001):
+        packet = RtpPacket(sequence_number=number, timestamp=7)
+        packet._data = PACKETS[0]
+        sound.add(packet)
+    assert len(b"".join(parts)) == 2 * 4 * 320
+
+
+def test_a_packet_that_is_none_is_left_out() -> None:
+    with pytest.raises(OpusError, match="got 3 bytes"):
+        OpusDecoder().decode(b"\xff\xff\xff")
