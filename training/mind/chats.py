@@ -10,13 +10,13 @@ from torch import Tensor
 
 from models.checkpoint.config import OmniConfig, PreprocessorConfig
 from models.inputs.audio import N_MELS, UNIT_COLUMNS, placeholder_groups
-from models.inputs.image import image_patches, pad_batch
+from models.inputs.image import image_patches
 from models.inputs.prompts import Bound, PromptOptions, build_prompt
 from models.inputs.tokens import Tokenizer
 from training.grammar import camera, turns
 from training.grammar.phrases import Split
 from training.grammar.turns import Memory, Turn
-from training.mind.inputs import Example
+from training.mind.inputs import Example, stack_pictures
 from training.scenes.random_scenes import draw_shown
 from training.scenes.render import draw_look, render
 from training.timelines.layout import NOTHING, PICTURE, SOUND, TOKEN, ContextRows
@@ -81,7 +81,7 @@ class ChatMaker:
             mel_first=_none(),
             mel_end=_none(),
             taken=[],
-            pictures=pad_batch(patches, max(len(one.pixels) for one in patches)) if patches else None,
+            pictures=stack_pictures(patches),
             reference=torch.cat(waves) if waves else None,
         )
 

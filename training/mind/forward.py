@@ -46,7 +46,7 @@ def encode_units(model: OmniModel, mel: Tensor, first: Tensor, end: Tensor) -> T
         max_len=n_units * UNIT_ROWS,
         kv_heads=heads,
         head_dim=config.d_model // heads,
-        dtype=_compute_dtype(model),
+        dtype=model.dtype,
         device=model.device,
     )
     slots = torch.arange(n_segments, device=model.device)
@@ -86,7 +86,7 @@ def predict(model: OmniModel, examples: Sequence[Example]) -> Predictions:
         max_len=n_max,
         kv_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
-        dtype=_compute_dtype(model),
+        dtype=model.dtype,
         device=device,
     )
     slots = torch.arange(len(examples), device=device)
@@ -122,12 +122,6 @@ def _picture_rows(model: OmniModel, examples: Sequence[Example]) -> Tensor | Non
     """Rows of all pictures in the order of the batch's rows: [N, D]; None without pictures."""
     rows = []
     for one in examples:
-        if (batch := one.pictures) is not None:
-            parts = (batch.pixels, batch.position_ids, batch.coords, batch.mask)
-            rows.append(model.encode_images(*(torch.from_numpy(part).to(model.device) for part in parts)).flatten(0, 1))
+        if one.pictures is not None:
+            rows.append(model.encode_images(*(part.to(model.device) for part in one.pictures)).flatten(0, 1))
     return torch.cat(rows) if rows else None
-
-
-def _compute_dtype(model: OmniModel) -> torch.dtype:
-    kind = model.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from models.checkpoint.config import OmniConfig
 from models.inputs.audio import N_MELS, LogMel
 from models.inputs.audio_sizes import FIRST_UNIT_PADDED, FIRST_UNIT_SAMPLES, UNIT_SAMPLES
-from models.inputs.image import ImageBatch, ImagePatches, image_patches, pad_batch, plan
+from models.inputs.image import ImagePatches, image_patches, pad_batch, plan
 from models.inputs.mel_stream import MelStreamState, mel_step
 from models.layers.apm import UNIT_ROWS
 from models.layers.audio_overlap import OVERLAP_UNITS, max_overlap_units, needs_overlap
@@ -32,6 +33,15 @@ class Segment:
     end: int
 
 
+class Pictures(NamedTuple):
+    """All pictures of a sequence in order, as `OmniModel.encode_images` takes them."""
+
+    pixels: Tensor
+    position_ids: Tensor
+    coords: Tensor
+    mask: Tensor
+
+
 @dataclass(frozen=True)
 class Example:
     """One training sequence.
@@ -49,7 +59,7 @@ class Example:
     mel_first: Tensor
     mel_end: Tensor
     taken: list[tuple[int, int]]
-    pictures: ImageBatch | None = None
+    pictures: Pictures | None = None
     reference: Tensor | None = None
 
 
@@ -131,10 +141,18 @@ def make_example(
     )
 
 
-def _pictures(timeline: Timeline, part: Part, config: OmniConfig) -> ImageBatch | None:
+def stack_pictures(patches: Sequence[ImagePatches]) -> Pictures | None:
+    """Slices as one batch of tensors, which processes pass on without a copy; None for none."""
+    if not patches:
+        return None
+    batch = pad_batch(patches, max(len(one.pixels) for one in patches))
+    return Pictures(*map(torch.from_numpy, (batch.pixels, batch.position_ids, batch.coords, batch.mask)))
+
+
+def _pictures(timeline: Timeline, part: Part, config: OmniConfig) -> Pictures | None:
     patches: list[ImagePatches] = []
     for unit in timeline.units[part.first : part.end]:
         if unit.picture is not None:
             frame = unit.picture.render()
             patches += image_patches(frame, plan(*frame.size, 1), table_side=config.vision_config.table_side)
-    return pad_batch(patches, max(len(one.pixels) for one in patches)) if patches else None
+    return stack_pictures(patches)

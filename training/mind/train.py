@@ -24,6 +24,8 @@ from training.grammar.phrases import Split
 from training.mind.examples import Examples, Task
 from training.mind.forward import loss_of, predict
 from training.mind.inputs import Example
+from training.mind.voices import engine_voices
+from training.timelines.speech import Synthesizer, noise_bursts
 from training.timelines.windows import Window
 
 WARMUP_STEPS = 200
@@ -45,6 +47,7 @@ class MindPlan:
         seconds: of this run at most.
         keeps_weights: begin with the weights of `start` instead of random ones.
         quiet_weight: of decisions to listen in the loss.
+        voices: of the person.
     """
 
     start: Path
@@ -60,6 +63,7 @@ class MindPlan:
     window: Window = WINDOW
     keeps_weights: bool = False
     quiet_weight: float = 0.2
+    voices: tuple[Synthesizer, ...] = (noise_bursts,)
     save_every: int = 200
     log_every: int = 20
 
@@ -136,7 +140,7 @@ class MindTrainer:
 
     def _examples(self, split: Split) -> Examples:
         plan = self.plan
-        return Examples(plan.start, dict(plan.tasks), plan.length_s, plan.window, split=split)
+        return Examples(plan.start, dict(plan.tasks), plan.length_s, plan.window, plan.voices, split)
 
     def _train(self, batch: list[Example]) -> dict[str, float]:
         for group in self.optimizer.param_groups:
@@ -152,8 +156,7 @@ class MindTrainer:
     def _measure(self, batch: list[Example]) -> tuple[Tensor, dict[str, float]]:
         """Loss, and the shares of decisions and text tokens that are predicted."""
         listen = self.examples.tokenizer.special.listen
-        with torch.autocast(self.plan.device.type, torch.bfloat16, enabled=self.plan.device.type == "cuda"):
-            got = predict(self.model, batch)
+        got = predict(self.model, batch)
         loss = loss_of(got, listen, self.plan.quiet_weight)
         is_right = got.logits.argmax(dim=-1) == got.targets
         speaks = got.is_decision & (got.targets != listen)
@@ -188,6 +191,7 @@ def parse(argv: list[str] | None = None) -> MindPlan:
     parser.add_argument("--rate", type=float, default=1e-3, help="highest learning rate")
     parser.add_argument("--workers", type=int, default=0, help="processes that make sequences")
     parser.add_argument("--task", choices=get_args(Task), help="one task instead of the mixture")
+    parser.add_argument("--voice-cache", type=Path, help="folder of utterances that are made once")
     parser.add_argument("--keep-weights", action="store_true", help="begin with the weights of --start")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
@@ -203,10 +207,12 @@ def parse(argv: list[str] | None = None) -> MindPlan:
         workers=args.workers,
         keeps_weights=args.keep_weights,
         tasks=((args.task, 1.0),) if args.task else TASKS,
+        voices=engine_voices(args.voice_cache),
     )
 
 
 def main(argv: list[str] | None = None) -> None:
+    torch.set_float32_matmul_precision("high")
     trainer = MindTrainer(parse(argv))
     trainer.run()
     print(json.dumps({"held_out": trainer.evaluate()}))
