@@ -1,6 +1,7 @@
 """The events of a vLLM-Omni client about items: inserted texts, retrieval, deletion, truncation, playback."""
 
 from collections.abc import Callable
+from typing import Literal
 
 from server.doors.core.request_fields import RequestFields, item_fields
 from server.doors.dialects.vllm_omni.events import OmniEvents
@@ -46,21 +47,21 @@ class OmniConversation:
         group.choice("type", ("message",), "message")
         role = group.choice("role", ("user", "system"), "user")
         content = group.items("content")
-        text = "\n".join(_text_of(part, index) for index, part in enumerate(content))
+        texts = [_text_of(part, index) for index, part in enumerate(content)]
         item_id = group.text("id", "")[:MAX_ID] or new_item_id()
-        self._insert(item_id, "system" if role == "system" else "user", content, text)
+        self._insert(item_id, "system" if role == "system" else "user", texts)
 
     def append_text(self, given: RequestFields) -> None:
         """Insert a text of the user. Raises: ApiError."""
-        text = given.text("text")
-        self._insert(new_item_id(), "user", [{"type": "input_text", "text": text}], text)
+        self._insert(new_item_id(), "user", [given.text("text")])
 
-    def _insert(self, item_id: str, role: "str", content: list[object], text: str) -> None:
+    def _insert(self, item_id: str, role: Literal["user", "system"], texts: list[str]) -> None:
+        text, content = "\n".join(texts), [{"type": "input_text", "text": one} for one in texts]
         if not 0 < len(text) <= MAX_TEXT:
             raise invalid("item.content", expected=f"1 to {MAX_TEXT} characters", got=len(text))
         if self.items.has(item_id):
             raise invalid("item.id", expected="a new id", got=item_id, code="item_create_duplicate_item_id")
-        item = OmniItem(item_id, "system" if role == "system" else "user", content, text=text)
+        item = OmniItem(item_id, role, content, text=text)
 
         def done(error: Error | None) -> None:
             if error is not None:
@@ -70,7 +71,7 @@ class OmniConversation:
             for kind in ("conversation.item.added", "conversation.item.done"):
                 self._send(kind, previous_item_id=before, item=item.shown())
 
-        self.insert_text(InsertText(text=text, role="system" if role == "system" else "user"), done)
+        self.insert_text(InsertText(text=text, role=role), done)
 
     def retrieve(self, given: RequestFields) -> None:
         """Send an item. Raises: ApiError."""

@@ -9,7 +9,7 @@ from server.doors.errors import ApiError
 from server.doors.live.context_texts import newest_texts, said_text
 from worker.protocol.text_messages import InsertText
 
-MAX_ITEMS = 512  # the oldest beyond are forgotten
+MAX_ITEMS, MAX_ITEM_CHARS = 512, 2**20  # of all items; the oldest beyond are forgotten
 MAX_ID = 200
 
 
@@ -63,6 +63,11 @@ class OmniItem:
         return {**base, "role": self.role, "content": self.content if self.status != "in_progress" else []}
 
     @property
+    def n_chars(self) -> int:
+        """Length of its text."""
+        return len(self.text or "") + len(self.transcript)
+
+    @property
     def transcript(self) -> str:
         """What the assistant said."""
         return str(self.content[0]["transcript"]) if self.role == "assistant" else ""
@@ -103,8 +108,10 @@ class OmniItems:
         """Append an item. Returns: the id of the one before."""
         before = self.last_id
         self._items[item.id] = item
-        while len(self._items) > MAX_ITEMS:
-            del self._items[next(iter(self._items))]
+        n_chars = sum(one.n_chars for one in self._items.values())
+        while len(self._items) > MAX_ITEMS or (n_chars > MAX_ITEM_CHARS and len(self._items) > 1):
+            oldest = self._items.pop(next(iter(self._items)))
+            n_chars -= oldest.n_chars
         return before
 
     def before(self, item: OmniItem) -> str | None:

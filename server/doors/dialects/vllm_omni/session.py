@@ -1,6 +1,7 @@
 """One vLLM-Omni session: the reaction to each event, and the events that follow. Contains no socket."""
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -181,10 +182,14 @@ class OmniSession:
         before = self._settings
         settings = before.merged(session)
         self._check_model(session.text("model", before.model))
-        if settings.ref_audio != before.ref_audio or settings.voice != before.voice:
+        sound, mark = settings.ref_audio, before.ref_audio
+        if sound is not None and sound != before.ref_audio:
+            mark = await asyncio.to_thread(_fingerprint, sound)
+        if mark != before.ref_audio or settings.voice != before.voice:
             if self.configured.is_set():
                 raise invalid("voice", expected="the voice that the session began with", got="another one")
-            self._voice = await asyncio.to_thread(voice_fields, self._voices, settings.voice, settings.ref_audio)
+            self._voice = await asyncio.to_thread(voice_fields, self._voices, settings.voice, sound)
+        settings = replace(settings, ref_audio=mark)
         is_changed = settings.instructions and settings.instructions != before.instructions
         if self.configured.is_set() and is_changed:
             text = InsertText(text=settings.instructions, role="system")
@@ -356,6 +361,11 @@ class OmniSession:
             if self._settings.playback_commit_policy == "commit_all_on_done" and status == "completed":
                 response.item.playback.acknowledge(0.0, response.item.playback.sent_ms)
             response.end(status, reason)
+
+
+def _fingerprint(sound: str) -> str:
+    """What stands for a voice's sound file once it is read: the file itself may be large."""
+    return f"sha256 {hashlib.sha256(sound.encode()).hexdigest()}"
 
 
 def _picture(frame: object) -> bytes:

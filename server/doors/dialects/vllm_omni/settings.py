@@ -84,9 +84,9 @@ class OmniTurnDetection:
 class OmniSettings:
     """The effective settings.
 
-    ref_audio: a sound file in base64. detection: None: the model decides about turns. transcription: None: the client
-    wants no transcripts. auto_response: the model speaks
-    unasked. initial_text: the user's, before the first unit. idle_s: without an event; None: the server's limit.
+    ref_audio: a sound file in base64, or its fingerprint. detection: None: the model decides about turns.
+    transcription: None: the client wants no transcripts. auto_response: the model speaks unasked. initial_text: the
+    user's, before the first unit. idle_s: without an event; None: the server's limit.
     """
 
     model: str

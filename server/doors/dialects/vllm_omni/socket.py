@@ -17,6 +17,7 @@ from server.dispatch.dispatcher import PendingSession
 from server.doors.core.door_ticket import accept_socket, ticket_within_wait
 from server.doors.core.event_writer import EventWriter
 from server.doors.core.request_fields import RequestFields
+from server.doors.dialects.choice import TRUE
 from server.doors.dialects.ends import (
     CLIENT_CLOSE,
     CONNECTION_LOST,
@@ -43,6 +44,7 @@ POLL_S = 0.5
 REPLACED = DoorEnd(CloseCode.NORMAL, "session_replaced", "ended")
 RESYNC_REQUIRED = "session.resync_required"
 RESYNC = DoorEnd(CloseCode.NORMAL, "journal_gap", "ended")
+FALSE = ("0", "false", "no", "off")
 FINAL_CODES = (CloseCode.NORMAL, GOING_AWAY)  # of a client that does not come back; a lost connection has another one
 
 
@@ -64,7 +66,7 @@ class VllmOmniDoor:
                 raise ApiError(403, refusal)
             names = context.model_names
             model = names.resolve_for(query.get("model") or names.served, identity)
-            if query.get("autostart") != "0":
+            if query.get("autostart", "").lower() not in FALSE and query.get("resume", "").lower() not in TRUE:
                 pending = ticket_within_wait(context.slots, live)
         except ApiError as error:
             await websocket.send_denial_response(error.response())

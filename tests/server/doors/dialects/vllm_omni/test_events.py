@@ -6,6 +6,7 @@ import base64
 import websockets
 
 from benchmarks.serve.fake_worker import FakeWorker
+from tests.server.doors.dialects.minicpm_o.mode_client import wav_text
 from tests.server.doors.dialects.vllm_omni.omni_client import SOUND, OmniClient
 from tests.server.doors.dialects.vllm_omni.test_socket import omni
 from tests.server.doors.realtime.realtime_client import speech
@@ -70,6 +71,18 @@ def test_the_client_chooses_the_rate_and_asks_for_each_response() -> None:
             n_samples = len(sound["delta"]) * 3 // 4 // 4
             assert abs(n_samples - 8000) < 100, f"expected half a second, got {n_samples} samples"
             assert (await client.until("response.done"))["response"]["status"] == "completed"
+
+    run(scenario)
+
+
+def test_the_voice_may_be_repeated_but_not_changed() -> None:
+    async def scenario() -> None:
+        async with omni("/v1/realtime?duplex=1&resume=true") as client:
+            await client.begin(ref_audio=wav_text(1.0))
+            await client.send("session.update", session={"ref_audio": wav_text(1.0)})
+            await client.until("session.updated")
+            await client.send("session.update", session={"ref_audio": wav_text(2.0)})
+            assert (await client.until("error"))["error"]["param"] == "voice"
 
     run(scenario)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.doors.dialects.vllm_omni.items import MAX_ITEMS, OmniItem, OmniItems
+from server.doors.dialects.vllm_omni.items import MAX_ITEM_CHARS, MAX_ITEMS, OmniItem, OmniItems
 from server.doors.errors import ApiError
 
 
@@ -67,3 +67,5 @@ def test_the_oldest_items_are_forgotten() -> None:
     assert not items.has("i0") and items.has("i1") and items.last_id == f"i{MAX_ITEMS}"
     with pytest.raises(ApiError, match="item_id: expected an item of the conversation, got i0"):
         items.delete("i0")
+    items.add(OmniItem("long", "user", [], text="a" * (MAX_ITEM_CHARS + 1)))
+    assert items.has("long") and not items.has("i9")
