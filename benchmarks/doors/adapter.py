@@ -5,10 +5,12 @@ for the worker, the worker's answers are read, and the client's events are writt
 which runs on threads of its own, and the sockets are not part of it.
 """
 
+import asyncio
 import base64
 import json
 import time
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 from pydantic_core import to_json
@@ -17,6 +19,8 @@ from benchmarks.doors.stock_session import BYTES_PER_MS
 from benchmarks.serve.fake_replies import N_PARTS, SOUND_RATE, tone
 from server.access.identity import Identity
 from server.doors.core.unit_session import UNIT_SPEC, UnitSession
+from server.doors.live.sound import voice_feed
+from server.doors.live.sound.detector import Heard
 from server.doors.realtime.events.client_events import read_event
 from server.doors.realtime.events.server_events import EventSender
 from server.doors.realtime.session import RealtimeSession, SessionContext
@@ -25,7 +29,18 @@ from worker.protocol.codec import FromClient
 from worker.protocol.messages import AudioChunk, Partial, Result, read_server, write
 
 CYCLE = (False, False, False, True, True, True, True)  # which units speak
+TURN_S = 0.001
 WARM_UP = 2 * len(CYCLE)  # units
+
+
+class _NoDetector:
+    """Hears nothing."""
+
+    def __init__(self, *_: object):
+        pass
+
+    def push(self, _: np.ndarray) -> list[Heard]:
+        return []
 
 
 class _NoTranscriber:
@@ -54,6 +69,11 @@ class _Worker:
 
 async def adapter_ms(n_units: int, chunk_ms: int) -> dict[str, list[float]]:
     """CPU ms of each unit by decision. chunk_ms: length of an append."""
+    with mock.patch.object(voice_feed, "SpeechDetector", _NoDetector):
+        return await _adapter_ms(n_units, chunk_ms)
+
+
+async def _adapter_ms(n_units: int, chunk_ms: int) -> dict[str, list[float]]:
     now, texts = 0.0, 0
     worker = _Worker()
 
@@ -72,6 +92,7 @@ async def adapter_ms(n_units: int, chunk_ms: int) -> dict[str, list[float]]:
     )
     session = RealtimeSession(EventSender(put), RealtimeConfig("gpt-realtime"), context)
     session.lane.attach(cast(UnitSession, worker), [])
+    voice = asyncio.create_task(session.lane.voice.run())
     appends, spent = _appends(chunk_ms), {"listen": list[float](), "speak": list[float]()}
     for number in range(1, n_units + WARM_UP + 1):
         speaks = CYCLE[number % len(CYCLE)]
@@ -92,6 +113,8 @@ async def adapter_ms(n_units: int, chunk_ms: int) -> dict[str, list[float]]:
         ms = 1000 * (time.thread_time() - begin)
         if number > WARM_UP:
             spent["speak" if speaks else "listen"].append(ms)
+        await asyncio.sleep(TURN_S)  # in which the detector takes the sound
+    voice.cancel()
     session.stop()
     return spent
 

@@ -17,6 +17,10 @@ class WakeTimer:
         self._handle: asyncio.TimerHandle | None = None
         self._at = 0.0
 
+    @property
+    def is_set(self) -> bool:
+        return self._handle is not None
+
     def set(self, at: float) -> None:
         """Wake at that time, or before: an earlier time that is set already stays."""
         if self._handle is not None and self._at <= at:

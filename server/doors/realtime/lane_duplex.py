@@ -126,14 +126,16 @@ class DuplexLane:
 
     def append(self, samples: np.ndarray) -> None:
         """Add sound, [n] float32 at 16 kHz."""
-        now = self._clock()
+        now, was_paused = self._clock(), self._timer.is_paused
         self._sound_at = now
         self._timer.record_sound(now)
         self.voice.push(samples)
         if not self._is_refused and (dropped := self._buffer.append(samples)):
             self._host.report_overflow(dropped)
         self._context.begin()
-        self._pump()
+        # Fifty times a second: sound alone makes nothing due before the time that is set already.
+        if was_paused or self._buffer.has_unit or not self._wake.is_set:
+            self._pump()
 
     def clear(self) -> None:
         """Drop sound that no unit has taken."""

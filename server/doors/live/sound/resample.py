@@ -85,7 +85,8 @@ class StreamResampler:
         block = _block(up, down, phase)
         n_blocks, width = -(-n_out // up), len(block)
         n_missing = first + (n_blocks - 1) * down + width - self._n_kept - len(samples)
-        sound = np.concatenate((self._kept, samples, np.zeros(max(0, n_missing), np.float32)))
+        parts = (self._kept, samples)
+        sound = np.concatenate(parts if n_missing <= 0 else (*parts, np.zeros(n_missing, np.float32)))
         # Overlapping windows as a copy: a view would keep the product from using BLAS.
         size = sound.itemsize
         windows: np.ndarray = np.ndarray((n_blocks, width), np.float32, sound, first * size, (down * size, size))
