@@ -7,6 +7,7 @@ from collections.abc import Callable
 from server.doors.core.unit_session import UnitSession
 from server.doors.live.event_error import EventError
 from server.doors.realtime.engine_settings import EngineSettings
+from server.doors.realtime.responses import context_full
 from worker.protocol.adjust_messages import Adjust
 from worker.protocol.codec import FromClient
 from worker.protocol.codes import ErrorCode
@@ -34,7 +35,8 @@ class EngineContext:
         self._settings, self._report = settings, report
         self.units: UnitSession | None = None
         self._applied: EngineSettings | None = None  # None: the context is not prepared
-        self._refused: EngineSettings | None = None
+        self._refused: EngineSettings | None = None  # by the worker, as `_refusal` tells
+        self._refusal = ""
         self._is_begun = False  # the client has sent something that needs a context
         self._texts: deque[InsertText] = deque()
         self._n_rows = 0
@@ -94,6 +96,15 @@ class EngineContext:
         most = self._settings().max_rows
         return most is not None and self._n_rows > most
 
+    @property
+    def refusal(self) -> EventError | None:
+        """Why no unit can run until the client changes its settings; None: one can."""
+        if self.is_full:
+            return context_full()
+        if self._refused is None or self._applied is not None or self._settings() != self._refused:
+            return None
+        return EventError("invalid_value", self._refusal, "session")
+
     def record(self, result: Result) -> None:
         """A unit is in the context."""
         self._n_rows = result.kv_cache_length
@@ -109,8 +120,9 @@ class EngineContext:
 
     def _on_refusal(self, request: FromClient, answer: Error) -> None:
         LOG.warning("%s was refused: %s", request.type, answer.error)
-        if isinstance(request, Prepare):
-            self._refused, self._applied = self._applied, None
         code = next((word for known, word in CLIENT_CODES.items() if known == answer.code), None)
+        if isinstance(request, Prepare):
+            self._refused, self._refusal = None if code is None else self._applied, answer.error
+            self._applied = None
         if code is not None and isinstance(request, Prepare | Adjust | InsertText):
             self._report(EventError(code, answer.error, "item" if isinstance(request, InsertText) else "session"))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from server.doors.core.unit_session import UnitSession
+from server.doors.live.event_error import EventError
 from server.doors.live.sound.detector import Heard, SpeechHeard, SpeechOver
 from server.doors.live.sound.unit_buffer import UnitBuffer
 from server.doors.live.sound.voice_feed import VoiceFeed
@@ -92,7 +93,7 @@ class DuplexLane:
     def attach(self, units: UnitSession, history: list[InsertText]) -> None:
         """Use this session of a worker from now on. history: texts that its context begins with."""
         self._in_flight = None
-        self.policy.is_turn_open = False
+        self.policy.is_turn_open = self._is_refused = False
         self._context.attach(units, history)
         self._pump()
 
@@ -114,13 +115,13 @@ class DuplexLane:
 
     def refresh(self) -> None:
         """The session's settings may have changed."""
-        self._is_refused = self._is_refused and self.is_full
+        self._is_refused = self._is_refused and self._context.is_full
         self._pump()
 
     @property
-    def is_full(self) -> bool:
-        """Whether the context has no room for another unit."""
-        return self._context.is_full
+    def refusal(self) -> EventError | None:
+        """Why no unit can run until the client changes its settings; None: one can."""
+        return self._context.refusal
 
     # --- the client's input --------------------------------------------------------------------
 
@@ -367,7 +368,7 @@ class DuplexLane:
 
     def _refuse(self) -> None:
         """Tell the client once that the context is full. Sound is dropped from now on."""
-        self.policy.cut(is_running=False)
+        self.policy.cut(is_running=self.policy.is_turn_open)
         self._buffer.clear_sound()
         if self._response is not None:
             self._finish(out_of_room())

@@ -28,7 +28,7 @@ from server.doors.realtime.lane_duplex import DuplexLane
 from server.doors.realtime.lane_turn import TurnLane
 from server.doors.realtime.playback import SoundTrack, TrackPlayback
 from server.doors.realtime.response_options import config_of_response
-from server.doors.realtime.responses import CancelReason, RealtimeResponse, ResponseEnd, ResponseShape, context_full
+from server.doors.realtime.responses import CancelReason, RealtimeResponse, ResponseEnd, ResponseShape
 from server.doors.realtime.session_config import RealtimeConfig, TurnDetection
 from server.doors.realtime.turn_answers import TurnAnswers
 from server.doors.realtime.turns.input_transcriptions import InputTranscriptions
@@ -272,8 +272,8 @@ class RealtimeSession:
             message = f"Conversation already has an active response: {self.response.id}"
             raise EventError("conversation_already_has_active_response", message)
         if self.is_duplex and not is_aside and items is None:
-            if self.lane.is_full:
-                raise context_full()
+            if (refusal := self.lane.refusal) is not None:
+                raise refusal
             self._override = (config, voice)
             self._open_response(config, options.metadata, is_asked=True, with_message=not config.tools)
             self.lane.ask(has_options=config != self.config)

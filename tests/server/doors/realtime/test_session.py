@@ -98,6 +98,8 @@ def test_what_does_not_fit_into_the_context_is_told(kind: type[Any], param: str)
             await one.append(0.2)
             assert sum(isinstance(message, Prepare) for message in one.units.sent) == n_sent == 1
             if kind is Prepare:
+                await one.send("response.create", event_id="e5")
+                assert one.last("error")["error"]["event_id"] == "e5", "expected no response that never ends"
                 await one.update(instructions="Be brief.")
                 await one.append(0.2)
                 assert one.units.sent[-1].system_prompt == "Be brief.", "expected another try with other settings"

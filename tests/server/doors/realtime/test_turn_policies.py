@@ -1,9 +1,10 @@
 """Who begins a response, and who ends the user's turn, for each `turn_detection`."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from server.doors.core.unit_session import UnitSession
 from tests.server.doors.realtime.session_stage import SessionStage, StubTurns, stage
 from tests.server.live_gateway import run, wait_until
 
@@ -216,6 +217,21 @@ def test_disabled_truncation_ends_the_response_when_the_context_is_full() -> Non
             await one.update(truncation="auto")
             await one.append(1.0)
             assert len(one.chunks) == 3 and one.settings["window"] == {"high_tokens": 4000, "low_tokens": 3500}
+
+    run(scenario)
+
+
+def test_another_worker_begins_with_room() -> None:
+    async def scenario() -> None:
+        async with stage(truncation="disabled") as one:
+            await one.append(1.0)
+            one.listen(rows=8000)
+            await one.append(1.0)
+            assert one.kinds("error") == ["error"] and len(one.chunks) == 1
+            one.session.lane.detach()
+            one.session.lane.attach(cast(UnitSession, one.units), one.session.history())
+            await one.append(1.0)
+            assert len(one.chunks) == 2
 
     run(scenario)
 
