@@ -3,7 +3,6 @@
 Everything here runs on the event loop, one call after another. Contains no reading of events and no pacing of output.
 """
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import numpy as np
 from server.doors.core.unit_session import UnitSession
 from server.doors.live.sound.unit_buffer import UnitBuffer
 from server.doors.live.sound.wire_sound import without_padding
+from server.doors.live.wake_timer import WakeTimer
 from worker.protocol.codec import FromClient
 from worker.protocol.messages import (
     MAX_PAUSE_S,
@@ -83,7 +83,7 @@ class LiveLane:
         self._due: float | None = None  # when the next unit should be complete; None: units pause
         self._context_len = 0
         self._active_at = clock()
-        self._wake: asyncio.TimerHandle | None = None
+        self._timer = WakeTimer(clock, self._pump)
 
     # --- the worker's session ------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ class LiveLane:
         self._must_speak = self._must_speak or (self._in_flight and self._is_forced and not self._is_dropped)
         self._in_flight = False
         self._units = None
-        self._stop_timer()
+        self._timer.stop()
         self._texts.extendleft(reversed(self._unconfirmed))
         self._unconfirmed.clear()
 
@@ -205,7 +205,6 @@ class LiveLane:
 
     def _pump(self) -> None:
         """Send the next unit if it is time, or wake up when it will be."""
-        self._stop_timer()
         if self._units is None or not self._is_ready or self._in_flight:
             return
         while self._texts:
@@ -216,7 +215,7 @@ class LiveLane:
             return
         now = self._clock()
         if not self._buffer.has_unit and now < self._due + GRACE_S:
-            self._wake = asyncio.get_running_loop().call_later(self._due + GRACE_S - now, self._pump)
+            self._timer.set(self._due + GRACE_S)
             return
         if not self._buffer.has_unit and self._is_at_rest(now):
             self._due = None
@@ -251,8 +250,3 @@ class LiveLane:
             return True, False
         must_speak, self._must_speak = self._must_speak, False
         return False, must_speak
-
-    def _stop_timer(self) -> None:
-        if self._wake is not None:
-            self._wake.cancel()
-            self._wake = None
