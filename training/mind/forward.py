@@ -65,8 +65,8 @@ def encode_reference(model: OmniModel, samples: Tensor) -> Tensor:
     return model.encode_clips(mel, n_frames, n_keys, REFERENCE_CHUNK_ROWS)[0]
 
 
-def predict(model: OmniModel, examples: Sequence[Example]) -> Predictions:
-    """Logits after every learned row of a batch of sequences."""
+def run_context(model: OmniModel, examples: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor]:
+    """States [B, T, D] of all rows of a batch of sequences, and their kinds and targets, [B, T] each."""
     device, n_max = model.device, max(len(one.rows) for one in examples)
     ids = torch.zeros(len(examples), n_max, dtype=torch.int64)
     kinds, targets = torch.zeros_like(ids), torch.full_like(ids, NOTHING)
@@ -92,6 +92,12 @@ def predict(model: OmniModel, examples: Sequence[Example]) -> Predictions:
     slots = torch.arange(len(examples), device=device)
     n_new = torch.tensor([len(one.rows) for one in examples], device=device)
     hidden = model.llm.model(embeds, cache, slots, n_new, n_max, model.backend)
+    return hidden, kinds, targets
+
+
+def predict(model: OmniModel, examples: Sequence[Example]) -> Predictions:
+    """Logits after every learned row of a batch of sequences."""
+    hidden, kinds, targets = run_context(model, examples)
     learned = targets != NOTHING
     is_decision = (kinds == SOUND)[learned]
     return Predictions(model.llm.logits(hidden[learned], model.backend), targets[learned], is_decision)

@@ -1,0 +1,77 @@
+"""Speech is learned from the rows that serving feeds to the speech model, and with its logits."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from tests.worker.loop.engines import ALOUD, UNIT_TOKENS, loaded, make_sound, short_speech
+from tests.worker.loop.scripted_engine import ScriptedEngine, results
+from training.mind.forward import run_context
+from training.mind.inputs import make_example
+from training.mind.speech import BEGIN, CODE, SPOKEN, predict_speech, speech_head, speech_rows, spoken_places
+from training.timelines.layout import NOTHING, Layout
+from training.timelines.timeline import Timeline, TimelineUnit
+from training.timelines.windows import Part
+
+# Speech tokens are the best ones, and the turn ends with its text.
+GREEDY = {"tts_temperature": 1e-6, "tts_repetition_penalty": 1.0, "drain_s": 0.0, "max_new_speak_tokens_per_chunk": 20}
+END = 999
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[ScriptedEngine]:
+    with short_speech():
+        yield ScriptedEngine()
+
+
+def test_best_tokens_equal_those_that_serving_draws(engine: ScriptedEngine) -> None:
+    special = engine.special
+    lines = [
+        (special.speak, *engine.ids("Hello there"), special.chunk_eos),
+        (special.speak, *engine.ids(" Hello"), special.turn_eos, special.chunk_eos),
+    ]
+    session = engine.start("a", ALOUD.model_copy(update=GREEDY), *map(list, lines))
+    engine.end_with(session, None)
+    results(engine.run(session, 2))
+    calls = engine.record("a").spoke
+    assert [len(call.speech_tokens) for call in calls] == [UNIT_TOKENS, UNIT_TOKENS]
+
+    units = tuple(TimelineUnit(tokens) for tokens in lines)
+    timeline = Timeline(np.concatenate([make_sound(0), make_sound(1)]), units, ())
+    model, tokenizer, *_ = loaded()
+    example = make_example(timeline, Part(0, 0, 2), Layout(tokenizer, system="You are kind."), model.config)
+    hidden, _, _ = run_context(model, [example])
+    text = [unit.tokens[1:-1] for unit in units]
+    places = [spoken_places(example.rows, number, unit) for number, unit in enumerate(units)]
+    assert [example.rows.ids[one].tolist() for one in places] == [list(one) for one in text]
+    codes = [token for call in calls for token in call.speech_tokens]
+    rows = speech_rows(text, places, codes, END, per_unit=UNIT_TOKENS)
+    starts = [i for i, kind in enumerate(rows.kinds) if kind == BEGIN]
+    assert [start - len(one) for start, one in zip(starts, text, strict=True)] == [call.start for call in calls]
+    logits, targets = predict_speech(model, hidden[0], rows)
+    drawn = targets != END
+    assert targets[drawn].tolist() == codes
+    assert logits[drawn].argmax(dim=-1).tolist() == codes
+
+
+def test_rows_of_a_reply() -> None:
+    rows = speech_rows([[5, 6], [7]], [[20, 21], [40]], [1, 2, 3, 4, 8, 9, 3], END, per_unit=3)
+    assert rows.kinds == [SPOKEN, SPOKEN, BEGIN, CODE, CODE, CODE, SPOKEN, BEGIN, CODE, CODE, CODE, BEGIN, CODE]
+    assert rows.values == [5, 6, 0, 1, 2, 3, 7, 0, 4, 8, 9, 0, 3]
+    assert rows.places == [20, 21, *[NOTHING] * 4, 40, *[NOTHING] * 6]
+    assert rows.targets == [NOTHING, NOTHING, 1, 2, 3, NOTHING, NOTHING, 4, 8, 9, NOTHING, 3, END]
+
+
+def test_speech_that_is_short_is_filled_and_an_interrupted_one_ends() -> None:
+    short = speech_rows([[5], [6]], [[1], [2]], [1], END, per_unit=3, silence=0)
+    assert short.values == [5, 0, 1, 0, 0, 6, 0]
+    assert short.targets == [NOTHING, 1, 0, 0, NOTHING, NOTHING, END]
+    cut = speech_rows([[5], []], [[1], []], [1, 2, 3], END, per_unit=3)
+    assert cut.targets == [NOTHING, 1, 2, 3, NOTHING, END]
+
+
+def test_the_folded_head_is_that_of_serving() -> None:
+    model = loaded()[0]
+    assert torch.allclose(speech_head(model), model.tts.head_code[0].weight, atol=1e-6)
