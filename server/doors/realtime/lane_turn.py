@@ -4,13 +4,16 @@ from collections import deque
 
 import numpy as np
 
-MAX_SAMPLES = 600 * 16_000  # of sound that is not committed
+RATE = 16_000  # Hz
+MAX_S = 600  # of sound that is not committed
+MAX_TRACK_S = 120  # of a track, which never pauses
 
 
 class TurnLane:
-    """The sound of a session without turn detection, until it is committed."""
+    """The sound of a session without turn detection, until it is committed. max_s: older sound is dropped."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_s: int = MAX_S):
+        self._max_samples = max_s * RATE
         self._parts: deque[np.ndarray] = deque()
         self._n = 0
 
@@ -20,7 +23,7 @@ class TurnLane:
             self._parts.append(samples)
             self._n += len(samples)
         dropped = 0
-        while self._n > MAX_SAMPLES:
+        while self._n > self._max_samples:
             part = self._parts.popleft()
             self._n -= len(part)
             dropped += len(part)

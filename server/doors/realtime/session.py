@@ -25,7 +25,7 @@ from server.doors.realtime.item_media import ItemMedia, media_of
 from server.doors.realtime.item_texts import text_of
 from server.doors.realtime.items import Conversation, ConversationItem, item_of, new_id
 from server.doors.realtime.lane_duplex import DuplexLane
-from server.doors.realtime.lane_turn import TurnLane
+from server.doors.realtime.lane_turn import MAX_S, MAX_TRACK_S, TurnLane
 from server.doors.realtime.playback import SoundTrack, TrackPlayback
 from server.doors.realtime.response_options import config_of_response
 from server.doors.realtime.responses import CancelReason, RealtimeResponse, ResponseEnd, ResponseShape
@@ -92,7 +92,7 @@ class RealtimeSession:
         self._overflow = Overflow(context.clock)
         self.lane = DuplexLane(self, self._turns, config.turn_detection or TurnDetection(), context.clock)
         self.lane.voice.keep_in(self._transcripts.heard)
-        self._turn_lane = TurnLane()
+        self._turn_lane = TurnLane(MAX_S if track is None else MAX_TRACK_S)
         self._answers = TurnAnswers(context.turns, context.identity, self._on_answer_end, context.clock)
         self.lane_changed = asyncio.Event()
         self._handlers: dict[type[events.ClientEvent | events.AppendAudio], Callable[[Any], Awaitable[None]]] = {
