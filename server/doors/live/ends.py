@@ -42,6 +42,11 @@ def expired(session_s: float) -> DoorEnd:
     return DoorEnd(CloseCode.NORMAL, "session_expired", "ended", error)
 
 
+def invalid_settings(error: EventError) -> DoorEnd:
+    """The end of a session that cannot begin. error: about its settings."""
+    return DoorEnd(CloseCode.POLICY_VIOLATION, "invalid settings", "cancelled", error)
+
+
 def end_of(close: SocketClose) -> DoorEnd:
     """The end of a session that the gateway ends. Stock clients give up at some codes of errors; none is used here."""
     if close.how == DRAINED.how:

@@ -29,6 +29,7 @@ from server.doors.live.ends import (
     SessionOverError,
     end_of,
     expired,
+    invalid_settings,
 )
 from server.doors.live.event_error import EventError, EventRefusedError
 from server.doors.realtime.events.client_events import read_event
@@ -245,7 +246,7 @@ class RealtimeConnection:
             async with asyncio.timeout(MAX_WAIT_S if reader is None else MAX_FIRST_WAIT_S):
                 await units.open(pending)
             if reader is not None:
-                await session.begin()
+                await self._begin()
                 self._has_begun = True
                 reader.create_task(self._read(), name="realtime-read")
             if not session.is_duplex:
@@ -270,6 +271,13 @@ class RealtimeConnection:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
             await units.close(graceful=False)
+
+    async def _begin(self) -> None:
+        """Send `session.created`. Raises: SessionOverError for settings of a secret that are not valid any more."""
+        try:
+            await self._session.begin()
+        except EventError as error:
+            raise SessionOverError(invalid_settings(error)) from None
 
     async def _watch(self) -> None:
         """End the session at its limits. Raises: SessionOverError."""

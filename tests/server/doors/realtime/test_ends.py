@@ -1,9 +1,11 @@
 """How Realtime sessions end: close code, reason, and the error before it."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 
 import pytest
+import websockets
 
 from benchmarks.serve.fake_worker import FakeWorker
 from server.doors.live.door_context import SessionLimits
@@ -97,3 +99,21 @@ def test_an_end_by_the_gateway_tells_its_reason(close: SocketClose, code: int, e
         assert (got and (got["type"], got["code"])) == error
 
     in_session(check)
+
+
+def test_a_secret_with_an_unknown_voice_begins_no_session() -> None:
+    async def scenario() -> None:
+        async with FakeWorker() as worker, running_gateway(worker) as gateway:
+            session = {"type": "realtime", "audio": {"output": {"voice": "nowhere"}}}
+            made = await gateway.http.post("/v1/realtime/client_secrets", json={"session": session})
+            headers = {"Authorization": f"Bearer {made.json()['value']}"}
+            url = f"ws://127.0.0.1:{gateway.port}/v1/realtime"
+            async with websockets.connect(url, additional_headers=headers, proxy=None) as socket:
+                error = json.loads(await socket.recv())["error"]
+                assert (error["code"], error["param"]) == ("invalid_value", "session.audio.output.voice")
+                with pytest.raises(websockets.ConnectionClosed):
+                    await socket.recv()
+                assert socket.close_code == 1008
+            await gateway.wait_idle()
+
+    run(scenario)

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -13,6 +13,7 @@ from server.doors.realtime.responses import COMPLETED, RealtimeResponse, Respons
 from server.doors.realtime.session_config import RealtimeConfig
 from server.doors.realtime.turns.input_transcriptions import InputTranscriptions
 from server.doors.realtime.turns.user_turns import UserTurns
+from tests.server.doors.realtime import event_schema
 from tests.server.doors.realtime.event_log import EventLog
 from tests.server.doors.realtime.event_schema import Json
 from tests.server.doors.stub_transcriber import StubTranscriber
@@ -107,3 +108,25 @@ def test_each_fault_fails(fault: Fault) -> None:
 def test_a_frame_that_stock_clients_do_not_read_fails() -> None:
     with pytest.raises(AssertionError, match="1048576"):
         EventLog().take(recorded()[0], 2**20)
+
+
+def test_the_shapes_have_the_fields_of_the_sdk() -> None:
+    """Each event has all fields that the SDK's class requires, and none that it does not know."""
+    types = pytest.importorskip("openai.types.realtime")
+    known, ours = (by_kind(one) for one in (types.RealtimeServerEvent, event_schema.AnyEvent))
+    assert set(ours) <= set(known), set(ours) - set(known)
+    pairs = [(kind, ours[kind], known[kind]) for kind in ours]
+    pairs += [("response", event_schema.Response, types.RealtimeResponse)]
+    pairs += [("usage", event_schema.Usage, types.RealtimeResponseUsage)]
+    for kind, shape, sdk in pairs:
+        required = {name for name, field in sdk.model_fields.items() if field.is_required()}
+        names = set(shape.model_fields)
+        assert required <= names <= set(sdk.model_fields), (
+            f"{kind}: {required - names}, {names - set(sdk.model_fields)}"
+        )
+
+
+def by_kind(union: object) -> dict[str, Any]:
+    """The classes of a union of events, by the values of `type`."""
+    members = get_args(get_args(union)[0])
+    return {kind: one for one in members for kind in get_args(one.model_fields["type"].annotation)}
