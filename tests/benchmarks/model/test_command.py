@@ -34,6 +34,7 @@ SHAPES = Shapes(
     tokens=(24,),
     speech_kv=(64,),
 )
+FEW = ("--sizes", "batch=1", "clip_frames=40", "patches=16", "rows=4", "kv=64", "speech_kv=64")
 WITH_SAMPLING = (
     "unit_prefill",
     "unit_step",
@@ -103,10 +104,16 @@ def test_compiled_run_counts_graphs(tiny: Path, tmp_path: Path) -> None:
     assert got["compile_s"]["spoken_rows"]["compiled"] > 0
 
 
-def test_by_layer_applies_only_to_stacked_regions(tiny: Path, tmp_path: Path) -> None:
-    sizes = ("--sizes", "batch=1", "clip_frames=40", "patches=16", "rows=4", "kv=64", "speech_kv=64")
-    got = run(tiny, tmp_path, "--backend", "eager", "--modes", "by_layer", *sizes)
+def test_runs_all_regions_by_default(tiny: Path, tmp_path: Path) -> None:
+    got = run(tiny, tmp_path, "--modes", "eager", *FEW)
     assert {row["region"] for row in got["rows"]} == set(bench.ORDER)
+
+
+def test_by_layer_applies_only_to_stacked_regions(tiny: Path, tmp_path: Path) -> None:
+    chosen = "vision", "audio_unit", "unit_step", "speech_step", "mel_unit", "spoken_rows"
+    got = run(tiny, tmp_path, "--backend", "eager", "--modes", "by_layer", "--regions", ",".join(chosen), *FEW)
+    assert {row["region"] for row in got["rows"]} == {*chosen}
+    assert {way for row in got["rows"] for way in row["modes"]} == {"by_layer", "compiled"}
     for row in got["rows"]:
         (way,) = row["modes"]
         assert way == ("by_layer" if row["region"] in bench.STACKED else "compiled"), row

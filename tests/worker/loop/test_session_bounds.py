@@ -125,15 +125,15 @@ def sizes(thing: Any, seen: set[int] | None = None) -> int:
     return sizes([*slots, *vars(thing).values()] if hasattr(thing, "__dict__") else slots, seen)
 
 
-def test_150_units_take_no_more_memory_than_50(engine: ScriptedEngine) -> None:
+def test_90_units_take_no_more_memory_than_30(engine: ScriptedEngine) -> None:
     sessions = []
     for mode in ("basic", "context"):
         config = QUIET.model_copy(update={"window": WINDOWS[mode]})
-        sessions.append(engine.start(mode, config, *SHORT_LINES * 38))
+        sessions.append(engine.start(mode, config, *SHORT_LINES * 23))
     host: dict[str, list[int]] = {session.id: [] for session in sessions}
     held: dict[str, list[int]] = {session.id: [] for session in sessions}
     engine_sizes, state_bytes = [], engine.unit_steps.state.nbytes()
-    for number in range(150):
+    for number in range(90):
         for session in sessions:
             engine.send(session, number % 7)
         engine.settle()
@@ -143,13 +143,13 @@ def test_150_units_take_no_more_memory_than_50(engine: ScriptedEngine) -> None:
                 host[session.id].append(sizes({name: one for name, one in vars(session).items() if name != "emit"}))
             held[session.id].append(engine.rows(session))
         engine.script.record.clear()
-        if number in (49, 149):
+        if number in (29, 89):
             engine_sizes.append(
                 sum(map(sizes, (engine.loop.jobs, engine.sessions._prompts.snapshots, engine.unit_steps._counters)))
             )
     for session in sessions:
-        early, late = max(host[session.id][:17]), max(host[session.id][17:])
-        assert late <= early + 20, f"{session.id}: expected no more than in fifty units ({early}), got {late}"
+        early, late = max(host[session.id][:10]), max(host[session.id][10:])
+        assert late <= early + 20, f"{session.id}: expected no more than in thirty units ({early}), got {late}"
         assert max(held[session.id]) <= 200, f"{session.id}: expected bounded rows, got {max(held[session.id])}"
         assert_rows_accounted_for(engine, session, session.id)
     assert engine_sizes[1] <= engine_sizes[0], f"engine: expected no growth, got {engine_sizes}"

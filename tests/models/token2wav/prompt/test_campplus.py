@@ -163,9 +163,3 @@ def test_convolutions_run_in_the_order_of_their_names(model):
     for hook in hooks:
         hook.remove()
     assert len(ran) == 225 and ran == conv_order()
-
-
-def test_traces_as_one_graph(model):
-    traced = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)
-    arguments = batch([sound(120), sound(77)], 240, float("nan"))
-    assert_close(traced(*arguments), model(*arguments), TOLERANCE)
