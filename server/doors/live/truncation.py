@@ -1,6 +1,6 @@
 """What `truncation` means for the context of a slot: which units leave it, or when it is full."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from server.doors.live.sound.unit_buffer import MAX_PICTURES
@@ -47,6 +47,14 @@ class SlotWindow:
     def max_slices(self) -> int:
         """Most slices of a picture with the detail `high`."""
         return max(MAX_SLICES, self.session.max_slice_nums)
+
+    def with_side_lane(self, n_tokens: int) -> "SlotWindow":
+        """The same slots for units with a side lane, which are longer: less may be kept. n_tokens: of one unit."""
+        window = self.session.window
+        longer = self.session.model_copy(update={"max_side_tokens_per_chunk": n_tokens})
+        high = min(window.high_tokens, max(1, self.rows - longer.unit_rows))
+        kept = window.model_copy(update={"high_tokens": high, "low_tokens": min(window.low_tokens, high)})
+        return replace(self, session=longer.model_copy(update={"window": kept}))
 
     @property
     def _max_high(self) -> int:

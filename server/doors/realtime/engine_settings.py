@@ -55,17 +55,19 @@ class EngineSettings:
             has_side_lane: the model may call functions beside its speech; otherwise it does not learn of them.
         """
         slot = slot or SlotWindow()
+        may_call = has_side_lane and bool(config.tools) and config.tool_choice != "none"
+        n_side = SIDE_TOKENS if may_call else 0
+        if may_call:
+            slot = slot.with_side_lane(n_side)
         settings = {
             "generate_audio": config.modality == "audio",
             "listen_prob_scale": listen_scale,
             "max_turn_tokens": config.max_output_tokens or 0,
             "window": slot.window_for(config.truncation),
         }
-        instructions = config.instructions
         if has_side_lane:
-            may_call = bool(config.tools) and config.tool_choice != "none"
-            settings["max_side_tokens_per_chunk"] = SIDE_TOKENS if may_call else 0
-            instructions = with_functions(instructions, config.tools) if may_call else instructions
+            settings["max_side_tokens_per_chunk"] = n_side
+        instructions = with_functions(config.instructions, config.tools) if may_call else config.instructions
         return cls(instructions, voice, settings, slot.max_rows_for(config.truncation))
 
     def prepare(self) -> Prepare:

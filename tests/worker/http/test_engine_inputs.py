@@ -100,3 +100,17 @@ def results_of_turn(client: ScriptedClient) -> list[Result]:
         results.append(client.unit(len(results), force_speak=not results))
         assert len(results) < 12, "expected a turn that ends"
     return results
+
+
+def test_outputs_of_functions_and_a_checkpoint_without_side_lane(worker: WorkerProcess) -> None:
+    """The setting of a side lane is noted as ignored; the output of a function is a message of the user."""
+    with ScriptedClient(worker) as client:
+        [note] = client.prepare({**QUIET, "max_side_tokens_per_chunk": 32}).notes
+        assert "max_side_tokens_per_chunk has no effect" in note
+        n_user, n_tool = (insert(client, "Rain.", role=role).n_rows for role in ("user", "tool"))
+        assert n_tool > n_user, f"expected rows of the markers beside {n_user}, got {n_tool}"
+        result = client.unit(0)
+        assert result.side_texts is None and result.usage is None
+        client.send({"type": "adjust", "config": {"max_side_tokens_per_chunk": 16}})
+        [note] = client.expect(Adjusted).notes
+        assert "no side lane" in note

@@ -6,8 +6,12 @@ from typing import Any
 import pytest
 
 from server.dispatch.workers import Worker, WorkerAddress
+from server.doors.live.truncation import SlotWindow, Truncation
+from server.doors.realtime.engine_settings import EngineSettings
+from server.doors.realtime.session_config import RealtimeConfig
 from tests.server.doors.realtime.session_stage import SessionStage, stage
 from tests.server.live_gateway import run
+from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.protocol.messages import Adjust, Prepare
 from worker.protocol.text_messages import InsertText
 
@@ -149,6 +153,17 @@ def test_the_model_learns_of_functions_only_with_a_side_lane() -> None:
 
     for has_side_lane in (True, False):
         run(lambda given=has_side_lane: scenario(given))
+
+
+@pytest.mark.parametrize("mode", ["auto", "disabled"])
+def test_units_with_calls_fit_into_the_slot(mode: Any) -> None:
+    config = RealtimeConfig("duo", tools=(WEATHER,), truncation=Truncation(mode))
+    window = WindowConfig(high_tokens=1890, low_tokens=1880)  # as much as a unit without calls leaves
+    engine = EngineConfig(llm_len=2000, session=SessionConfig(window=window))
+    wanted = EngineSettings.of(config, None, slot=SlotWindow(2000, engine.session), has_side_lane=True).settings
+    assert wanted["max_side_tokens_per_chunk"] == 32
+    given, _ = SessionConfig.of(engine.session, wanted)
+    engine.check_session(given)  # raises if the window and a unit do not fit
 
 
 def test_a_new_context_knows_the_calls_before_it() -> None:
