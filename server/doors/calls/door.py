@@ -20,7 +20,7 @@ from server.doors.core.event_writer import EventWriter
 from server.doors.errors import ApiError, invalid, missing
 from server.doors.live.client_channel import WebSocketChannel
 from server.doors.live.door_context import DoorContext
-from server.doors.live.ends import FRAME_TOO_BIG, MAX_FRAME
+from server.doors.live.ends import FRAME_TOO_BIG, MAX_FRAME, SessionOverError
 from server.doors.realtime.initial_config import initial_config
 from server.doors.realtime.session_config import RealtimeConfig
 from server.doors.realtime.socket import SUBPROTOCOL, RealtimeConnection
@@ -63,6 +63,7 @@ class CallDoor:
             raise ApiError(403, refusal)
         identity, offer = identity_of(request), await _offer_of(request)
         config = self._config(request, identity, offer.session)
+        await asyncio.to_thread(self._context.voices.resolve, config.voice)  # raises now, not in the session
         live = LiveSession(f"adx_rtc_{time.time_ns():x}", Kind.DUPLEX, identity)
         process = self._processes.choose()
         pending = ticket_within_wait(self._context.slots, live)
@@ -102,8 +103,9 @@ class CallDoor:
         channel = WebSocketChannel(websocket)
         writer = EventWriter(channel)
         call.follow(writer)
-        parts = (writer.run(), _read(channel, call), channel.wait_gone(), asyncio.shield(call.ended))
-        tasks = [asyncio.ensure_future(part) for part in parts]
+        reading = asyncio.create_task(_read(channel, call), name="follow-read")
+        others = (writer.run(), channel.wait_gone(), asyncio.shield(call.ended))
+        tasks = [reading, *(asyncio.ensure_future(one) for one in others)]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -113,7 +115,7 @@ class CallDoor:
             await asyncio.gather(*tasks, return_exceptions=True)
         if call.ended.done():
             await writer.close(*call.ended.result())
-        elif isinstance(tasks[1].exception(), ValueError):
+        elif not reading.cancelled() and isinstance(reading.exception(), SessionOverError):
             await writer.close(FRAME_TOO_BIG.code, FRAME_TOO_BIG.reason)
 
     def _config(self, request: Request, identity: Identity, given: Mapping[str, Any]) -> RealtimeConfig:
@@ -137,13 +139,13 @@ class CallDoor:
 
 
 async def _read(channel: WebSocketChannel, call: WebRtcCall) -> None:
-    """Pass the events of a socket to the call. Raises: ValueError for a frame above the limit."""
+    """Pass the events of a socket to the call. Raises: SessionOverError for a frame above the limit."""
     while True:
         message = await channel.receive()
         if message["type"] == "websocket.disconnect":
             return
         if len(message.get("text") or "") > MAX_FRAME:
-            raise ValueError
+            raise SessionOverError(FRAME_TOO_BIG)
         await call.put(message)
 
 

@@ -289,8 +289,14 @@ def test_offers_are_refused_with_the_reason(served: Served) -> None:
             assert answer.status_code == status and word in error["message"], (content, answer.text)
         unknown = await served.http.post(CALLS, params={"model": "no"}, content=video_only, headers=sdp)
         assert unknown.status_code == 404 and unknown.json()["error"]["code"] == "model_not_found"
-        form = {"sdp": (None, video_only), "session": (None, "[]")}
-        assert (await served.http.post(CALLS, files=form, headers=KEY)).json()["error"]["param"] == "session"
+        for session, param in (
+            ("[]", "session"),
+            ('{"type": "transcription"}', "session.type"),
+            ('{"audio": {"output": {"voice": "no_such_voice"}}}', "voice"),
+        ):
+            form = {"sdp": (None, video_only), "session": (None, session)}
+            answer = await served.http.post(CALLS, files=form, headers=KEY)
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
 
     served.run(scenario)
 
