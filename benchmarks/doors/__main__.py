@@ -21,7 +21,7 @@ import torch
 from benchmarks import report
 from benchmarks.doors.adapter import adapter_ms
 from benchmarks.doors.load import STALL_MS, client_python, stock_row
-from benchmarks.doors.probes import asked_waits_ms, barge_in_ms, engine_first_sound_ms
+from benchmarks.doors.probes import answered_ms, asked_waits_ms, barge_in_ms, engine_first_sound_ms
 from benchmarks.doors.resampling import snr_rows
 from benchmarks.serve.processes import ROOT, ServedProgram, free_port
 from server.doors.live.sound.resample import SPEECH_RATE, StreamResampler, pcm16_of
@@ -59,7 +59,7 @@ BOUNDS = {
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.doors", description="Times the doors.")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {','.join(PARTS)}; default: all")
-    parser.add_argument("--rounds", type=int, default=20, help="responses of `asked` and `barge_in`")
+    parser.add_argument("--rounds", type=int, default=20, help="responses of `asked`, `barge_in` and `answered`")
     parser.add_argument("--units", type=int, default=700, help="units of `adapter`")
     parser.add_argument("--think-ms", type=float, default=40.0, help="duration of a unit of the worker without a model")
     parser.add_argument("--sessions", default="64", help="numbers of stock sessions, separated by commas")
@@ -162,6 +162,14 @@ def _barge_in(options: argparse.Namespace, result: Json) -> None:
     _judge(result, "speech confirmed to response.done, ms", row["from_sound_ms"]["p95"])
 
 
+def _answered(options: argparse.Namespace, result: Json) -> None:
+    speech = _speech(options.speech)
+    with _servers(options, 1, "--listen", str(10**6), "--speak", str(SPEAK_UNITS)) as servers:
+        found = asyncio.run(answered_ms(servers.gateway.port, options.rounds, speech))
+    result["answered"] = {"n": len(found), "first_sound_ms": _percentiles(found)}
+    print(_line("end of the pause after a turn to first sound", result["answered"]["first_sound_ms"]))
+
+
 def _adapter(options: argparse.Namespace, result: Json) -> None:
     rows, worst = [], 0.0
     for chunk_ms in _numbers(options.chunk_ms):
@@ -225,6 +233,7 @@ def _resampling(_: argparse.Namespace, result: Json) -> None:
 PARTS: dict[str, Callable[[argparse.Namespace, Json], None]] = {
     "asked": _asked,
     "barge_in": _barge_in,
+    "answered": _answered,
     "adapter": _adapter,
     "sessions": _sessions,
     "resampling": _resampling,

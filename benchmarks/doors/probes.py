@@ -1,4 +1,4 @@
-"""One stock session's waits: first sound after `response.create`, end after `response.cancel`, end after speech."""
+"""One stock session's waits: first sound after `response.create` and after a turn, end after a cancel and speech."""
 
 import asyncio
 import random
@@ -15,6 +15,7 @@ from worker.protocol.messages import AudioChunk, Partial, Prepare, Result, read_
 from worker.protocol.wire import Sound
 
 CHUNK_MS = 20
+PAUSE_MS = 500  # of silence, which ends a turn
 CONFIRM_MS = 200  # of speech that ends a response, by the door's rules
 SOUND, DONE = "response.output_audio.delta", "response.done"
 STARTED, STOPPED = "input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped"
@@ -111,6 +112,28 @@ async def barge_in_ms(port: int, rounds: int, speech: bytes) -> tuple[list[float
             await session.until(STOPPED)
         streaming.cancel()
     return from_sound, from_event
+
+
+async def answered_ms(port: int, rounds: int, speech: bytes) -> list[float]:
+    """Of answers to turns that a pause ends, by a model that does not begin to speak by itself.
+
+    speech: PCM16 at 24 kHz. Returns: ms from sending the last sound of the pause to the first sound of the answer.
+    """
+    found = []
+    microphone = _Microphone()
+    turns = {"create_response": True, "silence_duration_ms": PAUSE_MS, "prefix_padding_ms": 0}
+    async with _asked_session(port, **turns) as session:
+        streaming = asyncio.create_task(session.stream(microphone, CHUNK_MS))
+        for _ in range(rounds):
+            await asyncio.sleep(SETTLE_S)
+            microphone.say(speech)
+            stopped = await session.until(STOPPED)
+            await session.until(SOUND)
+            found.append(1000 * (time.monotonic() - session.sent_by(stopped["audio_end_ms"] + PAUSE_MS)))
+            await session.send("response.cancel")
+            _expect_status(await session.until(DONE), "cancelled")
+        streaming.cancel()
+    return found
 
 
 class _Microphone:
