@@ -10,7 +10,7 @@ export const SESSION_SETTINGS = [
   { key: "max_new_speak_tokens_per_chunk", kind: "number", min: 1, max: 64, step: 1, usual: 20 },
   { key: "max_turn_tokens", kind: "number", min: 0, max: 65536, step: 1, usual: 0 },
   { key: "max_chars_per_chunk", kind: "number", min: 1, max: 1000, step: 1, usual: 28 },
-  { key: "max_turn_tokens", kind: "number", min: 0, max: 65536, step: 1, usual: 0 },
+  { key: "max_side_tokens_per_chunk", kind: "number", min: 0, max: 256, step: 1, usual: 0 },
   { key: "decode_mode", kind: "choice", options: ["sampling", "greedy"], usual: "sampling" },
   { key: "temperature", kind: "number", min: 0, max: 2, step: 0.05, usual: 0.7 },
   { key: "top_k", kind: "number", min: 0, step: 1, usual: 20 },
