@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from models.checkpoint.config import OmniConfig, load_config, load_preprocessor_config
@@ -21,7 +22,7 @@ from training.timelines.layout import SYSTEM, Layout
 from training.timelines.lessons import CAPTION_SYSTEM, ECHO_SYSTEM, draw_captions, draw_echo
 from training.timelines.speech import RATE, Synthesizer, degrade, noise_bursts
 from training.timelines.timeline import Timeline
-from training.timelines.windows import Window, split_parts
+from training.timelines.windows import Part, Window, split_parts
 
 Task = Literal["echo", "captions", "talk", "chat"]
 MAX_REFERENCE_S = 5
@@ -32,6 +33,20 @@ SYSTEMS = (
     "You are a friendly companion. Answer briefly.",
     "Listen, look and talk with the user.",
 )
+
+
+@dataclass(frozen=True)
+class DrawnPart:
+    """A part of a timeline, with the layout of its rows and the reference voice of its prompt."""
+
+    timeline: Timeline
+    part: Part
+    layout: Layout
+    reference: Tensor | None
+
+    def example(self, config: OmniConfig) -> Example:
+        """The training sequence."""
+        return make_example(self.timeline, self.part, self.layout, config, reference=self.reference)
 
 
 @dataclass
@@ -71,6 +86,10 @@ class Examples(Dataset[Example]):
         if task == "chat":
             things = things_font() is not None
             return self.chats.make(rng, rng.choice(self.voices), split=self.split, things=things)[0]
+        return self.scene(task, index, rng).example(self.config)
+
+    def scene(self, task: Task, index: int, rng: random.Random) -> DrawnPart:
+        """A part of a lesson or conversation, before its sound and pictures are computed."""
         timeline, system = self._draw(task, index, rng)
         timeline = replace(timeline, sound=degrade(timeline.sound, rng))
         reference = None
@@ -81,7 +100,7 @@ class Examples(Dataset[Example]):
         layout = Layout(self.tokenizer, system=system)
         n_reference = 0 if reference is None else 10 * len(reference) // RATE
         part = rng.choice(list(split_parts(timeline.units, layout, self.window, n_reference)))
-        return make_example(timeline, part, layout, self.config, reference=reference)
+        return DrawnPart(timeline, part, layout, reference)
 
     def _draw(self, task: Task, index: int, rng: random.Random) -> tuple[Timeline, str]:
         """A timeline and the system text that it is learned with."""

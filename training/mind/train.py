@@ -10,20 +10,20 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from models.checkpoint.config import load_config
+from models.inputs.tokens import Tokenizer
 from models.load import load_model
 from models.random_weights import random_model
 from training.checkpoint import write_checkpoint
 from training.grammar.phrases import Split
 from training.mind.examples import Examples, Task
 from training.mind.forward import loss_of, predict
-from training.mind.inputs import Example
 from training.mind.voices import engine_voices
 from training.timelines.speech import Synthesizer, noise_bursts
 from training.timelines.windows import Window
@@ -71,6 +71,9 @@ class MindPlan:
 class MindTrainer:
     """Model, optimizer and step of a run."""
 
+    trains_speech: ClassVar[bool] = False  # the weights of `tts` instead of all others
+    name: ClassVar[str] = "mind"  # of the state and the log
+
     def __init__(self, plan: MindPlan):
         self.plan = plan
         plan.work.mkdir(parents=True, exist_ok=True)
@@ -81,7 +84,7 @@ class MindTrainer:
         self.weights = {
             name: weight.requires_grad_(True)
             for name, weight in self.model.named_parameters()
-            if not name.startswith("tts.")
+            if name.startswith("tts.") == self.trains_speech
         }
         decayed = [weight for weight in self.weights.values() if weight.ndim > 1]
         plain = [weight for weight in self.weights.values() if weight.ndim == 1]
@@ -89,12 +92,13 @@ class MindTrainer:
         self.optimizer = torch.optim.AdamW(groups, lr=plan.rate, betas=(0.9, 0.98))
         self.step = 0
         self.examples = self._examples("train")
+        self.listen = Tokenizer.load(plan.start).special.listen
         if self.state_file.exists():
             self._restore()
 
     @property
     def state_file(self) -> Path:
-        return self.plan.work / "mind.pt"
+        return self.plan.work / f"{self.name}.pt"
 
     def run(self) -> None:
         """Train until the last step or the end of this run's time, then write state and checkpoint."""
@@ -138,11 +142,12 @@ class MindTrainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = int(state["step"])
 
-    def _examples(self, split: Split) -> Examples:
+    def _examples(self, split: Split) -> Any:
+        """Sequences by number, in the form that `_measure` takes."""
         plan = self.plan
         return Examples(plan.start, dict(plan.tasks), plan.length_s, plan.window, plan.voices, split)
 
-    def _train(self, batch: list[Example]) -> dict[str, float]:
+    def _train(self, batch: list[Any]) -> dict[str, float]:
         for group in self.optimizer.param_groups:
             group["lr"] = self.plan.rate * rate_at(self.step, self.plan.steps)
         loss, logged = self._measure(batch)
@@ -153,9 +158,9 @@ class MindTrainer:
         self.step += 1
         return logged | {"norm": float(norm)}
 
-    def _measure(self, batch: list[Example]) -> tuple[Tensor, dict[str, float]]:
+    def _measure(self, batch: list[Any]) -> tuple[Tensor, dict[str, float]]:
         """Loss, and the shares of decisions and text tokens that are predicted."""
-        listen = self.examples.tokenizer.special.listen
+        listen = self.listen
         got = predict(self.model, batch)
         loss = loss_of(got, listen, self.plan.quiet_weight)
         is_right = got.logits.argmax(dim=-1) == got.targets
@@ -166,7 +171,7 @@ class MindTrainer:
 
     def _log(self, values: dict[str, float]) -> None:
         line = json.dumps({"step": self.step, **{name: round(value, 4) for name, value in values.items()}})
-        with (self.plan.work / "mind.jsonl").open("a", encoding="utf-8") as log:
+        with (self.plan.work / f"{self.name}.jsonl").open("a", encoding="utf-8") as log:
             log.write(line + "\n")
         print(line, flush=True)
 
@@ -179,9 +184,8 @@ def rate_at(step: int, steps: int) -> float:
     return LAST_RATE + (1 - LAST_RATE) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def parse(argv: list[str] | None = None) -> MindPlan:
-    """The plan of a command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of every run."""
     parser.add_argument("--start", type=Path, required=True, help="checkpoint made by training.checkpoint")
     parser.add_argument("--work", type=Path, required=True, help="folder of the state, the log and the result")
     parser.add_argument("--steps", type=int, required=True, help="of the whole training")
@@ -194,7 +198,10 @@ def parse(argv: list[str] | None = None) -> MindPlan:
     parser.add_argument("--voice-cache", type=Path, help="folder of utterances that are made once")
     parser.add_argument("--keep-weights", action="store_true", help="begin with the weights of --start")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    args = parser.parse_args(argv)
+
+
+def plan_of(args: argparse.Namespace, tasks: tuple[tuple[Task, float], ...] = TASKS) -> MindPlan:
+    """The plan of parsed arguments. tasks: the mixture unless one is chosen."""
     return MindPlan(
         start=args.start,
         work=args.work,
@@ -206,14 +213,16 @@ def parse(argv: list[str] | None = None) -> MindPlan:
         rate=args.rate,
         workers=args.workers,
         keeps_weights=args.keep_weights,
-        tasks=((args.task, 1.0),) if args.task else TASKS,
+        tasks=((args.task, 1.0),) if args.task else tasks,
         voices=engine_voices(args.voice_cache),
     )
 
 
 def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add_arguments(parser)
     torch.set_float32_matmul_precision("high")
-    trainer = MindTrainer(parse(argv))
+    trainer = MindTrainer(plan_of(parser.parse_args(argv)))
     trainer.run()
     print(json.dumps({"held_out": trainer.evaluate()}))
 

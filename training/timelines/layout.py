@@ -62,7 +62,7 @@ class Layout:
     def __init__(self, tokenizer: Tokenizer, *, system: str = SYSTEM, picture_rows: int = PICTURE_ROWS):
         """system: text of the prompt."""
         self._tokenizer, self._special, self._picture_rows = tokenizer, tokenizer.special, picture_rows
-        self._system = system
+        self._system, self.turn_eos = system, tokenizer.special.turn_eos
         self.marker = tokenizer.encode(MARKER)
 
     def prompt(self, n_reference: int = 0) -> Prompt:

@@ -7,6 +7,7 @@ its text is heard from u + 1 on.
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -72,7 +73,7 @@ class Stage:
             ends = (special.turn_eos,) if number == len(units) - 1 else ()
             self._put(first + number, (special.speak, *ids, *ends, special.chunk_eos), skill)
         end = first + 1 + playback_s(parts)
-        self._script.append(Said("model", " ".join(parts), first + 1, end, skill))
+        self._script.append(Said("model", " ".join(parts), first + 1, end, skill, parts=tuple(parts)))
         self._end = max(self._end, end)
         return first + len(units) - 1, end
 
@@ -89,7 +90,7 @@ class Stage:
         self._tokens[unit] = (special.turn_eos, special.listen)
         at = max(i for i, said in enumerate(self._script) if said.by == "model")
         said = self._script[at]
-        self._script[at] = Said("model", said.text, said.start, unit + 1.0, said.skill, is_cut=True)
+        self._script[at] = replace(said, end=unit + 1.0, is_cut=True)
         return True
 
     def show(self, view: View | None, unit: int) -> None:

@@ -60,7 +60,13 @@ class TimelineUnit:
 
 @dataclass(frozen=True)
 class Said:
-    """One utterance. start, end: seconds from the beginning, of the sound. is_cut: the model was interrupted."""
+    """One utterance.
+
+    Args:
+        start, end: seconds from the beginning, of the sound.
+        is_cut: the model was interrupted.
+        parts: of the model's text; each begins in a unit of its own.
+    """
 
     by: str  # "person" or "model"
     text: str
@@ -68,6 +74,7 @@ class Said:
     end: float
     skill: str
     is_cut: bool = False
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
