@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.origins import Origins
 
-PATHS = re.compile(r"/v1/realtime/(calls(/[^/]+/hangup)?|client_secrets)")
+PATHS = re.compile(r"/v1/realtime/(calls(/[^/]+/hangup)?|client_secrets)|/v1/live/sessions(/[^/]+/hangup)?")
 ALLOWED = {
     "Access-Control-Allow-Methods": "POST",
     "Access-Control-Allow-Headers": "authorization, content-type, openai-beta, openai-organization, openai-project, "

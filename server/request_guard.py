@@ -25,6 +25,7 @@ LARGE_BODIES: dict[re.Pattern[str], int] = {
     re.compile(r"/api/assets/ref_audio"): MAX_VOICE_BODY,
     re.compile(r"/v1/audio/speech"): MAX_VOICE_BODY,
     re.compile(r"/v1/realtime/calls"): MAX_OFFER_BODY,
+    re.compile(r"/v1/live/sessions"): MAX_OFFER_BODY,
     re.compile(r"/api/sessions/[^/]+/upload-recording"): MAX_UPLOAD_BODY,
 }
 IS_HEAD = "is_head"  # key in the scope of a GET request that stands for HEAD

@@ -6,10 +6,26 @@ from fastapi import APIRouter, Request, Response, WebSocket
 
 from server.access.identity import identity_of
 from server.doors.calls.door import CallDoor
+from server.doors.calls.live_door import LiveCallDoor
 from server.doors.errors import ApiErrorBody
 
 SDP = "application/sdp"
 CALLS_PATH = "/v1/realtime/calls"
+LIVE_PATH = "/v1/live/sessions"
+LIVE_OFFER: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"session": {"type": "object"}, "transport": {"type": "object"}},
+                    "required": ["session", "transport"],
+                }
+            }
+        },
+    }
+}
 OFFER: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -45,6 +61,21 @@ def call_routes(door: CallDoor) -> APIRouter:
     @router.post(f"{CALLS_PATH}/{{call_id}}/hangup", response_class=Response, responses=UNKNOWN)
     async def hang_up(call_id: str, request: Request) -> Response:
         door.hang_up(call_id, identity_of(request))
+        return Response()
+
+    return router
+
+
+def live_call_routes(door: LiveCallDoor) -> APIRouter:
+    router = APIRouter()
+
+    @router.post(LIVE_PATH, status_code=201, responses=ERRORS, openapi_extra=LIVE_OFFER)
+    async def begin(request: Request) -> dict[str, Any]:
+        return await door.begin(request)
+
+    @router.post(f"{LIVE_PATH}/{{session_id}}/hangup", response_class=Response, responses=UNKNOWN)
+    async def hang_up(session_id: str, request: Request) -> Response:
+        door.hang_up(session_id, identity_of(request))
         return Response()
 
     return router

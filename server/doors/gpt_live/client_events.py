@@ -165,10 +165,11 @@ def read_event(text: str) -> AnyEvent:
     try:
         return _EVENTS.validate_python(given)
     except ValidationError as error:
-        raise EventRefusedError(event_id, _refusal(error, given)) from None
+        raise EventRefusedError(event_id, refusal_of(error, given)) from None
 
 
-def _refusal(error: ValidationError, given: dict[str, Any]) -> EventError:
+def refusal_of(error: ValidationError, given: dict[str, Any]) -> EventError:
+    """The error of an event that is not valid. given: the event."""
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
         return EventError("unknown_event", f"type: expected an event of a client, got {str(given.get('type'))[:60]}")

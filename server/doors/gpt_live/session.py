@@ -4,7 +4,7 @@ import asyncio
 import base64
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from server.doors.live.door_context import LARGE_EVENT
 from server.doors.live.event_error import EventError, invalid_value
 from server.doors.live.overlap_speech import OverlapSpeech
 from server.doors.live.sound.detector import DetectorSettings, Heard, SpeechHeard
+from server.doors.live.sound.resample import pcm16_of
 from server.doors.live.sound.voice_feed import VoiceFeed
 from server.doors.live.unit_lane import MAX_TEXTS, LiveLane
 from server.doors.model_names import ModelNames
@@ -44,6 +45,7 @@ from worker.protocol.messages import SYSTEM_PROMPT, Error, Prepare
 from worker.protocol.text_messages import InsertText
 
 LOG = logging.getLogger(__name__)
+TRACK_NUMBER = 1  # of the sound on a track, which never ends
 USAGE_UNITS = 10  # between two reports of the usage
 DEFAULT_VOICE = "marin"
 MAX_REMEMBERED = 200  # texts, for a context that begins again on another worker
@@ -65,6 +67,13 @@ class LiveRefusedError(Exception):
         self.error, self.event_id = error, event_id
 
 
+class LiveTrack(Protocol):
+    """The outgoing sound of a call."""
+
+    def play(self, number: int, pcm16: bytes) -> None:
+        """Add sound. number: of what it belongs to. pcm16: at 24 kHz."""
+
+
 class GptLiveSession:
     """A session before and after its start.
 
@@ -73,11 +82,14 @@ class GptLiveSession:
         names: served models.
         voices: registered voices.
         identity: whose session it is.
-        session_id: shown to the client.
+        session_id: its id.
         expires_at: Unix s.
         clock: monotonic s.
         transcriber: of all sessions.
         barge_in_ms: speech of the client that silences the reply; 0: the model alone decides.
+        track: plays the sound; None: the client gets it in events.
+    Attributes:
+        id: shown to the client.
     """
 
     def __init__(
@@ -91,9 +103,10 @@ class GptLiveSession:
         clock: Callable[[], float],
         transcriber: Transcriber,
         barge_in_ms: int = 0,
+        track: LiveTrack | None = None,
     ):
         self._send, self._names, self._voices, self._identity = send, names, voices, identity
-        self._id, self._expires_at = session_id, expires_at
+        self.id, self._expires_at, self._track = session_id, expires_at, track
         self.lane = LiveLane(self, clock)
         self.voice = VoiceFeed(DetectorSettings(), self.on_heard)
         self._transcripts = InputTranscripts(send, transcriber, identity, session_id, self._on_transcript)
@@ -143,14 +156,14 @@ class GptLiveSession:
         """The session with its effective configuration."""
         config = self._config
         delegation = Delegation() if config is None or config.delegation is None else config.delegation
-        form: dict[str, Any] = {"type": self._format.kind, "rate": self._format.rate}
+        form = {} if self._track is not None else {"type": self._format.kind, "rate": self._format.rate}
         return {
-            "id": self._id,
+            "id": self.id,
             "expires_at": self._expires_at,
             "model": self._model,
             "status": "active",
             "instructions": self._instructions,
-            "audio": {"format": form, "output": {"voice": self._voice}},
+            "audio": {**({"format": form} if form else {}), "output": {"voice": self._voice}},
             "delegation": delegation.model_dump(exclude_none=True),
             "store": False,
         }
@@ -187,11 +200,12 @@ class GptLiveSession:
         if not self._is_started:
             raise EventError("session_not_started", f"{event.type}: expected session.started before it, got none")
         match event:
+            case LiveAppendAudio() if self._track is not None:
+                raise EventError("unsupported_event", f"{event.type}: expected sound on the track, got an event")
             case LiveAppendAudio():
                 is_large = len(event.audio) > LARGE_EVENT
                 samples = await asyncio.to_thread(self._decoded, event) if is_large else self._decoded(event)
-                if not self._is_muted:
-                    self._hear(samples)
+                self.hear(samples)
             case Mute() | Unmute():
                 self._is_muted = isinstance(event, Mute)
                 kind = "muted" if self._is_muted else "unmuted"
@@ -204,7 +218,10 @@ class GptLiveSession:
                 message = f"{event.type}: expected a task that the model has handed over, got none"
                 raise EventError("no_active_delegation", message)
 
-    def _hear(self, samples: np.ndarray) -> None:
+    def hear(self, samples: np.ndarray) -> None:
+        """Add sound of the client, [n] float32 at 16 kHz, unless it is muted."""
+        if self._is_muted:
+            return
         self._n_samples += len(samples)
         if self.has_barge_in or self._transcripts.is_enabled:
             self.voice.push(samples)
@@ -230,6 +247,8 @@ class GptLiveSession:
         except ApiError as error:
             raise EventError("invalid_value", error.message, "session.audio.output.voice") from None
         form = None if config.audio is None else config.audio.format
+        if form is not None and self._track is not None:
+            raise invalid_value("session.audio.format", expected="none, as the track has its own", got=form.type)
         if form is not None:
             rate = form.rate or RATES[form.type][0]
             if rate not in RATES[form.type]:
@@ -329,8 +348,12 @@ class GptLiveSession:
 
     def send_sound(self, n: int) -> None:
         """Send the next samples of the timeline. n: at 24 kHz."""
-        data = self._format.encode(self.timeline.take(n))
-        self._send.plain("session.output_audio.delta", delta=base64.b64encode(data).decode())
+        sound = self.timeline.take(n)
+        if self._track is not None:
+            self._track.play(TRACK_NUMBER, pcm16_of(sound))
+        else:
+            data = self._format.encode(sound)
+            self._send.plain("session.output_audio.delta", delta=base64.b64encode(data).decode())
         self.lane.wake()
 
     # --- texts ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The socket of GPT-Live sessions, from the handshake to the close. Contains no reaction to events."""
+"""The connections of GPT-Live sessions, from the handshake to the close. Contains no reaction to events."""
 
 import asyncio
 import logging
@@ -6,6 +6,7 @@ import secrets
 import time
 from typing import NamedTuple
 
+import numpy as np
 from starlette.websockets import WebSocket
 
 from server.access.identity import identity_of
@@ -13,10 +14,11 @@ from server.dispatch.dispatcher import PendingSession
 from server.doors.core.door_ticket import accept_socket, ticket_within_wait
 from server.doors.core.event_writer import ClientGoneError, EventWriter
 from server.doors.errors import ApiError
-from server.doors.gpt_live.client_events import read_event
+from server.doors.gpt_live.client_events import SessionStart, read_event
 from server.doors.gpt_live.output_timeline import RATE
 from server.doors.gpt_live.server_events import LiveEventSender
-from server.doors.gpt_live.session import GptLiveSession, LiveCloseError, LiveRefusedError
+from server.doors.gpt_live.session import GptLiveSession, LiveCloseError, LiveRefusedError, LiveTrack
+from server.doors.live.client_channel import ClientChannel, WebSocketChannel
 from server.doors.live.door_context import LARGE_EVENT, DoorContext
 from server.doors.live.drain_wait import DrainWait
 from server.doors.live.ends import GOING_AWAY, IDLE, MAX_FRAME, TOO_BIG, end_of
@@ -80,28 +82,22 @@ class GptLiveDoor:
             await websocket.send_denial_response(error.response())
             return
         await accept_socket(websocket, context.slots, pending)
-        connection = GptLiveConnection(websocket, context, live)
-        live.task = running = asyncio.create_task(connection.run(pending), name="gpt-live")
-        context.slots.live.add(live)
-        try:
-            await asyncio.wait((running,))
-            over = _forced_end(live.forced_close or DRAINING) if running.cancelled() else running.result()
-            context.slots.metrics.record_connection_end(over.end.how)
-            await connection.close(over)
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            context.slots.live.remove(live)
-            context.slots.dispatcher.finish(pending)
-        LOG.info("session %s ended: %s", live.session_id, over.end.how)
+        await GptLiveConnection(WebSocketChannel(websocket), context, live).serve(pending)
 
 
 class GptLiveConnection:
-    """One client's connection."""
+    """One client's connection.
 
-    def __init__(self, websocket: WebSocket, context: DoorContext, live: LiveSession):
-        self._websocket, self._context, self._live = websocket, context, live
-        self._writer = EventWriter(websocket)
+    Args:
+        client: carries its events.
+        context: the gateway's parts.
+        live: its entry in the list of sessions.
+        track: plays the session's sound; None: the client gets it in events.
+    """
+
+    def __init__(self, client: ClientChannel, context: DoorContext, live: LiveSession, track: LiveTrack | None = None):
+        self._client, self._context, self._live = client, context, live
+        self._writer = EventWriter(client)
         self._send = LiveEventSender(self._writer.put)
         self._opened_at = self._accepted_at = time.monotonic()
         self._expires_at = int(time.time() + context.limits.session_s)
@@ -115,16 +111,51 @@ class GptLiveConnection:
             time.monotonic,
             context.transcriber,
             context.live_barge_in_ms,
+            track,
         )
         self._drain = DrainWait(time.monotonic)
 
-    async def run(self, pending: PendingSession) -> LiveOverError:
+    @property
+    def session_id(self) -> str:
+        """The id that the client sees."""
+        return self._session.id
+
+    async def start(self, event: SessionStart) -> None:
+        """Configure the session before its client is connected. Raises: EventError."""
+        await self._session.handle(event)
+
+    def hear(self, samples: np.ndarray) -> None:
+        """Add sound of the client's track, [n] float32 at 16 kHz; sound before the session's start is dropped."""
+        if self._session.is_started:
+            self._accepted_at = time.monotonic()
+            self._live.touch()
+            self._session.hear(samples)
+
+    async def serve(self, pending: PendingSession) -> None:
+        """Run the session as one of the gateway's, and close the connection after it. pending: its ticket."""
+        live, slots = self._live, self._context.slots
+        live.task = running = asyncio.create_task(self._run(pending), name="gpt-live")
+        slots.live.add(live)
+        try:
+            await asyncio.wait((running,))
+            over = _forced_end(live.forced_close or DRAINING) if running.cancelled() else running.result()
+            slots.metrics.record_connection_end(over.end.how)
+            await self._close(over)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            slots.live.remove(live)
+            slots.dispatcher.finish(pending)
+        LOG.info("session %s ended: %s", live.session_id, over.end.how)
+
+    async def _run(self, pending: PendingSession) -> LiveOverError:
         """Run the session until it is over. Returns: how it ended."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for name, task in (
                     ("gpt-live-write", self._writer.run()),
                     ("gpt-live-read", self._read()),
+                    ("gpt-live-gone", self._wait_gone()),
                     ("gpt-live-units", self._run_units(pending)),
                     ("gpt-live-voice", self._session.voice.run()),
                     ("gpt-live-sound", self._send_sound()),
@@ -145,7 +176,7 @@ class GptLiveConnection:
             self._session.stop()
         return LiveOverError(INTERNAL)
 
-    async def close(self, over: LiveOverError) -> None:
+    async def _close(self, over: LiveOverError) -> None:
         """Send the last events and the close frame."""
         session = self._session
         if session.is_started:
@@ -161,7 +192,7 @@ class GptLiveConnection:
     async def _read(self) -> None:
         """Handle the client's events, strictly in order."""
         while True:
-            frame = await self._websocket.receive()
+            frame = await self._client.receive()
             if frame["type"] == "websocket.disconnect":
                 raise LiveOverError(GONE)
             self._live.touch()
@@ -183,6 +214,11 @@ class GptLiveConnection:
                 self._send.error(error, event.event_id)
             except LiveCloseError as close:
                 raise LiveOverError(CLOSED, close.event_id) from None
+
+    async def _wait_gone(self) -> None:
+        """End the session when the connection is lost. Raises: LiveOverError."""
+        await self._client.wait_gone()
+        raise LiveOverError(GONE)
 
     async def _send_sound(self) -> None:
         """Send the reply's sound at the pace of the wall clock, silence included."""
