@@ -1,10 +1,11 @@
-"""A small worker process for all files of a test process, and the results of undisturbed sessions on it."""
+"""The worker that the tests of a process share, and the results of undisturbed sessions on it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
+from tests.conformance.servers import Servers
 from tests.worker.http.processes import WorkerProcess
 from tests.worker.http.small_worker import N_SLOTS, small_worker, undisturbed_results
 from worker.protocol.messages import Result
@@ -14,17 +15,15 @@ Undisturbed = Callable[..., list[Result]]
 
 @pytest.fixture(scope="session")
 def small_workers(
-    tmp_path_factory: pytest.TempPathFactory,
+    servers: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[], tuple[WorkerProcess, Undisturbed]]]:
     """A function that returns the worker and its results. It starts another one if a file left it stopped or in use."""
     with ExitStack() as stack:
-        found: list[tuple[WorkerProcess, Undisturbed]] = []
+        found = [(servers.worker, undisturbed_results(servers.worker))]
 
         def idle_worker() -> tuple[WorkerProcess, Undisturbed]:
-            if found and not is_idle(found[-1][0]):
+            if not is_idle(found[-1][0]):
                 stack.close()
-                found.clear()
-            if not found:
                 process = stack.enter_context(small_worker(tmp_path_factory.mktemp("worker")))
                 found.append((process, undisturbed_results(process)))
             return found[-1]
