@@ -5,6 +5,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from models.checkpoint.config import SideLaneConfig
 from tests.worker.loop.decoder.decoder_helpers import CUT, END, LISTEN, SPEAK, Run, check, drive, make
@@ -62,6 +64,33 @@ def test_control_tokens_inside_a_span_are_part_of_it() -> None:
 def test_without_a_side_lane_the_markers_are_text() -> None:
     run = drive(make(max_chars=200), [SPEAK, OPEN, 7, CLOSE, CUT])
     check(run, [SPEAK, OPEN, 7], spoken=[OPEN, 7], n_side=0)  # the third word is beyond the unit's characters
+
+
+SPOKEN = st.sampled_from([1, 2, 3, SPEAK, LISTEN, END, CUT])
+SPAN = st.lists(st.sampled_from([7, 8, LISTEN, END, CUT]), max_size=3)
+
+
+@given(
+    st.lists(st.tuples(SPOKEN, st.none() | SPAN), max_size=8),
+    st.booleans(),
+    st.integers(2, 6),
+    st.integers(0, 3),
+)
+def test_spans_change_nothing_of_the_speech(
+    given: list[tuple[int, list[int] | None]], turn_open: bool, max_tokens: int, cap: int
+) -> None:
+    """A unit with spans speaks, listens and ends as the one without them; each span comes out as it went in."""
+    options: dict[str, Any] = {"turn_open": turn_open, "max_tokens": max_tokens, "cap": TurnCap(0, cap)}
+    plain = drive(make(**options), [*(token for token, _ in given), *[CUT] * 9])
+    taken = given[: plain.n_sampled]
+    beside = [one for token, span in taken for one in ([OPEN, *span, CLOSE] if span is not None else []) + [token]]
+    run = drive(make(side=side(most=1000), **options), [*beside, *[CUT] * 9])
+    assert run.outcome()["spoken"] == plain.outcome()["spoken"]
+    names = ("terminator", "is_listen", "end_of_turn", "turn_open", "turn_limited", "n_turn_tokens")
+    got, expected = ([getattr(one.decoder, name) for name in names] for one in (run, plain))
+    assert got == expected, f"{names}: expected {expected}, got {got}"
+    if not plain.decoder.turn_limited:  # the end of the turn may take the place of a span's beginning
+        check_side(run, spans=[tuple(span) for _, span in taken if span is not None])
 
 
 # --- over units ------------------------------------------------------------------------------------
