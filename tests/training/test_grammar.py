@@ -99,5 +99,6 @@ def test_camera_answers_fit_the_picture() -> None:
     assert "dogs" in {word for _ in range(50) for word in draw_question(rng, "train", dogs).said.split()}
     assert draw_question(rng, "train", None).text in intents()["no_picture"].answers
     assert draw_motion(rng, "train", star, "to the left").text.endswith("to the left.")
+    assert draw_motion(rng, "train", star, "not at all").text in intents()["still"].answers
     assert Target("something red", color="red").matches(star)
     assert not Target("a dog", name="dog").matches(star) and not Target("a dog", name="dog").matches(None)

@@ -77,7 +77,8 @@ def draw_motion(rng: random.Random, split: Split, shown: Shown, motion: Motion) 
     """The question where something has moved."""
     intent = intents()["show_motion"]
     said = fill(intent.draw(rng, split), thing_name=shown.name)
-    return Turn("show_motion", said, (fill(intent.answer(rng), motion=motion),))
+    answer = intents()["still"].answer(rng) if motion == "not at all" else fill(intent.answer(rng), motion=motion)
+    return Turn("show_motion", said, (answer,))
 
 
 def draw_shown_before(rng: random.Random, split: Split, before: Shown | None) -> Turn:
