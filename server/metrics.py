@@ -151,9 +151,9 @@ class GatewayMetrics:
         """Count a worker that became unreachable."""
         self._lost.labels(worker).inc()
 
-    def record_calls(self, n: int) -> None:
-        """Set the number of WebRTC calls that are not over."""
-        self._calls.set(n)
+    def record_call(self, n: int) -> None:
+        """Change the number of WebRTC calls that are not over. n: 1 at the begin of one, -1 at its end."""
+        self._calls.inc(n)
 
     def record_call_process_lost(self) -> None:
         """Count a process with connections of calls that ended by itself."""

@@ -77,7 +77,7 @@ class CallDoor:
             raise
         call.attach(connection)
         self._calls[call.id] = call
-        self._context.slots.metrics.record_calls(len(self._calls))
+        self._context.slots.metrics.record_call(1)
         LOG.info("call %s is session %s", call.id, live.session_id)
         task = asyncio.create_task(connection.serve(pending), name="call")
         self._tasks.add(task)
@@ -132,7 +132,7 @@ class CallDoor:
 
     def _end(self, call: WebRtcCall, task: "asyncio.Task[None]") -> None:
         del self._calls[call.id]
-        self._context.slots.metrics.record_calls(len(self._calls))
+        self._context.slots.metrics.record_call(-1)
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             LOG.error("call %s failed", call.id, exc_info=error)

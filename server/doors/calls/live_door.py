@@ -79,6 +79,7 @@ class LiveCallDoor:
         session_id = connection.session_id
         call.attach(_CallEnd(connection))
         self._calls[session_id] = call
+        context.slots.metrics.record_call(1)
         task = asyncio.create_task(connection.serve(pending), name="live-call")
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._end(session_id, done))
@@ -94,6 +95,7 @@ class LiveCallDoor:
 
     def _end(self, session_id: str, task: "asyncio.Task[None]") -> None:
         del self._calls[session_id]
+        self._context.slots.metrics.record_call(-1)
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             LOG.error("session %s failed", session_id, exc_info=error)
