@@ -7,6 +7,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext
 
 from tests.e2e.browser import make_media, open_browser
+from tests.e2e.serving import TALKATIVE, ServerProcess, gateway_with_fake_worker
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +40,11 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
     )
     yield one
     one.close()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A gateway with a talkative fake worker. Files that need other flags or settings have a `server` of their own."""
+    config = {"service": {"allowed_hosts": ["duologue.test"]}}
+    with gateway_with_fake_worker(tmp_path_factory.mktemp("gateway"), *TALKATIVE, config=config) as one:
+        yield one

@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+# Flags of a fake worker that listens for a second and then speaks for eight.
+TALKATIVE = ("--slots", "4", "--listen", "1", "--speak", "8")
 START_S = 120.0
 POLL_S = 0.02
 

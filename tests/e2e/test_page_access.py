@@ -1,6 +1,5 @@
 """The live page without a mouse, without sight, in both color schemes and on small screens."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from playwright.sync_api import Browser, BrowserContext
 from tests.e2e.accessibility import violations
 from tests.e2e.browser import OpenPage
 from tests.e2e.plain_server import plain_server
-from tests.e2e.serving import ServerProcess, gateway_with_fake_worker
+from tests.e2e.serving import ServerProcess
 
 MIN_CONTRAST = 4.5
 # Contrast of an element's text over a white picture: its own and its ancestors' backgrounds are laid over white.
@@ -28,12 +27,6 @@ CONTRAST = """(selector) => {
   return (bright + 0.05) / (dark + 0.05);
 }"""
 NAMED = "(id) => document.activeElement.id"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with gateway_with_fake_worker(tmp_path_factory.mktemp("gateway"), "--listen", "1", "--speak", "8") as one:
-        yield one
 
 
 @pytest.mark.parametrize(("scheme", "lang"), [("light", "en"), ("dark", "zh")])

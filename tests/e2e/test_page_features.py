@@ -4,16 +4,14 @@ import base64
 import io
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from PIL import Image
 from playwright.sync_api import BrowserContext, Page
 
 from tests.e2e.browser import VIDEO, OpenPage
 from tests.e2e.plain_server import TONE, Answers, plain_server
-from tests.e2e.serving import ServerProcess, gateway_with_fake_worker
+from tests.e2e.serving import ServerProcess
 
 PREPARED = {"type": "prepared", "prompt_length": 3}
 
@@ -25,12 +23,6 @@ def _png(width: int, height: int) -> bytes:
 
 
 PICTURE = _png(60, 40)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with gateway_with_fake_worker(tmp_path_factory.mktemp("gateway"), "--listen", "1", "--speak", "8") as one:
-        yield one
 
 
 def test_end_while_it_speaks_adds_nothing(context: BrowserContext, server: ServerProcess) -> None:

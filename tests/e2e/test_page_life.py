@@ -4,7 +4,7 @@ import io
 import json
 import signal
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,19 +15,10 @@ from playwright.sync_api import Browser, BrowserContext
 
 from tests.e2e.browser import OpenPage
 from tests.e2e.plain_server import Answers, plain_server
-from tests.e2e.serving import ServerProcess, fake_worker, gateway, gateway_with_fake_worker
+from tests.e2e.serving import TALKATIVE, ServerProcess, fake_worker, gateway, gateway_with_fake_worker
 from worker.protocol.wire import Sound
 
 ROOT = Path(__file__).parents[2]
-# Flags of a fake worker that listens for a second and then speaks for eight.
-TALKATIVE = ("--slots", "4", "--listen", "1", "--speak", "8")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    config = {"service": {"allowed_hosts": ["duologue.test"]}}
-    with gateway_with_fake_worker(tmp_path_factory.mktemp("gateway"), *TALKATIVE, config=config) as one:
-        yield one
 
 
 @pytest.fixture
