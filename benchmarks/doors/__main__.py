@@ -19,6 +19,7 @@ import soundfile
 import torch
 
 from benchmarks import report
+from benchmarks.doors import calls
 from benchmarks.doors.adapter import adapter_ms
 from benchmarks.doors.load import STALL_MS, client_python, stock_row
 from benchmarks.doors.probes import answered_ms, asked_waits_ms, barge_in_ms, engine_first_sound_ms
@@ -58,7 +59,7 @@ BOUNDS = {
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.doors", description="Times the doors.")
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {','.join(PARTS)}; default: all")
+    parser.add_argument("--parts", default=USUAL, help=f"of {','.join(PARTS)}; default: all but calls")
     parser.add_argument("--rounds", type=int, default=20, help="responses of `asked`, `barge_in` and `answered`")
     parser.add_argument("--units", type=int, default=700, help="units of `adapter`")
     parser.add_argument("--think-ms", type=float, default=40.0, help="duration of a unit of the worker without a model")
@@ -66,6 +67,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0, help="sound of each stock session")
     parser.add_argument("--chunk-ms", default="20,100", help="lengths of appends, each a row")
     parser.add_argument("--client-processes", type=int, default=4, help="processes that share the stock sessions")
+    parser.add_argument("--calls", default="1,8,16,32", help="numbers of WebRTC calls, separated by commas")
     parser.add_argument("--client-python", type=Path, help="interpreter with the openai SDK; default: .venv/clients")
     parser.add_argument(
         "--speech", type=Path, default=ROOT / "tests/data/question.wav", help="sound file that begins with speech"
@@ -220,6 +222,11 @@ def _sessions(options: argparse.Namespace, result: Json) -> None:
     _judge(result, "longest callback, CPU ms", worst_cpu_ms)
 
 
+def _calls(options: argparse.Namespace, result: Json) -> None:
+    shared = ("--client-processes", str(options.client_processes), "--speech", str(options.speech))
+    result["calls"] = calls.main(["--calls", options.calls, *shared])
+
+
 def _resampling(_: argparse.Namespace, result: Json) -> None:
     rows = result["resampling"] = snr_rows()
     worst: dict[str, float] = {}
@@ -237,7 +244,9 @@ PARTS: dict[str, Callable[[argparse.Namespace, Json], None]] = {
     "adapter": _adapter,
     "sessions": _sessions,
     "resampling": _resampling,
+    "calls": _calls,
 }
+USUAL = ",".join(part for part in PARTS if part != "calls")  # which needs the extra `webrtc`
 
 
 # --- results --------------------------------------------------------------------------------------

@@ -45,7 +45,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> list[Json]:
+    """Run the command. Returns: its rows."""
     options = parse(arguments)
     environment = {**report.environment(torch.device("cpu")), "load_average": os.getloadavg()[0]}
     result: Json = {"environment": environment, "fps": options.fps, "rows": []}
@@ -59,6 +60,8 @@ def main(arguments: list[str] | None = None) -> None:
         )
         if options.json:
             report.write_json(options.json, result)
+    rows: list[Json] = result["rows"]
+    return rows
 
 
 def _row(options: argparse.Namespace, calls: int) -> Json:
