@@ -244,6 +244,6 @@ def test_the_clients_voice_ends_a_reply() -> None:
                 while len(client.sound) - begun < 24_000 or client.sound[-12_000:].any():
                     await client.receive()
             lasted = np.count_nonzero(client.sound) / 24_000
-            assert lasted < 4, f"expected the reply to end, got {lasted:.1f} s of it"
+            assert lasted < 7, f"expected the reply to end, got {lasted:.1f} s of it"
 
     run(scenario)
