@@ -15,7 +15,7 @@ from tests.worker.http.client_scripts import TURNS_ALOUD
 from tests.worker.http.processes import running
 
 pytestmark = pytest.mark.alone
-SECONDS, MAX_GAP_MS, MAX_FLUSH_MS = 20, 20, 150
+SECONDS, MAX_GAP_MS, MAX_FLUSH_MS = 15, 20, 150
 
 
 def test_conversation_has_no_gap_and_interrupt_is_immediate(browser: Browser, tmp_path: Path) -> None:
