@@ -123,6 +123,7 @@ class Conversation:
             (lambda: turns.draw_unknown(rng, split), 1.5),
             (lambda: turns.draw_told(rng, split, memory), 1.5),
             (lambda: turns.draw_recall(rng, split, memory), 1.5),
+            (lambda: turns.draw_plain("stop", rng, split), 0.3),  # there is nothing to stop: no answer
         ]
         (draw,) = rng.choices([one for one, _ in draws], [weight for _, weight in draws])
         self._exchange(draw())
