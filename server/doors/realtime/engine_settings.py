@@ -1,6 +1,5 @@
 """What a Realtime session's configuration means for the engine, and the messages that apply it."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,19 +7,8 @@ from server.doors.live.truncation import SlotWindow
 from server.doors.realtime.session_config import RealtimeConfig
 from worker.protocol.adjust_messages import Adjust
 from worker.protocol.messages import Prepare
-from worker.protocol.wire import json_text
-
-FUNCTIONS = "You may call these functions:"
-FUNCTION_FIELDS = ("name", "description", "parameters")
-
 
 SIDE_TOKENS = 32  # of a call in one unit: about as many decode steps as a unit that speaks has
-
-
-def with_functions(instructions: str, tools: Iterable[dict[str, Any]]) -> str:
-    """The prompt of a model with a side lane: the instructions, and a line of JSON for each function."""
-    lines = [json_text({name: tool[name] for name in FUNCTION_FIELDS if name in tool}) for tool in tools]
-    return "\n".join([*([instructions, ""] if instructions else []), FUNCTIONS, *lines])
 
 
 @dataclass(frozen=True)
@@ -67,7 +55,7 @@ class EngineSettings:
         }
         if has_side_lane:
             settings["max_side_tokens_per_chunk"] = n_side
-        instructions = with_functions(config.instructions, config.tools) if may_call else config.instructions
+        instructions = config.instructions_with_functions if may_call else config.instructions
         return cls(instructions, voice, settings, slot.max_rows_for(config.truncation))
 
     def prepare(self) -> Prepare:

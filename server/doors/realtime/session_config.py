@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from server.doors.live.event_error import EventError
@@ -18,7 +19,10 @@ from server.doors.realtime.events.session_patch import (
     TurnDetectionPatch,
 )
 from worker.protocol.messages import SYSTEM_PROMPT
+from worker.protocol.wire import json_text
 
+FUNCTIONS = "You may call these functions:"
+FUNCTION_FIELDS = ("name", "description", "parameters")
 DEFAULT_VOICE = "default"
 # Accepted and shown without effect.
 ECHOED = ("tracing", "prompt", "include")
@@ -117,6 +121,12 @@ class RealtimeConfig:
     voice: str = DEFAULT_VOICE
     speed: float = 1.0
     echoed: Mapping[str, object] = field(default_factory=dict)
+
+    @cached_property
+    def instructions_with_functions(self) -> str:
+        """The prompt of a model with a side lane: the instructions, and a line of JSON for each function."""
+        lines = [json_text({name: tool[name] for name in FUNCTION_FIELDS if name in tool}) for tool in self.tools]
+        return "\n".join([*([self.instructions, ""] if self.instructions else []), FUNCTIONS, *lines])
 
     def merged(self, patch: SessionPatch, *, has_spoken: bool = False) -> "RealtimeConfig":
         """These settings with the given ones.
