@@ -11,7 +11,7 @@ from schemathesis.specs.openapi.checks import allow_header_conformance, positive
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.app import build_app
-from server.doors.calls.routes import CALLS_PATH, SDP
+from server.doors.calls.routes import CALLS_PATH, LIVE_PATH, SDP
 from server.registry.presets import FOLDER
 from server.routes.voices import PATH
 from tests.server.routes.asgi_gateway import IDLE, gateway_of
@@ -49,13 +49,14 @@ def application() -> FastAPI:
 
 # A schema describes neither the sound file in a text nor the paths inside a recording nor the names of voices, nor an
 # offer of WebRTC.
-TURNS = {"/api/chat", "/v1/audio/speech", "/v1/chat/completions", CALLS_PATH}
+TURNS = {"/api/chat", "/v1/audio/speech", "/v1/chat/completions", CALLS_PATH, LIVE_PATH}
 UNDESCRIBED = {
     PATH,
     "/api/sessions/{session_id}/assets/{path}",
     "/v1/audio/speech",
     "/v1/chat/completions",
     CALLS_PATH,
+    LIVE_PATH,
 }
 SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", from_loopback(application()))
 
