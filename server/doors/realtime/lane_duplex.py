@@ -152,7 +152,7 @@ class DuplexLane:
         self._buffer.add_picture(data, max_slices)
 
     def ask(self, *, has_options: bool) -> None:
-        """The client has asked for the response that is open now.
+        """The client has asked for the response that is open now, or has been quiet for so long that one begins.
 
         has_options: the response differs from the session, so that a unit which runs already is not part of it.
         """
@@ -180,9 +180,8 @@ class DuplexLane:
         self._idle.record_speech()
         end_ms = round(self.voice.pushed_ms)
         self._turns.time_out(max(0, end_ms - timeout_ms), end_ms)
-        self.policy.ask()
-        self._timer.start(self._clock())
-        self._pump()
+        if self.policy.detection.create_response:
+            self.ask(has_options=False)
 
     def cancel(self, reason: CancelReason) -> None:
         """End the open response now; what the worker still makes of it is dropped."""

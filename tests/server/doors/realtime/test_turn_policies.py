@@ -119,6 +119,21 @@ def test_without_turn_detection_the_client_ends_turns_and_begins_responses() -> 
     run(scenario)
 
 
+@pytest.mark.parametrize("creates", [True, False])
+def test_a_quiet_user_is_spoken_to_if_the_server_may_begin_responses(creates: bool) -> None:
+    async def scenario() -> None:
+        async with stage({**SERVER, "idle_timeout_ms": 2000, "create_response": creates}) as one:
+            await one.send("response.create")
+            one.speak(ends=True)
+            for waited, expected in ((2.9, 0), (0.2, 1), (3.0, 1)):  # a second of playback before the timeout
+                one.pass_time(waited)
+                one.session.lane.check_idle()
+                assert len(one.kinds("input_audio_buffer.timeout_triggered")) == expected, f"after {waited} s"
+            assert demands(one)[1:] == (["speak"] if creates else [])
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("eagerness", "before", "patience"), [("low", 2.0, 8), ("medium", 1.0, 4), ("high", 0.5, 2), ("auto", 1.0, 99)]
 )
