@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.checkpoint.config import SideLaneConfig
+from models.checkpoint.config import SideLaneConfig, parse_config, read_json
+from models.errors import ConfigError, TokenError
 from tests.worker.loop.decoder.decoder_helpers import CUT, END, LISTEN, SPEAK, Run, check, drive, make
 from tests.worker.loop.engines import QUIET as NARROW
-from tests.worker.loop.engines import assert_mirrors, short_history_model, short_speech
+from tests.worker.loop.engines import TINY, assert_mirrors, short_history_model, short_speech
 from tests.worker.loop.scripted_engine import ScriptedEngine, results
-from worker.assembly.parts import token_sets
+from worker.assembly.parts import side_lane_of, token_sets
 from worker.config.session import FIXED_SET, FIXED_SPEAK_SET, SIDE_DUPLEX_SET, SIDE_SET
 from worker.http.unit_message import TurnCounters, UnitClock, result_message
 from worker.loop.prompt.system_prompt import Adjustment
@@ -226,6 +227,16 @@ def test_tokens_are_chosen_from_the_set_of_their_place(engine: ScriptedEngine, m
     expected = [FIXED_SPEAK_SET, *[SIDE_SET] * (n - 1), FIXED_SPEAK_SET, *[SIDE_DUPLEX_SET] * (len(call) - n - 1)]
     assert call == expected, f"expected {expected}, got {call}"
     assert int(table[session.slot]) == SIDE_DUPLEX_SET
+
+
+def test_a_checkpoint_names_its_markers(engine: ScriptedEngine) -> None:
+    given = {**read_json(TINY / "config.json"), "side_lane": {"start": "<think>", "end": "</think>"}}
+    [start], [end] = engine.ids("<think>"), engine.ids("</think>")
+    assert side_lane_of(engine.tokenizer, parse_config(given)) == SideLane(start, end)
+    with pytest.raises(TokenError, match="expected an entry '<no such token>', got none"):
+        side_lane_of(engine.tokenizer, parse_config({**given, "side_lane": {"start": "<no such token>"}}))
+    with pytest.raises(ConfigError, match="side_lane"):
+        parse_config({**given, "side_lane": {"start": 7}})
 
 
 def test_sets_keep_spans_well_formed(engine: ScriptedEngine) -> None:
