@@ -115,7 +115,7 @@ class PeerProcess:
                 frame = await read_frame(reader)
                 call = self._calls.get(frame.call)
                 if call is not None:
-                    call.on_frame(frame)
+                    self._pass_on(frame, call)
         writer.close()
         process = self._process
         if process is not None:
@@ -128,6 +128,14 @@ class PeerProcess:
             )
             self._metrics.record_call_process_lost()
         self._lost()
+
+    def _pass_on(self, frame: LinkFrame, call: PeerListener) -> None:
+        """Give a frame to its call; an error ends that call alone."""
+        try:
+            call.on_frame(frame)
+        except Exception:
+            LOG.exception("a call of process %s fails at %s", self.pid, frame.kind.name)
+            call.on_lost()
 
     def _lost(self) -> None:
         self._process = self._writer = self._reading = None

@@ -346,6 +346,22 @@ def test_a_dead_process_ends_its_calls_alone(served: Served) -> None:
     served.run(scenario)
 
 
+def test_an_error_of_a_call_ends_it_alone(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    async def scenario() -> None:
+        [process] = served.gateway.gateway.peers.all
+        async with calling(served.http, **KEY) as failing, calling(served.http, **KEY) as other:
+            first, _ = process._calls.values()
+            monkeypatch.setattr(first, "on_frame", fail)
+            await wait_until(lambda: failing.connection.connectionState == "closed", "the end of the call")
+            await other.send("session.update", session={"instructions": "Go on."})
+            await other.until("session.updated")
+
+    served.run(scenario)
+
+
 def test_a_full_process_refuses_further_calls(served: Served) -> None:
     async def scenario() -> None:
         async with calling(served.http, **KEY), calling(served.http, **KEY):
