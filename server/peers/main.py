@@ -44,7 +44,7 @@ class PeerHost:
             elif frame.kind is FrameKind.CLOSE:
                 self._close(frame.call)
             elif frame.call in self._peers:
-                self._peers[frame.call].handle(frame)
+                self._handle(frame, writer)
 
     def _open(self, frame: LinkFrame, config: WebRtcConfig, writer: asyncio.StreamWriter) -> None:
         def send(kind: FrameKind, data: bytes) -> None:
@@ -63,6 +63,14 @@ class PeerHost:
                 raise
 
         self._start(answer())
+
+    def _handle(self, frame: LinkFrame, writer: asyncio.StreamWriter) -> None:
+        """Give a frame to its call; an error ends that call alone."""
+        try:
+            self._peers[frame.call].handle(frame)
+        except Exception:
+            LOG.exception("a call fails at %s", frame.kind.name)
+            write_frame(writer, FrameKind.GONE, frame.call, b"the connection fails")
 
     def _close(self, call: int) -> None:
         peer = self._peers.pop(call, None)
