@@ -93,7 +93,9 @@ class EngineContext:
     @property
     def is_full(self) -> bool:
         """Whether a further unit might not fit, although no unit may leave the context."""
-        most = self._settings().max_rows
+        if self._applied is None or self._applied.max_rows is None or self._n_rows <= self._applied.max_rows:
+            return False
+        most = self._settings().max_rows  # they may have changed since the last unit
         return most is not None and self._n_rows > most
 
     @property
