@@ -22,7 +22,7 @@ from server.admission import Admission
 from server.cors import ApiCors
 from server.dispatch.dispatcher import Dispatcher
 from server.doors.calls.door import CallDoor
-from server.doors.calls.live_door import LiveCallDoor
+from server.doors.calls.live_door import GptLiveCallDoor
 from server.doors.calls.processes import PeerProcesses
 from server.doors.calls.routes import CallSockets, call_routes, live_call_routes
 from server.doors.chat.routes import ChatDoor, completion_routes
@@ -178,7 +178,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     duplex = VllmOmniDoor(door)
     calls = CallDoor(door, gateway.peers, gateway.access.clients)
     app.include_router(call_routes(calls))
-    app.include_router(live_call_routes(LiveCallDoor(door, gateway.peers, gateway.access.clients)))
+    app.include_router(live_call_routes(GptLiveCallDoor(door, gateway.peers, gateway.access.clients)))
     dialects = RealtimeDialects(RealtimeDoor(door), MiniCpmDoor(door), duplex, CallSockets(calls))
     add_realtime_sockets(app, dialects.serve)
     add_duplex_socket(app, duplex)

@@ -70,7 +70,7 @@ class WebRtcCall:
         self._session = session
 
     def hang_up(self) -> None:
-        """End the call: its session sees that the client has gone."""
+        """End the call: `wait_gone` returns, which ends its session."""
         self._gone.set()
 
     # --- the channel of the session ------------------------------------------------------------

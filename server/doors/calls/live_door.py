@@ -27,8 +27,8 @@ from server.live.live_sessions import LiveSession
 LOG = logging.getLogger(__name__)
 
 
-class _CallEnd:
-    """A session as its call sees it: one without responses and pictures. session: always None."""
+class _SoundSession:
+    """The session of a call that has sound and events, but no responses and no pictures. session: always None."""
 
     session = None
 
@@ -40,7 +40,7 @@ class _CallEnd:
         self._connection.hear(samples)
 
 
-class LiveCallDoor:
+class GptLiveCallDoor:
     """All GPT-Live sessions over WebRTC.
 
     Args:
@@ -77,7 +77,7 @@ class LiveCallDoor:
                 raise ApiError(400, error.message, param=error.param, code=error.code) from None
             raise
         session_id = connection.session_id
-        call.attach(_CallEnd(connection))
+        call.attach(_SoundSession(connection))
         self._calls[session_id] = call
         context.slots.metrics.record_call(1)
         task = asyncio.create_task(connection.serve(pending), name="live-call")

@@ -29,7 +29,7 @@ EXTRA = f"WebRTC calls: expected the package {NEEDED}, got none; install the ext
 
 
 class PeerListener(Protocol):
-    """A call, as the link to its process sees it."""
+    """A call, for the link to its process."""
 
     def on_frame(self, frame: LinkFrame) -> None:
         """The process sends something."""

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response, WebSocket
 
 from server.access.identity import identity_of
 from server.doors.calls.door import CallDoor
-from server.doors.calls.live_door import LiveCallDoor
+from server.doors.calls.live_door import GptLiveCallDoor
 from server.doors.errors import ApiErrorBody
 
 SDP = "application/sdp"
@@ -66,7 +66,7 @@ def call_routes(door: CallDoor) -> APIRouter:
     return router
 
 
-def live_call_routes(door: LiveCallDoor) -> APIRouter:
+def live_call_routes(door: GptLiveCallDoor) -> APIRouter:
     router = APIRouter()
 
     @router.post(LIVE_PATH, status_code=201, responses=ERRORS, openapi_extra=LIVE_OFFER)

@@ -111,7 +111,7 @@ TurnEvent = TurnQueued | TurnStarted | TurnText | TurnSound | TurnFinished
 
 
 class ChatTurns:
-    """All turns of the doors. slots: gives slots to turns, and knows all sessions."""
+    """All turns of the doors. slots: gives slots to turns, and has the list of sessions."""
 
     def __init__(self, slots: SlotWait, recordings: Recordings):
         self._slots, self._recordings = slots, recordings

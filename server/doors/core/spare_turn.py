@@ -26,7 +26,7 @@ class SpareTurn(DoorTurn):
         is_reclaimed: a session needs the slot; another turn may take its place later.
 
     Args:
-        slots: lend slots, and know all sessions.
+        slots: lend slots, and have the list of sessions.
         session: its entry in the list of sessions.
         make_fields: makes the fields of `ChatRequest`; called on a thread once there is a slot.
     """
@@ -81,7 +81,7 @@ async def spare_turn(
     """A turn, which ends with the context.
 
     Args:
-        slots: lend slots, and know all sessions.
+        slots: lend slots, and have the list of sessions.
         identity: whose work it is.
         make_fields: as in `SpareTurn`.
     Raises: ApiError 503 if the server is shutting down.

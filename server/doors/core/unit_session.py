@@ -124,7 +124,7 @@ class UnitSession:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the worker was told that no unit comes for a while; the next unit ends the pause."""
+        """Whether the worker's session is paused; the next unit ends the pause."""
         return self._is_paused
 
     async def run(self, listener: UnitListener) -> None:

@@ -8,13 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from server.doors.live.event_error import EventError, EventRefusedError, invalid_value, of_validation
+from server.doors.live.sound.wire_sound import WireFormat
 
 MAX_SOUND = 15 * 2**20  # bytes of one append, decoded
 MAX_CONTENT = 4000  # characters of an appended text; the public API allows 500 tokens
 MAX_INSTRUCTIONS = 65_536  # characters
 MAX_HISTORY = 128  # messages
 MAX_ID = 200
-SoundFormat = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
 
 
 class _Strict(BaseModel):
@@ -24,7 +24,7 @@ class _Strict(BaseModel):
 class GivenFormat(_Strict):
     """The sound in both directions. rate: Hz."""
 
-    type: SoundFormat = "audio/pcm"
+    type: WireFormat = "audio/pcm"
     rate: Literal[8000, 16000, 24000] | None = None
 
 
@@ -80,23 +80,23 @@ class GivenUpdate(_Strict):
     delegation: Delegation | None = None
 
 
-class LiveEvent(_Strict):
+class GptLiveEvent(_Strict):
     """An event. event_id: repeated in the answer to it."""
 
     event_id: str | None = Field(None, max_length=MAX_ID)
 
 
-class SessionStart(LiveEvent):
+class SessionStart(GptLiveEvent):
     type: Literal["session.start"]
     session: GivenSession
 
 
-class LiveSessionUpdate(LiveEvent):
+class GptLiveSessionUpdate(GptLiveEvent):
     type: Literal["session.update"]
     session: GivenUpdate
 
 
-class LiveAppendAudio(LiveEvent):
+class GptLiveAppendAudio(GptLiveEvent):
     type: Literal["session.input_audio.append"]
     audio: str = Field(max_length=MAX_SOUND * 4 // 3 + 4)
 
@@ -108,15 +108,15 @@ class LiveAppendAudio(LiveEvent):
             raise invalid_value("audio", expected="base64", got=error) from None
 
 
-class Mute(LiveEvent):
+class Mute(GptLiveEvent):
     type: Literal["session.input_audio.mute"]
 
 
-class Unmute(LiveEvent):
+class Unmute(GptLiveEvent):
     type: Literal["session.input_audio.unmute"]
 
 
-class AppendText(LiveEvent):
+class AppendText(GptLiveEvent):
     """Text for the model. delegation_id: must be given; null: for no task."""
 
     type: Literal["session.instructions.append", "session.thinking.append", "session.commentary.append"]
@@ -124,28 +124,28 @@ class AppendText(LiveEvent):
     delegation_id: str | None
 
 
-class LiveCreateItem(LiveEvent):
+class GptLiveCreateItem(GptLiveEvent):
     type: Literal["response.item.create"]
     item: dict[str, Any]
 
 
-class LiveCreateResponse(LiveEvent):
+class GptLiveCreateResponse(GptLiveEvent):
     type: Literal["response.create"]
 
 
-class CloseSession(LiveEvent):
+class CloseSession(GptLiveEvent):
     type: Literal["session.close"]
 
 
 AnyEvent: TypeAlias = (
     SessionStart
-    | LiveSessionUpdate
-    | LiveAppendAudio
+    | GptLiveSessionUpdate
+    | GptLiveAppendAudio
     | Mute
     | Unmute
     | AppendText
-    | LiveCreateItem
-    | LiveCreateResponse
+    | GptLiveCreateItem
+    | GptLiveCreateResponse
     | CloseSession
 )
 _EVENTS: TypeAdapter[AnyEvent] = TypeAdapter(Annotated[AnyEvent, Field(discriminator="type")])

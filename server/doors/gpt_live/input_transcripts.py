@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from server.access.identity import Identity
 from server.doors.core.transcriber import MAX_S, SpokenInput, Transcriber, TranscriptEnd, Transcription
 from server.doors.errors import ApiError
-from server.doors.gpt_live.server_events import LiveEventSender
+from server.doors.gpt_live.server_events import GptLiveEventSender
 from server.doors.live.sound.detector import Heard, SpeechHeard, SpeechOver
 from server.doors.live.sound.recent_sound import RecentSound
 
@@ -41,7 +41,7 @@ class InputTranscripts:
 
     def __init__(
         self,
-        send: LiveEventSender,
+        send: GptLiveEventSender,
         transcriber: Transcriber,
         identity: Identity,
         session_id: str,

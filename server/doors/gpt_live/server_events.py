@@ -8,7 +8,7 @@ from typing import Any
 from server.doors.live.event_error import EventError
 
 
-class LiveEventSender:
+class GptLiveEventSender:
     """Sends events in order. send: takes the event as an object and returns at once."""
 
     def __init__(self, send: Callable[[dict[str, Any]], None]):

@@ -18,19 +18,19 @@ from server.doors.gpt_live.client_events import (
     CloseSession,
     Delegation,
     GivenSession,
+    GptLiveAppendAudio,
+    GptLiveCreateItem,
+    GptLiveCreateResponse,
+    GptLiveSessionUpdate,
     HistoryMessage,
-    LiveAppendAudio,
-    LiveCreateItem,
-    LiveCreateResponse,
-    LiveSessionUpdate,
     Mute,
     SessionStart,
     Unmute,
 )
 from server.doors.gpt_live.input_transcripts import InputTranscripts
 from server.doors.gpt_live.output_timeline import OutputTimeline
-from server.doors.gpt_live.server_events import LiveEventSender
-from server.doors.gpt_live.wire_format import RATES, WireFormat
+from server.doors.gpt_live.server_events import GptLiveEventSender
+from server.doors.gpt_live.session_sound import RATES, SessionSound
 from server.doors.live.context_texts import newest_texts, said_text
 from server.doors.live.door_context import LARGE_EVENT
 from server.doors.live.event_error import EventError, invalid_value
@@ -51,7 +51,7 @@ DEFAULT_VOICE = "marin"
 MAX_REMEMBERED = 200  # texts, for a context that begins again on another worker
 
 
-class LiveCloseError(Exception):
+class GptLiveCloseError(Exception):
     """The client has asked for the end. event_id: of its event."""
 
     def __init__(self, event_id: str | None):
@@ -59,15 +59,15 @@ class LiveCloseError(Exception):
         self.event_id = event_id
 
 
-class LiveRefusedError(Exception):
-    """The worker refuses the context. error: what the client learns. event_id: of the event that asked for it."""
+class GptLiveRefusedError(Exception):
+    """The worker refuses the context. error: for the client. event_id: of the event that asked for it."""
 
     def __init__(self, error: EventError, event_id: str | None):
         super().__init__(error.message)
         self.error, self.event_id = error, event_id
 
 
-class LiveTrack(Protocol):
+class GptLiveTrack(Protocol):
     """The outgoing sound of a call."""
 
     def play(self, number: int, pcm16: bytes) -> None:
@@ -94,7 +94,7 @@ class GptLiveSession:
 
     def __init__(
         self,
-        send: LiveEventSender,
+        send: GptLiveEventSender,
         names: ModelNames,
         voices: VoiceNames,
         identity: Identity,
@@ -103,7 +103,7 @@ class GptLiveSession:
         clock: Callable[[], float],
         transcriber: Transcriber,
         barge_in_ms: int = 0,
-        track: LiveTrack | None = None,
+        track: GptLiveTrack | None = None,
     ):
         self._send, self._names, self._voices, self._identity = send, names, voices, identity
         self.id, self._expires_at, self._track = session_id, expires_at, track
@@ -117,7 +117,7 @@ class GptLiveSession:
         self._config: GivenSession | None = None
         self._model, self._voice = names.served, DEFAULT_VOICE
         self._registered_voice: str | None = None
-        self._format = WireFormat("audio/pcm", 24_000)
+        self._sound = SessionSound("audio/pcm", 24_000)
         self._start_id: str | None = None
         self._is_started = self._is_muted = False
         self._n_samples = 0  # of the client's sound, at 16 kHz
@@ -156,7 +156,7 @@ class GptLiveSession:
         """The session with its effective configuration."""
         config = self._config
         delegation = Delegation() if config is None or config.delegation is None else config.delegation
-        form = {} if self._track is not None else {"type": self._format.kind, "rate": self._format.rate}
+        form = {} if self._track is not None else {"type": self._sound.kind, "rate": self._sound.rate}
         return {
             "id": self.id,
             "expires_at": self._expires_at,
@@ -191,18 +191,18 @@ class GptLiveSession:
     # --- the client's events -------------------------------------------------------------------
 
     async def handle(self, event: AnyEvent) -> None:
-        """React to an event. Raises: EventError; LiveCloseError."""
+        """React to an event. Raises: EventError; GptLiveCloseError."""
         if isinstance(event, CloseSession):
-            raise LiveCloseError(event.event_id)
+            raise GptLiveCloseError(event.event_id)
         if isinstance(event, SessionStart):
             await self._start(event)
             return
         if not self._is_started:
             raise EventError("session_not_started", f"{event.type}: expected session.started before it, got none")
         match event:
-            case LiveAppendAudio() if self._track is not None:
+            case GptLiveAppendAudio() if self._track is not None:
                 raise EventError("unsupported_event", f"{event.type}: expected sound on the track, got an event")
-            case LiveAppendAudio():
+            case GptLiveAppendAudio():
                 is_large = len(event.audio) > LARGE_EVENT
                 samples = await asyncio.to_thread(self._decoded, event) if is_large else self._decoded(event)
                 self.hear(samples)
@@ -212,9 +212,9 @@ class GptLiveSession:
                 self._answer(f"session.input_audio.{kind}", event.event_id)
             case AppendText():
                 self._append_text(event)
-            case LiveSessionUpdate():
+            case GptLiveSessionUpdate():
                 self._update(event)
-            case LiveCreateItem() | LiveCreateResponse():
+            case GptLiveCreateItem() | GptLiveCreateResponse():
                 message = f"{event.type}: expected a task that the model has handed over, got none"
                 raise EventError("no_active_delegation", message)
 
@@ -227,9 +227,9 @@ class GptLiveSession:
             self.voice.push(samples)
         self.lane.append(samples)
 
-    def _decoded(self, event: LiveAppendAudio) -> np.ndarray:
+    def _decoded(self, event: GptLiveAppendAudio) -> np.ndarray:
         """The event's sound, [n] float32 at 16 kHz. Raises: EventError."""
-        return self._format.decode(event.sound())
+        return self._sound.decode(event.sound())
 
     async def _start(self, event: SessionStart) -> None:
         if self._config is not None:
@@ -254,12 +254,12 @@ class GptLiveSession:
             if rate not in RATES[form.type]:
                 expected = " or ".join(str(one) for one in RATES[form.type])
                 raise invalid_value("session.audio.format.rate", expected=f"{expected} for {form.type}", got=rate)
-            self._format = WireFormat(form.type, rate)
+            self._sound = SessionSound(form.type, rate)
         self._config, self._start_id = config, event.event_id
         self._texts = [_history_text(message) for message in config.input or ()]
         self.configured.set()
 
-    def _update(self, event: LiveSessionUpdate) -> None:
+    def _update(self, event: GptLiveSessionUpdate) -> None:
         given = event.session.delegation
         if given is not None:
             assert self._config is not None
@@ -293,9 +293,9 @@ class GptLiveSession:
     # --- what the lane reports -----------------------------------------------------------------
 
     def on_ready(self, error: Error | None) -> None:
-        """Tell the client that the session has started. Raises: LiveRefusedError."""
+        """Tell the client that the session has started. Raises: GptLiveRefusedError."""
         if error is not None:
-            raise LiveRefusedError(EventError(str(error.code), error.error), self._start_id)
+            raise GptLiveRefusedError(EventError(str(error.code), error.error), self._start_id)
         if not self._is_started:
             self._is_started = True
             self._answer("session.started", self._start_id, session=self.resource())
@@ -352,7 +352,7 @@ class GptLiveSession:
         if self._track is not None:
             self._track.play(TRACK_NUMBER, pcm16_of(sound))
         else:
-            data = self._format.encode(sound)
+            data = self._sound.encode(sound)
             self._send.plain("session.output_audio.delta", delta=base64.b64encode(data).decode())
         self.lane.wake()
 

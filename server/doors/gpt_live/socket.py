@@ -16,8 +16,8 @@ from server.doors.core.event_writer import ClientGoneError, EventWriter
 from server.doors.errors import ApiError
 from server.doors.gpt_live.client_events import SessionStart, read_event
 from server.doors.gpt_live.output_timeline import RATE
-from server.doors.gpt_live.server_events import LiveEventSender
-from server.doors.gpt_live.session import GptLiveSession, LiveCloseError, LiveRefusedError, LiveTrack
+from server.doors.gpt_live.server_events import GptLiveEventSender
+from server.doors.gpt_live.session import GptLiveCloseError, GptLiveRefusedError, GptLiveSession, GptLiveTrack
 from server.doors.live.client_channel import ClientChannel, WebSocketChannel
 from server.doors.live.door_context import LARGE_EVENT, DoorContext
 from server.doors.live.drain_wait import DrainWait
@@ -37,7 +37,7 @@ BLOCK_S = 0.1  # of sound in one event
 POLL_S = 0.5
 
 
-class LiveEnd(NamedTuple):
+class GptLiveEnd(NamedTuple):
     """How a connection ends. reason: in `session.closed`. how: value of the metric's label. error: sent before it."""
 
     code: int
@@ -46,21 +46,21 @@ class LiveEnd(NamedTuple):
     error: EventError | None = None
 
 
-class LiveOverError(Exception):
+class GptLiveOverError(Exception):
     """The session is over. client_event_id: of the event that ended it."""
 
-    def __init__(self, end: LiveEnd, client_event_id: str | None = None):
+    def __init__(self, end: GptLiveEnd, client_event_id: str | None = None):
         super().__init__(end.reason)
         self.end, self.client_event_id = end, client_event_id
 
 
-CLOSED = LiveEnd(CloseCode.NORMAL, "close_requested", "ended")
-GONE = LiveEnd(CloseCode.NORMAL, "remote_hangup", "client gone")
-EXPIRED = LiveEnd(CloseCode.NORMAL, "expired", "ended")
-DRAINED = LiveEnd(GOING_AWAY, "connection_lost", "draining")
-WORKER_LOST = LiveEnd(CloseCode.INTERNAL_ERROR, "connection_lost", "worker lost")
-FRAME_TOO_BIG = LiveEnd(TOO_BIG, "connection_lost", "ended")
-INTERNAL = LiveEnd(CloseCode.INTERNAL_ERROR, "connection_lost", "internal")
+CLOSED = GptLiveEnd(CloseCode.NORMAL, "close_requested", "ended")
+GONE = GptLiveEnd(CloseCode.NORMAL, "remote_hangup", "client gone")
+EXPIRED = GptLiveEnd(CloseCode.NORMAL, "expired", "ended")
+DRAINED = GptLiveEnd(GOING_AWAY, "connection_lost", "draining")
+WORKER_LOST = GptLiveEnd(CloseCode.INTERNAL_ERROR, "connection_lost", "worker lost")
+FRAME_TOO_BIG = GptLiveEnd(TOO_BIG, "connection_lost", "ended")
+INTERNAL = GptLiveEnd(CloseCode.INTERNAL_ERROR, "connection_lost", "internal")
 
 
 class GptLiveDoor:
@@ -95,10 +95,12 @@ class GptLiveConnection:
         track: plays the session's sound; None: the client gets it in events.
     """
 
-    def __init__(self, client: ClientChannel, context: DoorContext, live: LiveSession, track: LiveTrack | None = None):
+    def __init__(
+        self, client: ClientChannel, context: DoorContext, live: LiveSession, track: GptLiveTrack | None = None
+    ):
         self._client, self._context, self._live = client, context, live
         self._writer = EventWriter(client)
-        self._send = LiveEventSender(self._writer.put)
+        self._send = GptLiveEventSender(self._writer.put)
         self._opened_at = self._accepted_at = time.monotonic()
         self._expires_at = int(time.time() + context.limits.session_s)
         self._session = GptLiveSession(
@@ -148,7 +150,7 @@ class GptLiveConnection:
             slots.dispatcher.finish(pending)
         LOG.info("session %s ended: %s", live.session_id, over.end.how)
 
-    async def _run(self, pending: PendingSession) -> LiveOverError:
+    async def _run(self, pending: PendingSession) -> GptLiveOverError:
         """Run the session until it is over. Returns: how it ended."""
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -163,20 +165,20 @@ class GptLiveConnection:
                 ):
                     tasks.create_task(task, name=name)
         except BaseExceptionGroup as errors:
-            if (over := _first_of(errors, LiveOverError)) is not None:
-                assert isinstance(over, LiveOverError)
+            if (over := _first_of(errors, GptLiveOverError)) is not None:
+                assert isinstance(over, GptLiveOverError)
                 return over
             if _first_of(errors, ClientGoneError) is not None:
-                return LiveOverError(GONE)
-            if isinstance(refused := _first_of(errors, LiveRefusedError), LiveRefusedError):
+                return GptLiveOverError(GONE)
+            if isinstance(refused := _first_of(errors, GptLiveRefusedError), GptLiveRefusedError):
                 self._send.error(refused.error, refused.event_id)
-                return LiveOverError(INTERNAL)
+                return GptLiveOverError(INTERNAL)
             LOG.exception("session %s", self._live.session_id)
         finally:
             self._session.stop()
-        return LiveOverError(INTERNAL)
+        return GptLiveOverError(INTERNAL)
 
-    async def _close(self, over: LiveOverError) -> None:
+    async def _close(self, over: GptLiveOverError) -> None:
         """Send the last events and the close frame."""
         session = self._session
         if session.is_started:
@@ -194,14 +196,14 @@ class GptLiveConnection:
         while True:
             frame = await self._client.receive()
             if frame["type"] == "websocket.disconnect":
-                raise LiveOverError(GONE)
+                raise GptLiveOverError(GONE)
             self._live.touch()
             text = frame.get("text")
             if text is None:
                 self._send.error(EventError("invalid_json", "event: expected a text frame, got a binary one"))
                 continue
             if len(text) > MAX_FRAME:
-                raise LiveOverError(FRAME_TOO_BIG)
+                raise GptLiveOverError(FRAME_TOO_BIG)
             try:
                 event = await asyncio.to_thread(read_event, text) if len(text) > LARGE_EVENT else read_event(text)
             except EventRefusedError as refused:
@@ -212,13 +214,13 @@ class GptLiveConnection:
                 self._accepted_at = time.monotonic()
             except EventError as error:
                 self._send.error(error, event.event_id)
-            except LiveCloseError as close:
-                raise LiveOverError(CLOSED, close.event_id) from None
+            except GptLiveCloseError as close:
+                raise GptLiveOverError(CLOSED, close.event_id) from None
 
     async def _wait_gone(self) -> None:
-        """End the session when the connection is lost. Raises: LiveOverError."""
+        """End the session when the connection is lost. Raises: GptLiveOverError."""
         await self._client.wait_gone()
-        raise LiveOverError(GONE)
+        raise GptLiveOverError(GONE)
 
     async def _send_sound(self) -> None:
         """Send the reply's sound at the pace of the wall clock, silence included."""
@@ -234,23 +236,23 @@ class GptLiveConnection:
             await asyncio.sleep(max(0.0, started + n_sent / RATE + BLOCK_S - time.monotonic()))
 
     async def _watch(self) -> None:
-        """End the session at its limits. Raises: LiveOverError."""
+        """End the session at its limits. Raises: GptLiveOverError."""
         while True:
             await asyncio.sleep(POLL_S)
             now = time.monotonic()
             if time.time() >= self._expires_at:
-                raise LiveOverError(EXPIRED)
+                raise GptLiveOverError(EXPIRED)
             is_idle = now - self._accepted_at > self._context.limits.idle_s
             if is_idle or (now - self._opened_at > START_S and not self._session.configured.is_set()):
-                raise LiveOverError(LiveEnd(IDLE.code, "expired", IDLE.how))
+                raise GptLiveOverError(GptLiveEnd(IDLE.code, "expired", IDLE.how))
             is_draining = self._context.slots.live.draining
             if self._drain.is_over(is_draining=is_draining, is_speaking=self._session.is_speaking):
-                raise LiveOverError(DRAINED)
+                raise GptLiveOverError(DRAINED)
 
     # --- the worker ----------------------------------------------------------------------------
 
     async def _run_units(self, pending: PendingSession) -> None:
-        """Keep a worker's session. Raises: LiveOverError once there is none."""
+        """Keep a worker's session. Raises: GptLiveOverError once there is none."""
         context, live = self._context, self._live
         recorder = Recorder(context.recordings, Kind.DUPLEX, live.session_id, live.identity)
         try:
@@ -261,15 +263,15 @@ class GptLiveConnection:
             LOG.warning("session %s has lost its worker, and gets no other one", live.session_id)
         finally:
             recorder.end()
-        raise LiveOverError(WORKER_LOST)
+        raise GptLiveOverError(WORKER_LOST)
 
 
-def _forced_end(close: SocketClose) -> LiveOverError:
+def _forced_end(close: SocketClose) -> GptLiveOverError:
     """The end of a session that the gateway ends."""
     end = end_of(close)
     if end.how == DRAINED.how:
-        return LiveOverError(DRAINED)
-    return LiveOverError(LiveEnd(end.code, "connection_lost", end.how, end.error))
+        return GptLiveOverError(DRAINED)
+    return GptLiveOverError(GptLiveEnd(end.code, "connection_lost", end.how, end.error))
 
 
 def _first_of(errors: BaseExceptionGroup[BaseException], kind: type[Exception]) -> Exception | None:

@@ -1,4 +1,4 @@
-"""The client of a live session as its door sees it: text in both directions, over whatever carries it."""
+"""The client of a live session as its door sees it: text in both directions, over any connection."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""The errors of a Realtime session that its client learns of."""
+"""The errors of a session that are sent to its client."""
 
 from pydantic import ValidationError
 
@@ -31,7 +31,7 @@ class EventError(Exception):
 
 
 class EventRefusedError(Exception):
-    """An event that cannot be read. event_id: of the event, if it has one. error: what the client learns."""
+    """An event that cannot be read. event_id: of the event, if it has one. error: for the client."""
 
     def __init__(self, event_id: str | None, error: EventError):
         super().__init__(error.message)

@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from PIL import Image, UnidentifiedImageError
 
-from server.doors.core.picture_urls import PictureUrlError, PictureUrls
-from server.doors.live.event_error import EventError
+from server.doors.core.picture_urls import MAX_PICTURE_BYTES, PictureUrlError, PictureUrls
+from server.doors.live.event_error import invalid_value
 
-MAX_BYTES = 20 * 2**20
 MAX_PIXELS = 64_000_000
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
 DATA_URL = re.compile(r"data:image/[a-z0-9.+-]{1,20};base64,", re.IGNORECASE)
@@ -26,7 +25,7 @@ async def picture_behind(url: str, picture_urls: PictureUrls, param: str = "item
     try:
         data = await picture_urls.fetch(url)
     except PictureUrlError as error:
-        raise _refused(param, error.expected, error.got) from None
+        raise invalid_value(param, expected=error.expected, got=error.got) from None
     return await loop.run_in_executor(POOL, checked_picture, data, param)
 
 
@@ -34,13 +33,13 @@ def picture_of(url: str, param: str = "item.content.image_url") -> bytes:
     """The encoded picture in a data URL, which can be decoded. Slow. Raises: EventError."""
     found = DATA_URL.match(url[:64])
     if found is None:
-        raise _refused(param, "a data URL of a picture in base64", url[:30])
-    if len(url) > MAX_BYTES * 4 // 3 + 64:
-        raise _refused(param, f"at most {MAX_BYTES} bytes", f"{len(url)} characters")
+        raise invalid_value(param, expected="a data URL of a picture in base64", got=url[:30])
+    if len(url) > MAX_PICTURE_BYTES * 4 // 3 + 64:
+        raise invalid_value(param, expected=f"at most {MAX_PICTURE_BYTES} bytes", got=f"{len(url)} characters")
     try:
         data = binascii.a2b_base64(url[found.end() :])
     except ValueError as error:
-        raise _refused(param, "base64", str(error)) from None
+        raise invalid_value(param, expected="base64", got=str(error)) from None
     return checked_picture(data, param)
 
 
@@ -49,13 +48,11 @@ def checked_picture(data: bytes, param: str) -> bytes:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if not 0 < image.width * image.height <= MAX_PIXELS:
-                raise _refused(param, f"at most {MAX_PIXELS} pixels", f"{image.width} x {image.height}")
+                raise invalid_value(
+                    param, expected=f"at most {MAX_PIXELS} pixels", got=f"{image.width} x {image.height}"
+                )
             image.draft("RGB", (image.width // 8, image.height // 8))  # decodes a JPEG in a fraction of the time
             image.load()
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _refused(param, "a JPEG, PNG, WEBP or GIF picture", str(error)) from None
+        raise invalid_value(param, expected="a JPEG, PNG, WEBP or GIF picture", got=str(error)) from None
     return data
-
-
-def _refused(param: str, expected: str, got: str) -> EventError:
-    return EventError("invalid_value", f"{param}: expected {expected}, got {got[:60]}", param)

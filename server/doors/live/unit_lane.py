@@ -1,4 +1,4 @@
-"""A live session's units: the client's sound goes to the model second by second, and time never stops for long.
+"""A live session's units: one second of the client's sound each, with silence for what is missing.
 
 Everything here runs on the event loop, one call after another. Contains no reading of events and no pacing of output.
 """
@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from server.doors.core.unit_session import UnitSession
+from server.doors.live.sound.resample import floats_of
 from server.doors.live.sound.unit_buffer import UnitBuffer
 from server.doors.live.sound.wire_sound import without_padding
 from server.doors.live.wake_timer import WakeTimer
@@ -33,7 +34,7 @@ from worker.protocol.wire import Sound
 
 LOG = logging.getLogger(__name__)
 UNIT_S = 1.0
-GRACE_S = 0.3  # by which sound may be late, until silence stands for it
+GRACE_S = 0.3  # by which sound may be late; then silence replaces it
 REST_AFTER_S = 10.0  # seconds without sound, text or speech before the worker gets `pause`
 MAX_AHEAD_MS = 1500  # of speech that waits for its time
 MAX_TEXTS = 32  # texts that are not in the context yet; sessions refuse further ones
@@ -193,7 +194,7 @@ class LiveLane:
     def _say(self, text: str, pcm16: bytes) -> None:
         if text or pcm16:
             self._active_at = self._clock()
-            self._host.on_speech(text, np.frombuffer(pcm16, "<i2").astype(np.float32) / 32768)
+            self._host.on_speech(text, floats_of(pcm16))
 
     # --- units ---------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from worker.protocol.messages import MAX_PAUSE_S, Error, Pause, Prepare, Prepare
 from worker.protocol.text_messages import InsertText, TextInserted
 
 LOG = logging.getLogger(__name__)
-# What the client has caused, and the code that it learns.
+# Errors of the worker that the client has caused, and their codes in the API.
 CLIENT_CODES = {
     ErrorCode.CONTEXT_FULL: "context_length_exceeded",
     ErrorCode.BAD_CONFIG: "invalid_value",
@@ -24,7 +24,7 @@ CLIENT_CODES = {
 
 
 class EngineContext:
-    """The context on a worker, and what is said about it.
+    """The context on a worker, and the errors about it.
 
     Args:
         settings: gives the settings that the next unit needs.
@@ -35,7 +35,7 @@ class EngineContext:
         self._settings, self._report = settings, report
         self.units: UnitSession | None = None
         self._applied: EngineSettings | None = None  # None: the context is not prepared
-        self._refused: EngineSettings | None = None  # by the worker, as `_refusal` tells
+        self._refused: EngineSettings | None = None  # by the worker; `_refusal` has the reason
         self._refusal = ""
         self._is_begun = False  # the client has sent something that needs a context
         self._texts: deque[InsertText] = deque()
@@ -77,7 +77,7 @@ class EngineContext:
             self._applied = wanted
 
     def rest(self) -> None:
-        """Tell the worker that no unit comes for a while, so that it does not count the session as idle."""
+        """Pause the session on the worker, so that it is not ended as idle."""
         if self.units is not None and not self.units.is_paused:
             self.units.send(Pause(timeout=MAX_PAUSE_S))
 

@@ -40,7 +40,7 @@ class EngineSettings:
             voice: the registered voice for `config.voice`.
             listen_scale: factor on the odds of listening.
             slot: context of the deployment's slots.
-            has_side_lane: the model may call functions beside its speech; otherwise it does not learn of them.
+            has_side_lane: the model may call functions beside its speech; otherwise the prompt leaves them out.
         """
         slot = slot or SlotWindow()
         may_call = has_side_lane and bool(config.tools) and config.tool_choice != "none"

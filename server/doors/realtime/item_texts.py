@@ -1,5 +1,6 @@
 """The text that an item adds to the context of the duplex lane."""
 
+from server.doors.live.context_texts import said_text
 from server.doors.realtime.items import ConversationItem
 from worker.protocol.text_messages import InsertText
 
@@ -13,6 +14,6 @@ def text_of(item: ConversationItem) -> InsertText | None:
     text = item.text
     if not text:
         return None
-    if item.role == "assistant":  # the context has no text of the assistant outside its turns
-        return InsertText(text=f"You have said: {text}", role="system")
+    if item.role == "assistant":
+        return said_text(text)
     return InsertText(text=text, role="system" if item.role == "system" else "user")

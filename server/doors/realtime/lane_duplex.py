@@ -12,7 +12,7 @@ import numpy as np
 from server.doors.core.unit_session import UnitSession
 from server.doors.live.event_error import EventError
 from server.doors.live.sound.detector import Heard, SpeechHeard, SpeechOver
-from server.doors.live.sound.unit_buffer import UnitBuffer
+from server.doors.live.sound.unit_buffer import UNIT_SAMPLES, UnitBuffer
 from server.doors.live.sound.voice_feed import VoiceFeed
 from server.doors.live.sound.wire_sound import without_padding
 from server.doors.live.wake_timer import WakeTimer
@@ -79,7 +79,7 @@ class DuplexLane:
         self._is_limited = False  # the open response has reached its number of tokens
         self._context = EngineContext(self._engine_settings, host.report)
         self._calls = SideCalls(lambda: self._opened_response(with_message=False), self._context.add_text)
-        self._is_refused = False  # the client knows that the context is full
+        self._is_refused = False  # the error about the full context is sent
         self._in_flight: UnitInFlight | None = None
         self._wake = WakeTimer(clock, self._pump)
         self._sound_at = clock()
@@ -352,7 +352,7 @@ class DuplexLane:
             self._send_unit(now, is_late=is_late)
 
     def _late_at(self, now: float) -> float | None:
-        """When silence must stand for missing sound; None: not while nothing changes."""
+        """When silence must replace missing sound; None: not until a change."""
         return self._timer.fill_at(ClockState(self._response is not None, self._spoke_at, is_idle=True), now)
 
     def _early_at(self, now: float) -> float | None:
@@ -379,9 +379,9 @@ class DuplexLane:
         units = self._context.units
         assert units is not None, "expected a session of a worker"
         self._context.update()
-        n_missing = 16_000 - self._buffer.n_samples
+        n_missing = UNIT_SAMPLES - self._buffer.n_samples
         if is_late and n_missing > 0:
-            self.voice.push(np.zeros(n_missing, np.float32))  # so that it hears the silence after speech
+            self.voice.push(np.zeros(n_missing, np.float32))  # so that it finds the end of speech
         sound, pictures = self._buffer.take()
         if self._response is self._host.response:
             decision = self.policy.next_unit(is_responding=self._response is not None)

@@ -11,7 +11,7 @@ from server.doors.realtime.responses import RealtimeResponse
 class SoundTrack(Protocol):
     """The outgoing sound of a call. It is sent at the pace of the clock, one response after the other.
 
-    Whoever sends it reports to `TrackPlayback` what was sent.
+    The sender of the track reports to `TrackPlayback` what was sent.
     """
 
     def play(self, number: int, pcm16: bytes) -> None:

@@ -31,7 +31,7 @@ def turn_request(config: RealtimeConfig, voice: str | None, items: Sequence[Conv
     tools = [] if config.tool_choice == "none" else [_tool(tool) for tool in config.tools]
     # Speech suppresses characters that calls need: with functions the text comes first, and is voiced afterwards.
     speaks = config.modality == "audio" and not tools
-    speech: Json = {**voice_fields(voice), "enabled": speaks}
+    speech: Json = {**registered_voice_fields(voice), "enabled": speaks}
     fields: Json = {
         "messages": messages,
         "streaming": True,
@@ -67,7 +67,7 @@ def without_oldest(items: Sequence[ConversationItem], ratio: float | None) -> li
 
 def voicing_request(request: TurnRequest, text: str, voice: str | None) -> TurnRequest:
     """The request that voices a text as the answer to a request's conversation."""
-    fields = {"text": text, "messages": request.fields["messages"], "tts": voice_fields(voice)}
+    fields = {"text": text, "messages": request.fields["messages"], "tts": registered_voice_fields(voice)}
     return TurnRequest(TurnPath.SPEECH, fields)
 
 
@@ -76,7 +76,7 @@ def answer_start(config: RealtimeConfig) -> str:
     return f"{CALL}\n" if config.tool_choice == "required" and config.tools else ""
 
 
-def voice_fields(voice: str | None) -> Json:
+def registered_voice_fields(voice: str | None) -> Json:
     """Fields of `tts`. voice: registered voice; None: the server's default."""
     return {} if voice is None else {"ref_audio_path": voice}
 

@@ -95,7 +95,7 @@ class ModeUnits:
             units.send(chunk)
 
     def rest_if_quiet(self) -> None:
-        """Tell the worker that no unit comes for a while, if none has come. The next unit ends the pause."""
+        """Pause the session on the worker, if no unit has come for a while. The next unit ends the pause."""
         units = self._units
         if units is None or not self.is_prepared or units.is_paused or units.n_unanswered:
             return

@@ -11,7 +11,7 @@ from server.doors.live.sound.recent_sound import RecentSound
 from worker.vad_network import shared_network
 
 CHUNK = 16_000  # samples at once at most, so that sessions with much sound do not delay the others
-MAX_WAITING = 60 * 16_000  # samples; the oldest beyond are skipped, which a detector that keeps pace never sees
+MAX_WAITING = 60 * 16_000  # samples; the oldest beyond are skipped, if the detector is slower than real time
 # The network takes 0.2 ms for 32 ms of sound, without Python's lock.
 _POOL = ThreadPoolExecutor(max_workers=2, thread_name_prefix="voice")
 

@@ -38,7 +38,7 @@ class BargeIn:
             self._ignored_ms = speech_ms
 
     def due(self, speech_ms: float, at_ms: float, *, is_responding: bool) -> int | None:
-        """Where the turn began, once, when the client must learn of it: beside a response only if it is no noise."""
+        """Where the turn began, once, when it is to be reported: beside a response only with enough speech."""
         is_beside = is_responding and at_ms > self._opened_ms
         if self._start_ms is None or (is_beside and not self.is_confirmed(speech_ms)):
             return None

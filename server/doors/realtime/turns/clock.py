@@ -2,7 +2,7 @@
 
 A unit is one second of sound. While an answer is owed, given, or may still come because the user spoke a moment ago,
 units go on at the pace of the wall clock even if the client sends nothing: a program that sends a file and waits gets
-its answer. Otherwise the clock pauses, and a quiet client costs nothing.
+its answer. Otherwise the clock pauses, and no unit runs for a quiet client.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ MAX_AHEAD_S = 1.0  # of sound that a client holds and has not played
 
 @dataclass(frozen=True)
 class ClockState:
-    """What the session knows when it asks.
+    """What the timer needs of the session.
 
     Attributes:
         is_answering: a response is open or asked for.
@@ -46,7 +46,7 @@ class UnitTimer:
         self._is_silent = False
 
     def record_unit(self, now: float, *, is_filled: bool) -> None:
-        """A unit goes to the worker. is_filled: silence stands for missing sound."""
+        """A unit goes to the worker. is_filled: silence replaces missing sound."""
         if is_filled and self._due is not None and 0 <= now - self._due < UNIT_S:
             self._due += UNIT_S  # the next one is not late because this one was
         else:
@@ -63,7 +63,7 @@ class UnitTimer:
         self._due, self._is_silent = None, False
 
     def fill_at(self, state: ClockState, now: float) -> float | None:
-        """When silence must stand for the missing sound of the unit; None: not now, ask again after a change.
+        """When silence must replace the missing sound of the unit; None: not until a change.
 
         The clock pauses itself once nothing is owed any more.
         """

@@ -1,4 +1,4 @@
-"""What a client learns of sound that is dropped because too much waits: one error a second, with all of it."""
+"""The errors about sound that is dropped because too much waits: one a second, with the length of all of it."""
 
 from collections.abc import Callable
 

@@ -36,6 +36,6 @@ class SideCalls:
                 self._opened_response().add_call(call, is_beside=True)
 
     def drop(self, result: Result) -> None:
-        """Tell the model that the calls of a cancelled response are not made."""
+        """Answer the calls of a cancelled response with an error for the model."""
         for _ in result.side_texts or ():
             self._add_text(CANCELLED)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.doors.gpt_live.client_events import AppendText, LiveAppendAudio, SessionStart, read_event
+from server.doors.gpt_live.client_events import AppendText, GptLiveAppendAudio, SessionStart, read_event
 from server.doors.live.event_error import EventError, EventRefusedError
 
 
@@ -54,6 +54,6 @@ def test_invalid_events_are_refused_by_name(text: str, code: str, param: str | N
 
 def test_sound_must_be_base64() -> None:
     found = read_event(event("session.input_audio.append", audio="not base64!"))
-    assert isinstance(found, LiveAppendAudio)
+    assert isinstance(found, GptLiveAppendAudio)
     with pytest.raises(EventError, match="audio: expected base64"):
         found.sound()

@@ -15,8 +15,8 @@ from server.doors.core.transcriber import Transcriber
 from server.doors.core.unit_session import UnitSession
 from server.doors.errors import ApiError
 from server.doors.gpt_live.client_events import MAX_CONTENT, AnyEvent, read_event
-from server.doors.gpt_live.server_events import LiveEventSender
-from server.doors.gpt_live.session import GptLiveSession, LiveRefusedError
+from server.doors.gpt_live.server_events import GptLiveEventSender
+from server.doors.gpt_live.session import GptLiveRefusedError, GptLiveSession
 from server.doors.live.door_context import LARGE_EVENT
 from server.doors.live.event_error import EventError
 from server.doors.live.sound.detector import SpeechContinues, SpeechHeard, SpeechOver
@@ -40,7 +40,7 @@ class Stage:
     def __init__(self, folder: Path):
         self.events: list[dict[str, Any]] = []
         self.worker = RecordedUnits()
-        send, voices = LiveEventSender(self.events.append), VoiceNames(VoiceRegistry(folder), {})
+        send, voices = GptLiveEventSender(self.events.append), VoiceNames(VoiceRegistry(folder), {})
         self.transcriber = StubTranscriber()
         transcriber = cast(Transcriber, self.transcriber)
         names, identity = ModelNames("m"), Identity()
@@ -88,7 +88,7 @@ def staged(folder: Path, scenario: Callable[[Stage], Awaitable[None]]) -> Stage:
 def test_a_refused_context_ends_the_session(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
         prepare = await stage.start()
-        with pytest.raises(LiveRefusedError) as refused:
+        with pytest.raises(GptLiveRefusedError) as refused:
             stage.session.lane.on_answer(prepare, Error(error="no such voice", code="bad_voice"))
         assert (refused.value.error.code, refused.value.event_id) == ("bad_voice", "start")
 

@@ -13,7 +13,7 @@ from server.doors.realtime.responses import COMPLETED, RealtimeResponse, Respons
 from server.doors.realtime.session_config import RealtimeConfig
 from server.doors.realtime.turns.input_transcriptions import InputTranscriptions
 from server.doors.realtime.turns.user_turns import UserTurns
-from tests.server.doors.realtime import event_schema
+from tests.server.doors.realtime import event_schema, object_schema
 from tests.server.doors.realtime.event_log import EventLog
 from tests.server.doors.realtime.event_schema import Json
 from tests.server.doors.stub_transcriber import StubTranscriber
@@ -116,8 +116,8 @@ def test_the_shapes_have_the_fields_of_the_sdk() -> None:
     known, ours = (by_kind(one) for one in (types.RealtimeServerEvent, event_schema.AnyEvent))
     assert set(ours) <= set(known), set(ours) - set(known)
     pairs = [(kind, ours[kind], known[kind]) for kind in ours]
-    pairs += [("response", event_schema.Response, types.RealtimeResponse)]
-    pairs += [("usage", event_schema.Usage, types.RealtimeResponseUsage)]
+    pairs += [("response", object_schema.Response, types.RealtimeResponse)]
+    pairs += [("usage", object_schema.Usage, types.RealtimeResponseUsage)]
     for kind, shape, sdk in pairs:
         required = {name for name, field in sdk.model_fields.items() if field.is_required()}
         names = set(shape.model_fields)

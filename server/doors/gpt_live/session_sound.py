@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from server.doors.gpt_live.client_events import SoundFormat
 from server.doors.live.sound.resample import (
     ENGINE_RATE,
     SPEECH_RATE,
@@ -13,15 +12,16 @@ from server.doors.live.sound.resample import (
     pcm16_of,
     ulaw,
 )
+from server.doors.live.sound.wire_sound import WireFormat
 
-RATES: dict[SoundFormat, tuple[int, ...]] = {
+RATES: dict[WireFormat, tuple[int, ...]] = {
     "audio/pcm": (24_000, 16_000),  # the first is the default
     "audio/pcmu": (8000,),
     "audio/pcma": (8000,),
 }
 
 
-class WireFormat:
+class SessionSound:
     """Decodes and encodes a session's sound.
 
     Args:
@@ -29,7 +29,7 @@ class WireFormat:
         rate: Hz, one of `RATES`.
     """
 
-    def __init__(self, kind: SoundFormat, rate: int):
+    def __init__(self, kind: WireFormat, rate: int):
         self.kind, self.rate = kind, rate
         self._law: Companding | None = {"audio/pcm": None, "audio/pcmu": ulaw(), "audio/pcma": alaw()}[kind]
         self._to_engine = StreamResampler(rate, ENGINE_RATE)
