@@ -18,7 +18,7 @@ FETCH_S = 10.0  # for one picture, redirects included
 MAX_REDIRECTS = 3
 MAX_FETCHES = 8  # of all clients at the same time
 HTTPS_PORT = 443
-NAT64 = IPv6Network("64:ff9b::/96")
+NAT64, UNICAST = IPv6Network("64:ff9b::/96"), IPv6Network("2000::/3")
 Resolve = Callable[[str], Awaitable[list[str]]]
 
 
@@ -40,6 +40,8 @@ def is_public(address: str) -> bool:
     """Whether an IP address can be reached from everywhere; also for the IPv4 address inside an IPv6 one."""
     found = ip_address(address.partition("%")[0])
     inner = _inner(found) if isinstance(found, IPv6Address) else None
+    if isinstance(found, IPv6Address) and inner is None and found not in UNICAST:
+        return False  # all others are local or reserved, which `is_global` does not know of each
     return all(one.is_global and not one.is_multicast for one in (found, inner or found))
 
 
@@ -88,13 +90,13 @@ class PictureUrls:
     async def _fetch(self, url: httpx.URL) -> bytes:
         async with await self._client() as client:
             for _ in range(MAX_REDIRECTS + 1):
-                address = await self._checked(url)
+                address, name = await self._checked(url), url.raw_host.decode("ascii").lower()
                 # The name stays in the request and in the check of the certificate.
                 request = client.build_request(
                     "GET",
                     url.copy_with(host=address),
-                    headers={"host": url.host, "accept": "image/*", "accept-encoding": "identity"},
-                    extensions={"sni_hostname": url.host},
+                    headers={"host": name, "accept": "image/*", "accept-encoding": "identity"},
+                    extensions={"sni_hostname": name},
                 )
                 response = await client.send(request, stream=True)
                 try:

@@ -83,10 +83,24 @@ def test_other_addresses_are_refused_before_a_request(url: str, expected: str) -
         *((one, False) for one in ("127.0.0.1", "10.1.2.3", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1")),
         *((one, False) for one in ("::1", "fe80::1%eth0", "fd00::1", "::ffff:10.0.0.1", "64:ff9b::7f00:1")),
         *((one, False) for one in ("2002:7f00:1::", "2001:0:1::", "ff02::1", "::")),
+        *((one, False) for one in ("::7f00:1", "64:ff9b:1::7f00:1", "fec0::1", "5f00::1")),
+        ("64:ff9b::808:808", True),
     ],
 )
 def test_which_addresses_are_public(address: str, public: bool) -> None:
     assert is_public(address) == public
+
+
+def test_a_name_beyond_ascii_is_sent_as_it_is_resolved() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.extensions["sni_hostname"] == "xn--bcher-kva.example.org"
+        return body(request.headers["host"].encode())
+
+    async def resolve(host: str) -> list[str]:
+        return ["93.184.216.34"]
+
+    pictures = PictureUrls(("*.example.org",), resolve=resolve, transport=httpx.MockTransport(answer))
+    assert fetch(pictures, "https://b\u00fccher.example.org/") == b"xn--bcher-kva.example.org"
 
 
 def redirect(target: str) -> Answer:
