@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from server.access.access import Access
 from server.access.client_secrets import ClientSecret
-from server.access.identity import identity_of
+from server.access.identity import IdentityKind, identity_of
 from server.access.refusal import AccessRefusedError
 from server.doors.core.transcriber import Transcriber
 from server.doors.errors import ApiError, ApiErrorBody
@@ -21,6 +21,7 @@ from server.doors.realtime.session_config import Json
 DEFAULT_S, MIN_S, MAX_S = 600, 10, 7200
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ApiErrorBody, "description": "the settings are invalid"},
+    403: {"model": ApiErrorBody, "description": "a secret makes no secrets"},
     404: {"model": ApiErrorBody, "description": "the model is unknown"},
     429: {"model": ApiErrorBody, "description": "the client has too many secrets"},
 }
@@ -55,6 +56,8 @@ def secret_routes(access: Access, names: ModelNames, transcriber: Transcriber) -
 
     def make(request: Request, session: Mapping[str, Any], seconds: int) -> tuple[ClientSecret, Json]:
         identity = identity_of(request)
+        if identity.kind is IdentityKind.SECRET:
+            raise ApiError(403, "key: expected an API key, got an ephemeral secret")
         config = initial_config(names, identity, session)
         try:
             secret = access.secrets.make(identity, access.keys, seconds, session)

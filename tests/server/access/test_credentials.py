@@ -112,6 +112,9 @@ def test_secrets_open_realtime_sockets_until_they_expire(tmp_path: Path) -> None
             found = gateway.access.secrets.find(secret, gateway.access.keys, "192.0.2.1")
             assert found is not None and found.kind is IdentityKind.SECRET and found.owner == "key:user"
             assert found.session == {"instructions": "Be brief."} and not found.is_admin
+            for path in ("/v1/realtime/client_secrets", "/v1/realtime/sessions"):
+                refused = await client.raw.post(path, json={}, headers=bearer(secret))
+                assert refused.status_code == 403, "expected a secret to make no secret that outlives it"
             now += 61
             assert await status(secret) == 401, "expected an expired secret to be refused"
             legacy = await client.raw.post("/v1/realtime/sessions", json={}, headers=bearer(USER))
