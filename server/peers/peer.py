@@ -29,6 +29,7 @@ LOG = logging.getLogger(__name__)
 CHANNEL = "oai-events"
 CONNECT_S = 30.0  # from the answer to the connection
 FLUSH_S = 0.5  # for the last events
+MAX_LINES = 2000  # of an offer; browsers send 100 to 300, and the parser takes quadratic time
 MAX_UNSENT = 16 * 2**20  # bytes of events that the client does not receive
 Send = Callable[[FrameKind, bytes], None]
 
@@ -53,6 +54,7 @@ class Peer:
         self._channel: RTCDataChannel | None = None
         self._has_channel = True  # until an offer without one
         self._unsent: list[str] = []  # events from before the channel
+        self._n_unsent = 0  # characters of these
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_gone = False
 
@@ -147,11 +149,19 @@ class Peer:
     def _on_message(self, message: str | bytes) -> None:
         self._send(FrameKind.EVENT, message if isinstance(message, bytes) else message.encode())
 
+    def _keep(self, text: str) -> None:
+        """Keep an event until the channel is open."""
+        self._unsent.append(text)
+        self._n_unsent += len(text)
+        if self._n_unsent > MAX_UNSENT:
+            self._unsent, self._n_unsent = [], 0
+            self._gone("the client opens no channel")
+
     def _send_event(self, text: str) -> None:
         channel = self._channel
         if channel is None:
             if self._has_channel:
-                self._unsent.append(text)
+                self._keep(text)
             return
         if channel.readyState != "open":
             return
@@ -166,8 +176,11 @@ class Peer:
 
 def _checked(offer: str) -> bool:
     """Whether an offer has a data channel. Raises: OfferError for one without the media of a call."""
+    if (n_lines := offer.count("\n")) > MAX_LINES:
+        raise OfferError(f"expected at most {MAX_LINES} lines, got {n_lines}")
     try:
-        kinds = [media.kind for media in SessionDescription.parse(offer).media]
+        found = SessionDescription.parse(offer)
+        kinds = [media.kind for media in found.media]
     except Exception as error:  # the parser raises many
         raise OfferError(f"expected an offer in SDP, got text that cannot be read: {error!r:.100}") from None
     counts = {kind: kinds.count(kind) for kind in kinds}
@@ -175,4 +188,8 @@ def _checked(offer: str) -> bool:
     if not is_call or counts.keys() - {"audio", "video", "application"}:
         expected = "one audio section, and at most one of video and one of a data channel"
         raise OfferError(f"expected {expected}, got {', '.join(kinds)[:100] or 'none'}")
+    bundled = {mid for group in found.group if group.semantic == "BUNDLE" for mid in group.items[1:]}
+    for media in found.media:
+        if media.rtp.muxId not in bundled and not (media.dtls and media.dtls.fingerprints):
+            raise OfferError(f"expected a fingerprint, got none in the section {media.kind}")
     return "application" in counts

@@ -1,5 +1,6 @@
 """The incoming sound of a call: packets in their order, decoded for the engine, with sound for those that were lost."""
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +14,7 @@ RTP_STEPS = 3  # of the clock of Opus in RTP, 48 kHz, for a sample at 16 kHz
 SEND_SAMPLES = ENGINE_RATE * 40 // 1000  # that go to the gateway at once
 MAX_REPAIR = ENGINE_RATE * 300 // 1000  # samples of lost sound; the gateway's clock completes longer gaps
 MAX_WAITING = 3  # packets of 20 ms behind a missing one
+MAX_AHEAD_S = 5.0  # of sound that comes faster than the clock, as after a pause of the network; more is dropped
 MAX_JUMP = 100  # packets by which a sender may go back or ahead; more is a new stream
 
 
@@ -24,10 +26,12 @@ class IncomingSound:
 
     Args:
         send: gets PCM16 at 16 kHz.
+        clock: monotonic s.
     """
 
-    def __init__(self, send: Callable[[bytes], None]):
-        self._send = send
+    def __init__(self, send: Callable[[bytes], None], clock: Callable[[], float] = time.monotonic):
+        self._send, self._clock = send, clock
+        self._ahead_s, self._at = 0.0, clock()  # sound that came faster than the clock, at this time
         self._decoder = OpusDecoder()
         self._next: int | None = None  # number of the packet whose turn it is
         self._packets: dict[int, RtpPacket] = {}
@@ -58,6 +62,8 @@ class IncomingSound:
 
     def _decode(self, at: int, data: bytes) -> None:
         """Decode a packet. at: its time in RTP."""
+        if self._is_too_fast():
+            return
         lost = 0 if self._expected is None else (at - self._expected + 2**31) % 2**32 - 2**31
         try:
             if 0 < lost <= MAX_REPAIR * RTP_STEPS:
@@ -68,7 +74,14 @@ class IncomingSound:
         self._expected = (at + len(sound) * RTP_STEPS) % 2**32
         self._push(sound)
 
+    def _is_too_fast(self) -> bool:
+        """Whether so much sound came that the next packet is dropped: each may hold 120 ms in a few bytes."""
+        now = self._clock()
+        self._ahead_s, self._at = max(0.0, self._ahead_s - (now - self._at)), now
+        return self._ahead_s > MAX_AHEAD_S
+
     def _push(self, sound: np.ndarray) -> None:
+        self._ahead_s += len(sound) / ENGINE_RATE
         self._waiting.append(sound)
         self._n_waiting += len(sound)
         if self._n_waiting >= SEND_SAMPLES:

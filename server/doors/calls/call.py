@@ -11,6 +11,7 @@ from server.access.identity import Identity
 from server.doors.calls.processes import ANSWER_S, START_S, PeerProcess
 from server.doors.core.event_writer import EventWriter
 from server.doors.errors import ApiError
+from server.doors.live.ends import MAX_FRAME
 from server.doors.live.sound.resample import floats_of
 from server.doors.realtime.events.server_events import EventSender
 from server.doors.realtime.items import new_id
@@ -19,6 +20,7 @@ from server.peers.frames import NUMBER, POSITION, FrameKind, LinkFrame
 from worker.protocol.codes import CloseCode
 
 MAX_WAITING = 256  # events of the client that are not handled
+MAX_WAITING_CHARS = MAX_FRAME  # characters of these
 LOST = (CloseCode.INTERNAL_ERROR, "Connection lost")
 
 
@@ -47,7 +49,8 @@ class WebRtcCall:
         self._process, self._number = process, process.add(self)
         self._answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._events: asyncio.Queue[Message] = asyncio.Queue(MAX_WAITING)
-        self._paced = paced(self._events.get)
+        self._n_waiting = 0  # characters
+        self._paced = paced(self._next_event)
         self._gone = asyncio.Event()
         self._is_lost = False
         self._session: CallSession | None = None
@@ -110,6 +113,12 @@ class WebRtcCall:
     async def put(self, message: Message) -> None:
         """Handle an event of a socket after all earlier ones."""
         await self._events.put(message)
+        self._n_waiting += _length(message)
+
+    async def _next_event(self) -> Message:
+        message = await self._events.get()
+        self._n_waiting -= _length(message)
+        return message
 
     # --- the track of sound --------------------------------------------------------------------
 
@@ -161,10 +170,12 @@ class WebRtcCall:
             call_session.hear(floats_of(frame.data))
             return
         if frame.kind is FrameKind.EVENT:
-            try:
-                self._events.put_nowait({"type": "websocket.receive", "text": frame.data.decode(errors="replace")})
-            except asyncio.QueueFull:
+            if self._events.full() or self._n_waiting > MAX_WAITING_CHARS:
                 self._gone.set()  # it sends much faster than its events are handled
+                return
+            message = {"type": "websocket.receive", "text": frame.data.decode(errors="replace")}
+            self._events.put_nowait(message)
+            self._n_waiting += _length(message)
             return
         session = call_session.session
         if session is None or session.playback is None:
@@ -177,3 +188,8 @@ class WebRtcCall:
             session.playback.on_stopped(*NUMBER.unpack(frame.data))
         elif frame.kind is FrameKind.CLEARED:
             session.playback.on_cleared(*POSITION.unpack(frame.data))
+
+
+def _length(message: Message) -> int:
+    """Characters of an event."""
+    return len(message.get("text") or "")

@@ -7,7 +7,7 @@ from av import AudioFrame
 
 from server.doors.live.sound.resample import floats_of
 from server.peers.opus import OpusDecoder, OpusError
-from server.peers.sound_in import IncomingSound
+from server.peers.sound_in import MAX_AHEAD_S, IncomingSound
 from server.peers.sound_out import _encoder
 
 STEP = 960  # of the RTP clock for a packet of 20 ms
@@ -92,6 +92,18 @@ def test_a_new_stream_begins_at_once() -> None:
         packet._data = PACKETS[0]
         sound.add(packet)
     assert len(b"".join(parts)) == 2 * 4 * 320
+
+
+def test_sound_faster_than_the_clock_is_dropped() -> None:
+    parts, now = list[bytes](), 0.0
+    sound = IncomingSound(parts.append, lambda: now)
+    for number in range(2 * N * 10):  # 20 s at once, then 2 s later once more
+        now = 0.0 if number < N * 10 else 2.0
+        packet = RtpPacket(sequence_number=number, timestamp=number * STEP)
+        packet._data = PACKETS[number % N]
+        sound.add(packet)
+    seconds = len(b"".join(parts)) / 2 / 16_000
+    assert 6.9 < seconds < 7.5, f"expected {MAX_AHEAD_S} s and the 2 s that passed, got {seconds:.2f} s"
 
 
 def test_a_packet_that_is_none_is_left_out() -> None:

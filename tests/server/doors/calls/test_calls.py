@@ -21,7 +21,9 @@ from PIL import Image
 from benchmarks.doors.call_load import CALLS
 from benchmarks.serve.fake_replies import FakeConversation
 from benchmarks.serve.fake_worker import FakeWorker
+from server.doors.calls.call import WebRtcCall
 from server.doors.live.sound.resample import pcm16_of
+from server.peers.frames import FrameKind, LinkFrame
 from tests.server.access.keyed_gateway import ADMIN, USER, bearer, entry
 from tests.server.doors.calls.call_client import CallClient, calling
 from tests.server.doors.realtime.realtime_client import speech
@@ -282,6 +284,8 @@ def test_offers_are_refused_with_the_reason(served: Served) -> None:
             (sdp, "hello", 400, "sdp"),
             (sdp, "v=0\r\nm=audio x y z\r\n", 400, "sdp"),
             (sdp, video_only, 400, "one audio section"),
+            (sdp, video_only.replace("video", "audio"), 400, "fingerprint"),
+            (sdp, video_only + "a=ssrc:1 cname:x\r\n" * 2000, 400, "lines"),
             ({**KEY, "Content-Type": "text/plain"}, "v=0", 400, "content-type"),
         ):
             answer = await served.http.post(CALLS, content=content, headers=headers)
@@ -358,6 +362,25 @@ def test_an_error_of_a_call_ends_it_alone(served: Served, monkeypatch: pytest.Mo
             await wait_until(lambda: failing.connection.connectionState == "closed", "the end of the call")
             await other.send("session.update", session={"instructions": "Go on."})
             await other.until("session.updated")
+
+    served.run(scenario)
+
+
+def test_a_client_with_too_many_waiting_events_is_gone(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.doors.calls.call.MAX_WAITING_CHARS", 1000)
+
+    async def scenario() -> None:
+        [process] = served.gateway.gateway.peers.all
+        async with calling(served.http, **KEY) as flooding:
+            [call] = process._calls.values()
+            assert isinstance(call, WebRtcCall)
+            event = LinkFrame(FrameKind.EVENT, 1, b"x" * 600)
+            call.on_frame(event)
+            assert not call._gone.is_set(), "expected an event to be accepted"
+            call.on_frame(event)
+            call.on_frame(event)
+            assert call._gone.is_set(), "expected at most 1000 characters before the next event"
+            await wait_until(lambda: flooding.connection.connectionState == "closed", "the end of the call")
 
     served.run(scenario)
 
