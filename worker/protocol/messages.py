@@ -126,7 +126,7 @@ class AudioChunk(FromClient):
     )
     force_listen: bool = Field(False, description="listen in this unit; an open turn ends")
     force_speak: bool = Field(False, description="speak in this unit, also in the first ones; not with `force_listen`")
-    close_early: bool = Field(False, description="run the unit now: silence stands for the samples that it lacks")
+    close_early: bool = Field(False, description="run the unit now: silence replaces the samples that it lacks")
     max_slice_nums: int | list[int] | None = Field(
         None, description="slices of a large picture, one number or one per picture; null: that of the session"
     )
