@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import soundfile
 import torch
 
 from benchmarks import report
 from benchmarks.doors import calls
 from benchmarks.doors.adapter import adapter_ms
+from benchmarks.doors.client_processes import speech_pcm16
 from benchmarks.doors.load import STALL_MS, client_python, stock_row
 from benchmarks.doors.probes import answered_ms, asked_waits_ms, barge_in_ms, engine_first_sound_ms
 from benchmarks.doors.resampling import snr_rows
 from benchmarks.serve.processes import ROOT, ServedProgram, free_port
-from server.doors.live.sound.resample import SPEECH_RATE, StreamResampler, pcm16_of
 
 FAKE, WORKER, GATEWAY = "benchmarks.serve.fake_worker", "worker.main", "benchmarks.doors.timed_gateway"
 QUIET_S = 4.0  # of silence after the speech that clients of a load repeat
@@ -150,7 +149,7 @@ def _asked(options: argparse.Namespace, result: Json) -> None:
 
 
 def _barge_in(options: argparse.Namespace, result: Json) -> None:
-    speech = _speech(options.speech)
+    speech = speech_pcm16(options.speech)
     with _servers(options, 1, "--listen", "1", "--speak", str(SPEAK_UNITS)) as servers:
         from_sound, from_event = asyncio.run(barge_in_ms(servers.gateway.port, options.rounds, speech))
     row = {
@@ -165,7 +164,7 @@ def _barge_in(options: argparse.Namespace, result: Json) -> None:
 
 
 def _answered(options: argparse.Namespace, result: Json) -> None:
-    speech = _speech(options.speech)
+    speech = speech_pcm16(options.speech)
     with _servers(options, 1, "--listen", str(10**6), "--speak", str(SPEAK_UNITS)) as servers:
         found = asyncio.run(answered_ms(servers.gateway.port, options.rounds, speech))
     result["answered"] = {"n": len(found), "first_sound_ms": _percentiles(found)}
@@ -185,7 +184,7 @@ def _adapter(options: argparse.Namespace, result: Json) -> None:
 
 
 def _sessions(options: argparse.Namespace, result: Json) -> None:
-    sound = _speech(options.speech) + bytes(2 * round(QUIET_S * SPEECH_RATE))
+    sound = speech_pcm16(options.speech, QUIET_S)
     result["sessions"], worst_ms, worst_cpu_ms = [], 0.0, 0.0
     for sessions in _numbers(options.sessions):
         for chunk_ms in _numbers(options.chunk_ms):
@@ -268,12 +267,6 @@ def _line(name: str, times: dict[str, float]) -> str:
 
 def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
-
-
-def _speech(path: Path) -> bytes:
-    """The file as PCM16 at 24 kHz."""
-    sound, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    return pcm16_of(StreamResampler(rate, SPEECH_RATE).push(np.ascontiguousarray(sound[:, 0])))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class _NoTranscriber:
 
 
 class _Worker:
-    """Stands for the worker's session. sent: messages that are not answered."""
+    """A worker's session without a worker. sent: messages that are not answered."""
 
     is_paused = has_side_lane = False
 

@@ -98,7 +98,7 @@ class Camera(VideoStreamTrack):
 
 
 @dataclass
-class Heard:
+class ReceivedSound:
     """What one client got. gap_ms: longest time between two packets of sound. started: responses that sounded."""
 
     packets: int = 0
@@ -112,7 +112,7 @@ class LoadedCall:
     def __init__(self, load: CallLoad, offset: int):
         sound = Path(load.speech_file).read_bytes()
         at = offset * 9973 * 2 % len(sound)
-        self.heard = Heard()
+        self.heard = ReceivedSound()
         self._at = 0.0
         self._microphone = Microphone()
         self._microphone.say(
@@ -139,7 +139,7 @@ class LoadedCall:
 
     def reset(self) -> None:
         """Forget what was heard."""
-        self.heard, self._at = Heard(), time.monotonic()
+        self.heard, self._at = ReceivedSound(), time.monotonic()
 
     def _on_event(self, text: str) -> None:
         kind = json.loads(text)["type"]
@@ -163,7 +163,7 @@ class LoadedCall:
             self._at = now
 
 
-async def run(load: CallLoad) -> list[Heard]:
+async def run(load: CallLoad) -> list[ReceivedSound]:
     """Run the calls. Returns: what each heard."""
     aioice.ice.get_host_addresses = lambda use_ipv4, use_ipv6: [LOOPBACK]
     calls = [LoadedCall(load, number) for number in range(load.calls)]

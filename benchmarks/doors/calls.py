@@ -1,35 +1,29 @@
 """WebRTC calls per core: CPU time of the processes that hold the connections, and of the gateway, for each call.
 
 `python -m benchmarks.doors.calls --help` lists the options. The worker has no model. Clients run in processes of their
-own, which need more CPU time than the server's: on a machine with few cores the packets that clients miss tell about
-the clients.
+own, which need more CPU time than the server: on a machine with few cores, packets are missing because of the clients.
 """
 
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import psutil
-import soundfile
 import torch
 
 from benchmarks import report
 from benchmarks.doors.call_load import LOOPBACK, CallLoad
+from benchmarks.doors.client_processes import client_processes, speech_pcm16
 from benchmarks.serve.processes import ROOT, ServedProgram, free_port
-from server.doors.live.sound.resample import SPEECH_RATE, StreamResampler, pcm16_of
 
 PEERS = "server.peers.main"
 QUIET_S = 4.0  # of silence after the speech that clients repeat
 PACKET_MS = 20
-WRITE_S = 30.0
 Json = dict[str, Any]
 
 
@@ -78,7 +72,7 @@ def _row(options: argparse.Namespace, calls: int) -> Json:
         with ServedProgram("server.main", *arguments) as gateway:
             gateway.wait_log("is ready")
             speech = Path(folder) / "speech.pcm"
-            speech.write_bytes(_speech(options.speech))
+            speech.write_bytes(speech_pcm16(options.speech, QUIET_S))
             return _measured(options, gateway, calls, speech)
 
 
@@ -86,29 +80,14 @@ def _measured(options: argparse.Namespace, gateway: ServedProgram, calls: int, s
     n = min(calls, options.client_processes)
     counts = [calls // n + (number < calls % n) for number in range(n)]
     loads = [CallLoad(gateway.port, count, options.seconds, str(speech), options.fps) for count in counts]
-    command = [sys.executable, "-m", "benchmarks.doors.call_load"]
-    pipes: Json = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    clients = [subprocess.Popen(command, cwd=ROOT, text=True, **pipes) for _ in loads]
-    try:
-        for client, load in zip(clients, loads, strict=True):
-            assert client.stdin is not None
-            client.stdin.write(json.dumps(asdict(load)))
-            client.stdin.close()
-        for client in clients:
-            _expect(client, "begin")
+    with client_processes(sys.executable, "benchmarks.doors.call_load", loads) as clients:
         peers = [one for one in gateway.process.children(recursive=True) if PEERS in " ".join(one.cmdline())]
         before, begun = (_cpu_s(peers), gateway.cpu_s()), time.perf_counter()
         for client in clients:
-            _expect(client, "end")
+            client.expect("end")
         wall_s = time.perf_counter() - begun
         peer_s, gateway_s = _cpu_s(peers) - before[0], gateway.cpu_s() - before[1]
-        heard = [one for client in clients for one in json.loads(_line(client))]
-    finally:
-        for client in clients:
-            with suppress(subprocess.TimeoutExpired):
-                client.wait(WRITE_S)
-            client.kill()
-            client.wait()
+        received = [one for client in clients for one in client.result()]
     per_call = 1000 / wall_s / calls
     return {
         "calls": calls,
@@ -117,33 +96,14 @@ def _measured(options: argparse.Namespace, gateway: ServedProgram, calls: int, s
         "peer_cpu_ms": peer_s * per_call,
         "gateway_cpu_ms": gateway_s * per_call,
         "calls_per_core": 1000 / (peer_s * per_call),
-        "received": sum(one["packets"] for one in heard) * PACKET_MS / 1000 / options.seconds / calls,
-        "gap_ms": max(one["gap_ms"] for one in heard),
-        "n_started": sum(one["started"] for one in heard),
+        "received": sum(one["packets"] for one in received) * PACKET_MS / 1000 / options.seconds / calls,
+        "gap_ms": max(one["gap_ms"] for one in received),
+        "n_started": sum(one["started"] for one in received),
     }
 
 
 def _cpu_s(processes: list[psutil.Process]) -> float:
     return sum(times.user + times.system for times in (one.cpu_times() for one in processes))
-
-
-def _expect(client: "subprocess.Popen[str]", word: str) -> None:
-    got = _line(client)
-    if got != word:
-        raise RuntimeError(f"a client: expected {word}, got {got!r}, status {client.poll()}")
-
-
-def _line(client: "subprocess.Popen[str]") -> str:
-    assert client.stdout is not None
-    return client.stdout.readline().strip()
-
-
-def _speech(path: Path) -> bytes:
-    """The file and a pause as PCM16 at 24 kHz."""
-    sound, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    return pcm16_of(StreamResampler(rate, SPEECH_RATE).push(sound[:, 0].copy())) + bytes(
-        2 * round(QUIET_S * SPEECH_RATE)
-    )
 
 
 if __name__ == "__main__":

@@ -3,16 +3,15 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.doors.client_processes import ClientProcess, client_processes
 from benchmarks.doors.stock_load import StockLoad
 from benchmarks.serve.processes import ROOT, ServedProgram
 
@@ -61,34 +60,18 @@ def stock_row(
             for count, first in zip(counts, firsts, strict=True)
             if count
         ]
-        command = [python, "-m", "benchmarks.doors.stock_load"]
-        pipes: Json = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        clients = [subprocess.Popen(command, cwd=ROOT, text=True, **pipes) for _ in loads]
-        try:
+        with client_processes(python, "benchmarks.doors.stock_load", loads) as clients:
             return _measured(gateway, times, clients, loads) | {"sessions": sessions, "chunk_ms": chunk_ms}
-        finally:
-            for client in clients:
-                if client.poll() is None:
-                    client.kill()
-                client.wait()
 
 
-def _measured(
-    gateway: ServedProgram, times: Path, clients: "list[subprocess.Popen[str]]", loads: list[StockLoad]
-) -> Json:
-    for client, load in zip(clients, loads, strict=True):
-        assert client.stdin is not None
-        client.stdin.write(json.dumps(asdict(load)))
-        client.stdin.close()
-    for client in clients:
-        _expect(client, "begin")
+def _measured(gateway: ServedProgram, times: Path, clients: list[ClientProcess], loads: list[StockLoad]) -> Json:
     _callbacks(gateway, times)  # forgets those of the handshakes
     before, cpu_s, begun = _metrics(gateway), gateway.cpu_s(), time.perf_counter()
     for client in clients:
-        _expect(client, "end")
+        client.expect("end")
     wall_s, cpu_s, after = time.perf_counter() - begun, gateway.cpu_s() - cpu_s, _metrics(gateway)
     callbacks = _callbacks(gateway, times)
-    seen = [json.loads(_line(client)) for client in clients]
+    seen = [client.result() for client in clients]
     reply_ms = [ms for one in seen for ms in one["reply_ms"]]
     delays = {edge: n - before["delays"].get(edge, 0.0) for edge, n in after["delays"].items()}
     total = delays[float("inf")]
@@ -105,16 +88,6 @@ def _measured(
         "cpu_ms_per_session_s": 1000 * cpu_s / wall_s / sum(load.sessions for load in loads),
         **{key: sum(one[key] for one in seen) for key in ("n_events", "n_sound_bytes", "n_responses")},
     }
-
-
-def _expect(client: "subprocess.Popen[str]", word: str) -> None:
-    if (line := _line(client)) != word:
-        raise RuntimeError(f"clients: expected {word}, got {line or 'their end'}")
-
-
-def _line(client: "subprocess.Popen[str]") -> str:
-    assert client.stdout is not None
-    return client.stdout.readline().strip()
 
 
 def _callbacks(gateway: ServedProgram, times: Path) -> Json:

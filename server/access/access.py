@@ -71,7 +71,7 @@ class Access:
             return found
         if not self.keys.required:
             return Identity(address=address)
-        if is_public(scope):
+        if needs_no_key(scope):
             return Identity(kind=IdentityKind.ANONYMOUS, address=address)
         got = "none" if credential is None else f"another one in the {credential.source}"
         raise AccessRefusedError(401, "key", expected="a valid API key", got=got)
@@ -97,7 +97,7 @@ class Access:
             self.usage.count_request(identity)
 
 
-def is_public(scope: Scope) -> bool:
+def needs_no_key(scope: Scope) -> bool:
     """Whether the request needs no key."""
     return scope["type"] == "http" and (scope["method"], scope["path"]) in PUBLIC
 

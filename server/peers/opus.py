@@ -47,7 +47,7 @@ class OpusDecoder:
     def repair(self, n_samples: int, following: bytes) -> np.ndarray:
         """Sound in place of lost packets, [about n_samples] float32.
 
-        The copy in the packet that follows stands for the last one; what the decoder expects, for those before.
+        The last one is decoded from its copy in the packet that follows; the decoder extrapolates those before.
         """
         n_lost = max(1, round(n_samples / self._n_last))
         guessed = [self._run(None, self._n_last, is_repair=False) for _ in range(n_lost - 1)]

@@ -105,7 +105,7 @@ class Peer:
         await self._connection.close()
 
     def _gone(self, reason: str) -> None:
-        """Tell the gateway, once, that the client is gone."""
+        """Send GONE to the gateway, once."""
         if not self._is_gone:
             self._is_gone = True
             self._send(FrameKind.GONE, reason.encode())

@@ -21,7 +21,7 @@ MAX_JUMP = 100  # packets by which a sender may go back or ahead; more is a new 
 class IncomingSound:
     """Takes packets in place of aiortc's `JitterBuffer`, and decodes them itself.
 
-    That one holds every packet for 80 ms, and 320 ms for ever after the first loss. This one passes packets on at once
+    That one holds every packet for 80 ms, and 320 ms after the first loss. This one passes packets on at once
     and waits for a missing one until three more have come, 60 ms.
 
     Args:

@@ -75,7 +75,7 @@ def test_counting_has_a_number_in_each_part() -> None:
 
 
 def test_memory_answers_what_was_told() -> None:
-    rng, memory = random.Random(3), turns.Memory()
+    rng, memory = random.Random(3), turns.ToldFacts()
     assert turns.draw_recall(rng, "train", memory).text in intents()["not_told"].answers
     for _ in range(N):
         turns.draw_told(rng, "train", memory)

@@ -17,11 +17,11 @@ from tests.training.test_served_rows import REFERENCE, make_timeline
 from tests.worker.loop.engines import TINY, loaded
 from training.mind.examples import Examples, Task
 from training.mind.forward import loss_of, predict
-from training.mind.inputs import Example, Segment, make_example, sound_segments
+from training.mind.inputs import EncoderSegment, Example, make_example, sound_segments
 from training.mind.train import WARMUP_STEPS, MindPlan, MindTrainer, rate_at
-from training.timelines.layout import Layout
+from training.timelines.layout import RowLayout
 from training.timelines.timeline import FORCED_UNITS, Timeline
-from training.timelines.windows import Part, Window, split_parts
+from training.timelines.windows import TimelinePart, TrainingWindow, split_parts
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,10 @@ def served(timeline: Timeline) -> Served:
 
 @pytest.fixture(scope="module")
 def example(timeline: Timeline, tokenizer: Tokenizer) -> Example:
-    whole = Part(0, 0, len(timeline.units))
-    return make_example(timeline, whole, Layout(tokenizer), loaded()[0].config, reference=torch.from_numpy(REFERENCE))
+    whole = TimelinePart(0, 0, len(timeline.units))
+    return make_example(
+        timeline, whole, RowLayout(tokenizer), loaded()[0].config, reference=torch.from_numpy(REFERENCE)
+    )
 
 
 def test_logits_equal_those_of_serving(timeline: Timeline, example: Example, served: Served) -> None:
@@ -58,7 +60,7 @@ def test_logits_equal_those_of_serving(timeline: Timeline, example: Example, ser
 
 def test_a_batch_gives_the_logits_of_its_members(timeline: Timeline, tokenizer: Tokenizer, example: Example) -> None:
     model = loaded()[0]
-    short = make_example(timeline, Part(0, 0, 5), Layout(tokenizer), model.config)
+    short = make_example(timeline, TimelinePart(0, 0, 5), RowLayout(tokenizer), model.config)
     alone = [predict(model, [one]).logits for one in (short, example)]
     together = predict(model, [short, example]).logits
     assert torch.allclose(together, torch.cat(alone), atol=1e-3)
@@ -74,7 +76,7 @@ def test_every_part_learns_but_those_of_speech(example: Example, tokenizer: Toke
 
 
 def test_a_few_steps_lower_the_loss(timeline: Timeline, tokenizer: Tokenizer) -> None:
-    example = make_example(timeline, Part(0, 0, 12), Layout(tokenizer), loaded()[0].config)
+    example = make_example(timeline, TimelinePart(0, 0, 12), RowLayout(tokenizer), loaded()[0].config)
     model = copy.deepcopy(loaded()[0]).requires_grad_(True)
     weights = [weight for name, weight in model.named_parameters() if not name.startswith("tts.")]
     losses = []
@@ -90,13 +92,13 @@ def test_a_few_steps_lower_the_loss(timeline: Timeline, tokenizer: Tokenizer) ->
 def test_the_encoder_restarts_as_in_serving() -> None:
     n = 60
     segments = sound_segments([2, *[0] * (n - 1)], [104] * n, 1500)
-    assert segments == [Segment(0, 0, 29), Segment(19, 29, 48), Segment(38, 48, 60)]
+    assert segments == [EncoderSegment(0, 0, 29), EncoderSegment(19, 29, 48), EncoderSegment(38, 48, 60)]
     assert all(one.first - one.context in (0, OVERLAP_UNITS) for one in segments)
 
 
 def test_later_parts_hear_what_came_before(timeline: Timeline, tokenizer: Tokenizer) -> None:
-    layout, config = Layout(tokenizer), loaded()[0].config
-    window = Window(mode="context", max_units=4, slack=2)
+    layout, config = RowLayout(tokenizer), loaded()[0].config
+    window = TrainingWindow(mode="context", max_units=4, slack=2)
     parts = list(split_parts(timeline.units, layout, window))
     assert len(parts) > 2
     last = make_example(timeline, parts[-1], layout, config)
@@ -132,7 +134,7 @@ def test_a_stopped_run_continues_where_it_ended(tmp_path: Path) -> None:
 
 def test_sequences_are_the_same_in_every_run() -> None:
     def made(task: Task) -> Example:
-        return Examples(TINY, {task: 1.0}, 8.0, Window(mode="context"))[5]
+        return Examples(TINY, {task: 1.0}, 8.0, TrainingWindow(mode="context"))[5]
 
     for task in get_args(Task):
         one, other = made(task), made(task)

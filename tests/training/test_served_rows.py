@@ -8,10 +8,10 @@ import pytest
 from models.inputs.tokens import Tokenizer
 from tests.training.served import Served, serve
 from tests.worker.loop.engines import TINY, make_sound
-from training.grammar.turns import Turn
+from training.grammar.turns import Exchange
 from training.scenes.labels import Shown
 from training.scenes.render import draw_look
-from training.timelines.layout import TOKEN, Layout
+from training.timelines.layout import TOKEN, RowLayout
 from training.timelines.speech import noise_bursts
 from training.timelines.stage import Stage, answer_unit
 from training.timelines.timeline import Timeline, View
@@ -26,9 +26,9 @@ def make_timeline(tokenizer: Tokenizer) -> Timeline:
     star = Shown("shape", "star", "red")
     stage.show(View(star, draw_look(star, rng), 4), 4)
     stage.show(None, 7)
-    turn = Turn("name", "what is your name", ("My name is Duo. I listen and speak at once.",))
+    turn = Exchange("name", "what is your name", ("My name is Duo. I listen and speak at once.",))
     _, end = stage.speak(turn.reply, answer_unit(stage.hear(turn.said, 2.0, pause=True)), turn.skill)
-    count = Turn("count_to", "count to five", ("One,", "two,", "three,", "four,", "five."))
+    count = Exchange("count_to", "count to five", ("One,", "two,", "three,", "four,", "five."))
     first = answer_unit(stage.hear(count.said, end + 0.5))
     stage.speak(count.reply, first, count.skill)
     assert stage.interrupt(first + 2.2)
@@ -52,7 +52,7 @@ def served(timeline: Timeline) -> Served:
 
 
 def test_the_engine_feeds_the_rows_of_the_layout(timeline: Timeline, tokenizer: Tokenizer, served: Served) -> None:
-    layout = Layout(tokenizer)
+    layout = RowLayout(tokenizer)
     rows = layout.rows(timeline.units, layout.prompt(n_reference=20))
     n = len(served.ids)
     closing = (timeline.units[-1].tokens[-1], tokenizer.special.unit_end)

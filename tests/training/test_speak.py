@@ -12,7 +12,7 @@ from training.mind.examples import Examples
 from training.mind.speak import SpeechTrainer, SpokenExamples, TargetSpeech, reply_units
 from training.mind.train import MindPlan
 from training.timelines.speech import noise_bursts
-from training.timelines.windows import Window
+from training.timelines.windows import TrainingWindow
 
 
 def tones(parts: Sequence[str]) -> list[int]:
@@ -22,7 +22,7 @@ def tones(parts: Sequence[str]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def examples() -> Examples:
-    return Examples(TINY, {"talk": 1.0}, 60.0, Window(mode="basic", high=100_000, low=100_000))
+    return Examples(TINY, {"talk": 1.0}, 60.0, TrainingWindow(mode="basic", high=100_000, low=100_000))
 
 
 def test_each_reply_has_its_speech(examples: Examples) -> None:

@@ -11,9 +11,9 @@ from tests.worker.loop.scripted_engine import ScriptedEngine, results
 from training.mind.forward import run_context
 from training.mind.inputs import make_example
 from training.mind.speech import BEGIN, CODE, SPOKEN, predict_speech, speech_head, speech_rows, spoken_places
-from training.timelines.layout import NOTHING, Layout
+from training.timelines.layout import NOTHING, RowLayout
 from training.timelines.timeline import Timeline, TimelineUnit
-from training.timelines.windows import Part
+from training.timelines.windows import TimelinePart
 
 # Speech tokens are the best ones, and the turn ends with its text.
 GREEDY = {"tts_temperature": 1e-6, "tts_repetition_penalty": 1.0, "drain_s": 0.0, "max_new_speak_tokens_per_chunk": 20}
@@ -41,7 +41,7 @@ def test_best_tokens_equal_those_that_serving_draws(engine: ScriptedEngine) -> N
     units = tuple(TimelineUnit(tokens) for tokens in lines)
     timeline = Timeline(np.concatenate([make_sound(0), make_sound(1)]), units, ())
     model, tokenizer, *_ = loaded()
-    example = make_example(timeline, Part(0, 0, 2), Layout(tokenizer, system="You are kind."), model.config)
+    example = make_example(timeline, TimelinePart(0, 0, 2), RowLayout(tokenizer, system="You are kind."), model.config)
     hidden, _, _ = run_context(model, [example])
     text = [unit.tokens[1:-1] for unit in units]
     places = [spoken_places(example.rows, number, unit) for number, unit in enumerate(units)]

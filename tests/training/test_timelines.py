@@ -10,12 +10,12 @@ import pytest
 from models.inputs.tokens import Tokenizer
 from training.grammar.phrases import Split, intents
 from training.timelines.conversations import BACKCHANNELS, Habits, draw_timeline
-from training.timelines.layout import NOTHING, PICTURE, SOUND, Layout
+from training.timelines.layout import NOTHING, PICTURE, SOUND, RowLayout
 from training.timelines.pacing import MAX_CHARS, MAX_TOKENS, pace
 from training.timelines.speech import RATE, degrade, noise_bursts
 from training.timelines.stage import NOTICE_S, SETTLE_S, Stage, answer_unit, heard_in, pause_places
 from training.timelines.timeline import FORCED_UNITS, Timeline
-from training.timelines.windows import Window, part_rows, split_parts
+from training.timelines.windows import TrainingWindow, part_rows, split_parts
 from worker.config.session import WindowConfig
 from worker.loop.window import UnitRecord, UnitWindow
 
@@ -188,7 +188,7 @@ def test_degraded_sound_is_as_long_and_never_silent() -> None:
         assert np.isfinite(worse).all() and np.abs(worse[:RATE]).max() > 0
 
 
-def serving_window(layout: Layout, timeline: Timeline, config: WindowConfig, tokenizer: Tokenizer) -> list[tuple]:
+def serving_window(layout: RowLayout, timeline: Timeline, config: WindowConfig, tokenizer: Tokenizer) -> list[tuple]:
     """(first unit kept, previous text's ids) after each unit, as serving's window decides."""
     window = UnitWindow(
         config, is_special=tokenizer.special_ids.__contains__, decode=tokenizer.decode, marker=layout.marker
@@ -207,7 +207,7 @@ def serving_window(layout: Layout, timeline: Timeline, config: WindowConfig, tok
 
 @pytest.mark.parametrize("mode", ["basic", "context"])
 def test_parts_keep_what_the_window_of_serving_keeps(tokenizer: Tokenizer, mode: str) -> None:
-    layout = Layout(tokenizer)
+    layout = RowLayout(tokenizer)
     limits = {"high": 900, "low": 600} if mode == "basic" else {"max_units": 10, "max_previous": 30, "slack": 0}
     config = (
         {"high_tokens": 900, "low_tokens": 600} if mode == "basic" else {"max_units": 10, "previous_max_tokens": 30}
@@ -215,7 +215,7 @@ def test_parts_keep_what_the_window_of_serving_keeps(tokenizer: Tokenizer, mode:
     for timeline in timelines()[:8]:
         states = serving_window(layout, timeline, WindowConfig(mode=mode, **config), tokenizer)
         learned: list[int] = []
-        for part in split_parts(timeline.units, layout, Window(mode=mode, **limits)):
+        for part in split_parts(timeline.units, layout, TrainingWindow(mode=mode, **limits)):
             learned += range(part.learned_from, part.end)
             if part.learned_from:
                 assert states[part.learned_from - 1] == (part.first, part.previous)
@@ -225,7 +225,7 @@ def test_parts_keep_what_the_window_of_serving_keeps(tokenizer: Tokenizer, mode:
 
 
 def test_rows_count_as_the_layout_says(tokenizer: Tokenizer) -> None:
-    layout = Layout(tokenizer)
+    layout = RowLayout(tokenizer)
     timeline = next(one for one in timelines() if one.units[0].picture is not None)
     rows = layout.rows(timeline.units, layout.prompt(n_reference=30))
     n = len(timeline.units)

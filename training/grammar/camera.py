@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 
 from training.grammar.phrases import Split, fill, intents
-from training.grammar.turns import Turn
+from training.grammar.turns import Exchange
 from training.scenes.labels import COLORS, DIGITS, SHAPES, THINGS, UNCOUNTED, Motion, Shown, with_article
 
 QUESTIONS = ("show_thing", "show_color", "show_shape", "show_digit", "show_letter", "show_count", "show_place")
@@ -30,21 +30,21 @@ class Target:
         return self.color == shown.color if self.color is not None else self.name == shown.name
 
 
-def draw_question(rng: random.Random, split: Split, shown: Shown | None) -> Turn:
+def draw_question(rng: random.Random, split: Split, shown: Shown | None) -> Exchange:
     """A question about the picture; None: the camera is off, and nothing can be seen."""
     if shown is None:
         skill = rng.choice(("show_thing", "show_color", "show_digit"))
-        return Turn(skill, intents()[skill].draw(rng, split), (intents()["no_picture"].answer(rng),))
+        return Exchange(skill, intents()[skill].draw(rng, split), (intents()["no_picture"].answer(rng),))
     skill = rng.choice([one for one in QUESTIONS if fits(one, shown)])
     slots = answers(skill, shown)
     intent = intents()[skill]
     asked = {"plural": shown.plural, "thing_name": "letter" if shown.kind == "letter" else shown.name}
-    return Turn(skill, fill(intent.draw(rng, split), **asked), (fill(intent.answer(rng), **slots),))
+    return Exchange(skill, fill(intent.draw(rng, split), **asked), (fill(intent.answer(rng), **slots),))
 
 
-def draw_nothing(rng: random.Random, split: Split, skill: str) -> Turn:
+def draw_nothing(rng: random.Random, split: Split, skill: str) -> Exchange:
     """A question while the camera shows nothing but its surroundings."""
-    return Turn(skill, intents()[skill].draw(rng, split), (intents()["see_nothing"].answer(rng),))
+    return Exchange(skill, intents()[skill].draw(rng, split), (intents()["see_nothing"].answer(rng),))
 
 
 def fits(skill: str, shown: Shown) -> bool:
@@ -73,19 +73,19 @@ def answers(skill: str, shown: Shown) -> dict[str, str]:
     return {"thing": shown.words}
 
 
-def draw_motion(rng: random.Random, split: Split, shown: Shown, motion: Motion) -> Turn:
+def draw_motion(rng: random.Random, split: Split, shown: Shown, motion: Motion) -> Exchange:
     """The question where something has moved."""
     intent = intents()["show_motion"]
     said = fill(intent.draw(rng, split), thing_name=shown.name)
     answer = intents()["still"].answer(rng) if motion == "not at all" else fill(intent.answer(rng), motion=motion)
-    return Turn("show_motion", said, (answer,))
+    return Exchange("show_motion", said, (answer,))
 
 
-def draw_shown_before(rng: random.Random, split: Split, before: Shown | None) -> Turn:
+def draw_shown_before(rng: random.Random, split: Split, before: Shown | None) -> Exchange:
     """The question for the picture before; None: there was none."""
     intent = intents()["shown_before"]
     reply = intents()["not_told"].answer(rng) if before is None else fill(intent.answer(rng), thing=before.words)
-    return Turn("shown_before", intent.draw(rng, split), (reply,))
+    return Exchange("shown_before", intent.draw(rng, split), (reply,))
 
 
 def draw_target(rng: random.Random) -> Target:
@@ -111,13 +111,13 @@ def draw_match(rng: random.Random, target: Target) -> Shown:
     return Shown("digit" if target.name in DIGITS else "shape", target.name, rng.choice(sorted(COLORS)))
 
 
-def draw_watch(rng: random.Random, split: Split, target: Target) -> Turn:
+def draw_watch(rng: random.Random, split: Split, target: Target) -> Exchange:
     """The request to speak when something appears."""
     intent = intents()["watch_for"]
     said, reply = fill(intent.draw(rng, split), target=target.words), fill(intent.answer(rng), target=target.words)
-    return Turn("watch_for", said, (reply,))
+    return Exchange("watch_for", said, (reply,))
 
 
-def draw_alert(rng: random.Random, target: Target) -> Turn:
+def draw_alert(rng: random.Random, target: Target) -> Exchange:
     """What the model says by itself when it appears."""
-    return Turn("watch_alert", "", (fill(intents()["watch_alert"].answer(rng), target=target.words),))
+    return Exchange("watch_alert", "", (fill(intents()["watch_alert"].answer(rng), target=target.words),))

@@ -14,7 +14,7 @@ N_DRAWS = 1500  # of each kind of turn
 def replies(seed: int = 0, n: int = N_DRAWS) -> list[str]:
     """Replies of `n` turns of each kind."""
     rng = random.Random(seed)
-    memory = turns.Memory()
+    memory = turns.ToldFacts()
     texts: list[str] = []
     for _ in range(n):
         drawn = [

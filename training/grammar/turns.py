@@ -16,7 +16,7 @@ FACTS = ("name", "color", "animal", "place")
 
 
 @dataclass(frozen=True)
-class Turn:
+class Exchange:
     """One exchange.
 
     Args:
@@ -36,28 +36,28 @@ class Turn:
 
 
 @dataclass
-class Memory:
+class ToldFacts:
     """What the person has told in this conversation: fact -> slot values."""
 
     facts: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
-def draw_small_talk(rng: random.Random, split: Split) -> Turn:
+def draw_small_talk(rng: random.Random, split: Split) -> Exchange:
     intent = rng.choice(list(small_talk().values()))
-    return Turn(intent.name, intent.draw(rng, split), (intent.answer(rng),))
+    return Exchange(intent.name, intent.draw(rng, split), (intent.answer(rng),))
 
 
-def draw_counting(rng: random.Random, split: Split) -> Turn:
+def draw_counting(rng: random.Random, split: Split) -> Exchange:
     """Counting up to a number, down from one, or until stopped; a number in each unit."""
     skill = rng.choice(("count_to", "count_freely", "count_down"))
     n = rng.randint(2, MAX_SUM)
     said = fill(intents()[skill].draw(rng, split), n=words.number(n))
     if skill == "count_down":
-        return Turn(skill, said, _counted(range(n, 0, -1)))
-    return Turn(skill, said, _counted(range(1, (n if skill == "count_to" else MAX_COUNTED) + 1)))
+        return Exchange(skill, said, _counted(range(n, 0, -1)))
+    return Exchange(skill, said, _counted(range(1, (n if skill == "count_to" else MAX_COUNTED) + 1)))
 
 
-def draw_arithmetic(rng: random.Random, split: Split) -> Turn:
+def draw_arithmetic(rng: random.Random, split: Split) -> Exchange:
     """A sum or difference of numbers up to twenty."""
     skill = rng.choice(("add", "subtract"))
     total = rng.randint(0, MAX_SUM)
@@ -65,21 +65,21 @@ def draw_arithmetic(rng: random.Random, split: Split) -> Turn:
     a, b, c = (part, total - part, total) if skill == "add" else (total, part, total - part)
     slots = {"a": words.number(a), "b": words.number(b), "c": words.number(c)}
     intent = intents()[skill]
-    return Turn(skill, fill(intent.draw(rng, split), **slots), (fill(intent.answer(rng), **slots),))
+    return Exchange(skill, fill(intent.draw(rng, split), **slots), (fill(intent.answer(rng), **slots),))
 
 
-def draw_repetition(rng: random.Random, split: Split) -> Turn:
+def draw_repetition(rng: random.Random, split: Split) -> Exchange:
     slots = {"sentence": words.sentence(rng, split)}
     intent = intents()["repeat"]
-    return Turn("repeat", fill(intent.draw(rng, split), **slots), (fill(intent.answer(rng), **slots),))
+    return Exchange("repeat", fill(intent.draw(rng, split), **slots), (fill(intent.answer(rng), **slots),))
 
 
-def draw_unknown(rng: random.Random, split: Split) -> Turn:
+def draw_unknown(rng: random.Random, split: Split) -> Exchange:
     """A sentence outside the model's world."""
-    return Turn("unknown", words.far_sentence(rng, split), (intents()["unknown"].answer(rng),))
+    return Exchange("unknown", words.far_sentence(rng, split), (intents()["unknown"].answer(rng),))
 
 
-def draw_told(rng: random.Random, split: Split, memory: Memory) -> Turn:
+def draw_told(rng: random.Random, split: Split, memory: ToldFacts) -> Exchange:
     """The person tells a fact, which replaces an earlier one of its kind."""
     fact = rng.choice(FACTS)
     object_, place = rng.choice(words.OBJECTS), rng.choice(words.PLACES)
@@ -91,10 +91,10 @@ def draw_told(rng: random.Random, split: Split, memory: Memory) -> Turn:
     }[fact]
     memory.facts[fact] = slots
     intent = intents()[f"tell_{fact}"]
-    return Turn(intent.name, fill(intent.draw(rng, split), **slots), (_answer(intent.answer(rng), slots),))
+    return Exchange(intent.name, fill(intent.draw(rng, split), **slots), (_answer(intent.answer(rng), slots),))
 
 
-def draw_recall(rng: random.Random, split: Split, memory: Memory) -> Turn:
+def draw_recall(rng: random.Random, split: Split, memory: ToldFacts) -> Exchange:
     """The person asks for a fact; one that was not told is not known."""
     fact = rng.choice(sorted(memory.facts) if memory.facts and rng.random() < 0.8 else FACTS)
     intent = intents()[f"ask_{fact}"]
@@ -102,15 +102,15 @@ def draw_recall(rng: random.Random, split: Split, memory: Memory) -> Turn:
     asked = rng.choice(words.OBJECTS) if known is None or rng.random() < 0.15 else known.get("object", "")
     said = fill(intent.draw(rng, split), object=asked)
     if known is None or (fact == "place" and asked != known["object"]):
-        return Turn(intent.name, said, (intents()["not_told"].answer(rng),))
-    return Turn(intent.name, said, (_answer(intent.answer(rng), known),))
+        return Exchange(intent.name, said, (intents()["not_told"].answer(rng),))
+    return Exchange(intent.name, said, (_answer(intent.answer(rng), known),))
 
 
-def draw_plain(skill: str, rng: random.Random, split: Split, **slots: str) -> Turn:
+def draw_plain(skill: str, rng: random.Random, split: Split, **slots: str) -> Exchange:
     """A turn of a block whose answers need no more than these slots; a block without answers is met by silence."""
     intent = intents()[skill]
     reply = (fill(intent.answer(rng), **slots),) if intent.answers else ()
-    return Turn(skill, fill(intent.draw(rng, split), **slots), reply)
+    return Exchange(skill, fill(intent.draw(rng, split), **slots), reply)
 
 
 def _answer(template: str, slots: dict[str, str]) -> str:

@@ -15,7 +15,7 @@ from models.inputs.prompts import Bound, PromptOptions, build_prompt
 from models.inputs.tokens import Tokenizer
 from training.grammar import camera, turns
 from training.grammar.phrases import Split
-from training.grammar.turns import Memory, Turn
+from training.grammar.turns import Exchange, ToldFacts
 from training.mind.inputs import Example, stack_pictures
 from training.scenes.random_scenes import draw_shown
 from training.scenes.render import draw_look, render
@@ -24,7 +24,7 @@ from training.timelines.speech import Synthesizer, degrade
 
 MAX_TURNS = 5
 SILENCE_S = (0.1, 0.5)  # before and after a spoken question
-Part = str | Image.Image | np.ndarray
+MessagePart = str | Image.Image | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class ChatMaker:
 
     def make(
         self, rng: random.Random, voice: Synthesizer, *, split: Split = "train", things: bool = True
-    ) -> tuple[Example, Turn]:
+    ) -> tuple[Example, Exchange]:
         """A chat whose last answer is learned. Returns: the sequence and the last turn."""
-        memory = Memory()
+        memory = ToldFacts()
         chat = [draw_turn(rng, split, memory) for _ in range(rng.randint(1, MAX_TURNS))]
         medium = rng.choice(("text", "text", "sound", "picture"))
-        question: list[Part] = [written(chat[-1].said, rng)]
+        question: list[MessagePart] = [written(chat[-1].said, rng)]
         if medium == "picture":
             shown = draw_shown(rng, things)
             chat[-1] = camera.draw_question(rng, split, shown)
@@ -91,7 +91,7 @@ class ChatMaker:
         return degrade(np.concatenate((before, voice(text), after)), rng)
 
 
-def draw_turn(rng: random.Random, split: Split, memory: Memory) -> Turn:
+def draw_turn(rng: random.Random, split: Split, memory: ToldFacts) -> Exchange:
     """A turn that makes sense without a camera and without time."""
     kind = rng.choices(("talk", "sum", "repeat", "unknown", "told", "recall", "count"), (5, 2, 1, 2, 2, 2, 1))[0]
     match kind:

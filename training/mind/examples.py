@@ -18,11 +18,11 @@ from training.mind.chats import ChatMaker
 from training.mind.inputs import Example, make_example
 from training.scenes.drawing import things_font
 from training.timelines.conversations import draw_timeline
-from training.timelines.layout import SYSTEM, Layout
+from training.timelines.layout import SYSTEM, RowLayout
 from training.timelines.lessons import CAPTION_SYSTEM, ECHO_SYSTEM, draw_captions, draw_echo
 from training.timelines.speech import RATE, Synthesizer, degrade, noise_bursts
 from training.timelines.timeline import Timeline
-from training.timelines.windows import Part, Window, split_parts
+from training.timelines.windows import TimelinePart, TrainingWindow, split_parts
 
 Task = Literal["echo", "captions", "talk", "chat"]
 MAX_REFERENCE_S = 5
@@ -40,8 +40,8 @@ class DrawnPart:
     """A part of a timeline, with the layout of its rows and the reference voice of its prompt."""
 
     timeline: Timeline
-    part: Part
-    layout: Layout
+    part: TimelinePart
+    layout: RowLayout
     reference: Tensor | None
 
     def example(self, config: OmniConfig) -> Example:
@@ -64,7 +64,7 @@ class Examples(Dataset[Example]):
     folder: Path
     tasks: dict[Task, float]
     seconds: float
-    window: Window
+    window: TrainingWindow
     voices: tuple[Synthesizer, ...] = (noise_bursts,)
     split: Split = "train"
 
@@ -97,7 +97,7 @@ class Examples(Dataset[Example]):
             voice = rng.choice(self.voices)("This is how I sound when I talk to you. It is nice to meet you.")
             n = min(len(voice) * 10 // RATE, 10 * MAX_REFERENCE_S)
             reference = torch.from_numpy(voice[: n * RATE // 10])
-        layout = Layout(self.tokenizer, system=system)
+        layout = RowLayout(self.tokenizer, system=system)
         n_reference = 0 if reference is None else 10 * len(reference) // RATE
         part = rng.choice(list(split_parts(timeline.units, layout, self.window, n_reference)))
         return DrawnPart(timeline, part, layout, reference)

@@ -15,17 +15,17 @@ from models.inputs.image import ImagePatches, image_patches, pad_batch, plan
 from models.inputs.mel_stream import MelStreamState, mel_step
 from models.layers.apm import UNIT_ROWS
 from models.layers.audio_overlap import OVERLAP_UNITS, max_overlap_units, needs_overlap
-from training.timelines.layout import ContextRows, Layout
+from training.timelines.layout import ContextRows, RowLayout
 from training.timelines.speech import RATE, Samples
 from training.timelines.timeline import Timeline
-from training.timelines.windows import Part, part_rows
+from training.timelines.windows import TimelinePart, part_rows
 
 REDUNDANCY = 2  # mel frames of context around a unit's own
 LEAD = FIRST_UNIT_PADDED - UNIT_SAMPLES  # zeros in front of a session's sound
 
 
 @dataclass(frozen=True)
-class Segment:
+class EncoderSegment:
     """Units that the audio encoder sees at once: [context, end), of which those from `first` on get their rows here."""
 
     context: int
@@ -80,7 +80,7 @@ def unit_mels(sound: Samples) -> tuple[Tensor, Tensor, Tensor]:
     return torch.cat(mel), torch.cat(first), torch.cat(end)
 
 
-def sound_segments(first: Sequence[int], end: Sequence[int], max_positions: int) -> list[Segment]:
+def sound_segments(first: Sequence[int], end: Sequence[int], max_positions: int) -> list[EncoderSegment]:
     """How the encoder's history grows and restarts from its last units, as in serving.
 
     Args:
@@ -88,20 +88,20 @@ def sound_segments(first: Sequence[int], end: Sequence[int], max_positions: int)
         max_positions: of the encoder's table.
     """
     n_kept = min(OVERLAP_UNITS, max_overlap_units(max_positions))
-    segments, context, begin, held = list[Segment](), 0, 0, 0
+    segments, context, begin, held = list[EncoderSegment](), 0, 0, 0
     for unit, (low, high) in enumerate(zip(first, end, strict=True)):
         if needs_overlap(held, low, high, max_positions):
-            segments.append(Segment(context, begin, unit))
+            segments.append(EncoderSegment(context, begin, unit))
             context, begin = max(0, unit - n_kept), unit
             held = UNIT_ROWS * (unit - context)
         held += UNIT_ROWS
-    return [*segments, Segment(context, begin, len(end))]
+    return [*segments, EncoderSegment(context, begin, len(end))]
 
 
 def make_example(
     timeline: Timeline,
-    part: Part,
-    layout: Layout,
+    part: TimelinePart,
+    layout: RowLayout,
     config: OmniConfig,
     *,
     mels: tuple[Tensor, Tensor, Tensor] | None = None,
@@ -149,7 +149,7 @@ def stack_pictures(patches: Sequence[ImagePatches]) -> Pictures | None:
     return Pictures(*map(torch.from_numpy, (batch.pixels, batch.position_ids, batch.coords, batch.mask)))
 
 
-def _pictures(timeline: Timeline, part: Part, config: OmniConfig) -> Pictures | None:
+def _pictures(timeline: Timeline, part: TimelinePart, config: OmniConfig) -> Pictures | None:
     patches: list[ImagePatches] = []
     for unit in timeline.units[part.first : part.end]:
         if unit.picture is not None:

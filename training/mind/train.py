@@ -26,13 +26,13 @@ from training.mind.examples import Examples, Task
 from training.mind.forward import loss_of, predict
 from training.mind.voices import engine_voices
 from training.timelines.speech import Synthesizer, noise_bursts
-from training.timelines.windows import Window
+from training.timelines.windows import TrainingWindow
 
 WARMUP_STEPS = 200
 LAST_RATE = 0.05  # learning rate at the end, as a part of the highest
 MAX_NORM = 1.0  # of the gradient
 TASKS: tuple[tuple[Task, float], ...] = (("echo", 0.25), ("captions", 0.15), ("talk", 0.5), ("chat", 0.1))  # shares
-WINDOW = Window(mode="context")
+WINDOW = TrainingWindow(mode="context")
 N_EVALUATED = 16  # sequences of the held-out split
 
 
@@ -60,7 +60,7 @@ class MindPlan:
     rate: float = 1e-3
     workers: int = 0
     tasks: tuple[tuple[Task, float], ...] = TASKS
-    window: Window = WINDOW
+    window: TrainingWindow = WINDOW
     keeps_weights: bool = False
     quiet_weight: float = 0.2
     voices: tuple[Synthesizer, ...] = (noise_bursts,)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from models.inputs.tokens import SpecialTokens
 from training.grammar import camera, turns
 from training.grammar.phrases import Split
-from training.grammar.turns import Memory, Turn
+from training.grammar.turns import Exchange, ToldFacts
 from training.scenes.labels import Shown
 from training.scenes.random_scenes import draw_movement, draw_shown
 from training.scenes.render import draw_look
@@ -43,7 +43,7 @@ class _State:
     """What the conversation is at. now: time from which on the next thing may happen."""
 
     now: float
-    memory: Memory = field(default_factory=Memory)
+    memory: ToldFacts = field(default_factory=ToldFacts)
     has_camera: bool = False
     shown: Shown | None = None
     before: Shown | None = None
@@ -52,7 +52,7 @@ class _State:
     target: camera.Target | None = None
 
 
-class Conversation:
+class RandomConversation:
     """One conversation. `run` plays actions until a length is reached."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Conversation:
 
     def _talk(self) -> None:
         rng, split, memory = self._rng, self._split, self._state.memory
-        draws: list[tuple[Callable[[], Turn], float]] = [
+        draws: list[tuple[Callable[[], Exchange], float]] = [
             (lambda: turns.draw_small_talk(rng, split), 5),
             (lambda: turns.draw_arithmetic(rng, split), 2),
             (lambda: turns.draw_repetition(rng, split), 1.5),
@@ -209,7 +209,7 @@ class Conversation:
 
     # --- exchanges -----------------------------------------------------------------------------
 
-    def _exchange(self, turn: Turn, interruption: float | None = None) -> None:
+    def _exchange(self, turn: Exchange, interruption: float | None = None) -> None:
         """The person says something and the model answers, unless it is to be quiet.
 
         Args:
@@ -273,7 +273,7 @@ def draw_timeline(
     things: bool = True,
     habits: Habits | None = None,
 ) -> Timeline:
-    """A conversation of about this length. Arguments as for `Conversation`."""
+    """A conversation of about this length. Arguments as for `RandomConversation`."""
     rng = random.Random(f"{split} {seed}")
-    conversation = Conversation(rng, encode, special, synthesize, split=split, things=things, habits=habits)
+    conversation = RandomConversation(rng, encode, special, synthesize, split=split, things=things, habits=habits)
     return conversation.run(seconds)

@@ -44,7 +44,7 @@ class ContextRows:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptRows:
     """The rows in front of all units: ids, the reference voice, kept text with its marker, ids."""
 
     before: tuple[int, ...]
@@ -56,7 +56,7 @@ class Prompt:
         return len(self.before) + self.n_reference + len(self.previous) + len(self.after)
 
 
-class Layout:
+class RowLayout:
     """Makes rows with one tokenizer's ids."""
 
     def __init__(self, tokenizer: Tokenizer, *, system: str = SYSTEM, picture_rows: int = PICTURE_ROWS):
@@ -65,10 +65,10 @@ class Layout:
         self._system, self.turn_eos = system, tokenizer.special.turn_eos
         self.marker = tokenizer.encode(MARKER)
 
-    def prompt(self, n_reference: int = 0) -> Prompt:
+    def prompt(self, n_reference: int = 0) -> PromptRows:
         """The start of a context. n_reference: rows of the reference voice, ten a second."""
         before = self._tokenizer.encode(f"<|im_start|>system\n{self._system}\n<|audio_start|>")
-        return Prompt(tuple(before), tuple(self._tokenizer.encode("<|audio_end|><|im_end|>")), n_reference)
+        return PromptRows(tuple(before), tuple(self._tokenizer.encode("<|audio_end|><|im_end|>")), n_reference)
 
     def unit_length(self, unit: TimelineUnit) -> int:
         """Rows of a unit."""
@@ -83,7 +83,7 @@ class Layout:
     def rows(
         self,
         units: Sequence[TimelineUnit],
-        prompt: Prompt,
+        prompt: PromptRows,
         *,
         first: int = 0,
         learned_from: int = 0,

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from training.timelines.layout import ContextRows, Layout
+from training.timelines.layout import ContextRows, RowLayout
 from training.timelines.timeline import TimelineUnit
 
 
 @dataclass(frozen=True)
-class Window:
+class TrainingWindow:
     """Limits of a window, with the defaults of serving.
 
     Args:
@@ -34,7 +34,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Part:
+class TimelinePart:
     """Units [first, end) after a prompt, of which those from `learned_from` on are learned. previous: kept text."""
 
     first: int
@@ -44,10 +44,10 @@ class Part:
 
 
 def split_parts(
-    units: Sequence[TimelineUnit], layout: Layout, window: Window | None = None, n_reference: int = 0
-) -> Iterator[Part]:
+    units: Sequence[TimelineUnit], layout: RowLayout, window: TrainingWindow | None = None, n_reference: int = 0
+) -> Iterator[TimelinePart]:
     """The parts of a conversation, in order. n_reference: rows of the reference voice in the prompt."""
-    window = window or Window()
+    window = window or TrainingWindow()
     first = learned_from = 0
     length = len(layout.prompt(n_reference))
     previous: list[int] = []
@@ -64,20 +64,22 @@ def split_parts(
             if number + 1 - first <= window.max_units + window.slack:
                 continue
             keep = number + 1 - window.max_units
-        yield Part(first, learned_from, number + 1, _marked(layout, previous))
+        yield TimelinePart(first, learned_from, number + 1, _marked(layout, previous))
         if window.mode == "context":
             previous += [token for gone in units[first:keep] for token in layout.spoken(gone)]
             del previous[: -window.max_previous]
         first, learned_from = keep, number + 1
     if learned_from < len(units):
-        yield Part(first, learned_from, len(units), _marked(layout, previous))
+        yield TimelinePart(first, learned_from, len(units), _marked(layout, previous))
 
 
-def part_rows(units: Sequence[TimelineUnit], part: Part, layout: Layout, n_reference: int = 0) -> ContextRows:
+def part_rows(
+    units: Sequence[TimelineUnit], part: TimelinePart, layout: RowLayout, n_reference: int = 0
+) -> ContextRows:
     """The rows of one part. n_reference: as for `split_parts`."""
     prompt = replace(layout.prompt(n_reference), previous=part.previous)
     return layout.rows(units[part.first : part.end], prompt, first=part.first, learned_from=part.learned_from)
 
 
-def _marked(layout: Layout, previous: Sequence[int]) -> tuple[int, ...]:
+def _marked(layout: RowLayout, previous: Sequence[int]) -> tuple[int, ...]:
     return (*layout.marker, *previous) if previous else ()

@@ -107,7 +107,7 @@ def token_sets(
         fixed = sets[FIXED_SET]
         sets[FIXED_SET] = replace(fixed, forbidden={*fixed.forbidden, *side_lane})
         sets[SIDE_DUPLEX_SET] = replace(fixed, forbidden={*fixed.forbidden, side_lane.end})
-        # The repetition penalty would wear down the quotes of JSON.
+        # The repetition penalty would suppress the quotes of JSON.
         beside = tokenizer.special_ids | control | never | {special.unit_start, special.unit_end, side_lane.start}
         sets[SIDE_SET] = TokenSet(beside - {side_lane.end}, unremembered=range(vocab_size), pad_id=special.listen)
     return TokenSets.build([sets[index] for index in sorted(sets)], vocab_size, device)

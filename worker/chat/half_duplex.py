@@ -194,7 +194,7 @@ class HalfDuplex:
             self._detector.reset()
         sound = sound[-CLIP_SAMPLES:]
         content = self._reader.cut(self._reader.read_segment(ChatMessage("user", (sound,)), SEGMENT))
-        with self._lock:  # an interrupt of another thread comes after the request, or the engine would not know it
+        with self._lock:  # so that the engine has the request before an interrupt of another thread
             self._answering = Answering(is_made=True)
             self._emit(Generating(self._port.name, 1000 * len(sound) / SAMPLE_RATE))
             request = self._port.answer(content, self.config.reply, arrived)

@@ -36,7 +36,7 @@ async def resolved(host: str) -> list[str]:
     return [str(address[0]) for *_, address in found]
 
 
-def is_public(address: str) -> bool:
+def is_public_address(address: str) -> bool:
     """Whether an IP address can be reached from everywhere; also for the IPv4 address inside an IPv6 one."""
     found = ip_address(address.partition("%")[0])
     inner = _inner(found) if isinstance(found, IPv6Address) else None
@@ -124,7 +124,7 @@ class PictureUrls:
         if not any(fnmatchcase(host, pattern) for pattern in self._hosts):
             raise PictureUrlError("a host that the operator allows", host[:60])
         addresses = await self._resolve(host)
-        if not addresses or not all(map(is_public, addresses)):
+        if not addresses or not all(map(is_public_address, addresses)):
             raise PictureUrlError("a host with public addresses only", host[:60])
         return addresses[0]
 

@@ -48,7 +48,7 @@ def end_of(close: SocketClose) -> DoorEnd:
 
 
 def end_of_errors(errors: BaseExceptionGroup[BaseException]) -> DoorEnd | None:
-    """The end that the first known error in nested groups stands for; None if there is none."""
+    """The end for the first known error in nested groups; None if there is none."""
     for error in errors.exceptions:
         match error:
             case SessionOverError():

@@ -293,7 +293,7 @@ class GptLiveSession:
     # --- what the lane reports -----------------------------------------------------------------
 
     def on_ready(self, error: Error | None) -> None:
-        """Tell the client that the session has started. Raises: GptLiveRefusedError."""
+        """Send `session.started` for the first context. Raises: GptLiveRefusedError."""
         if error is not None:
             raise GptLiveRefusedError(EventError(str(error.code), error.error), self._start_id)
         if not self._is_started:

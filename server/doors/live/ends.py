@@ -48,7 +48,7 @@ def invalid_settings(error: EventError) -> DoorEnd:
 
 
 def end_of(close: SocketClose) -> DoorEnd:
-    """The end of a session that the gateway ends. Stock clients give up at some codes of errors; none is used here."""
+    """The end of a session that the gateway ends. Its error has no code at which stock clients stop."""
     if close.how == DRAINED.how:
         return DRAINED
     error = None

@@ -366,7 +366,7 @@ class DuplexLane:
         return max(now, response.first_sound_at + response.sent_ms / 1000 - FAST_AHEAD_S)
 
     def _refuse(self) -> None:
-        """Tell the client once that the context is full. Sound is dropped from now on."""
+        """Send the error about the full context, once. Sound is dropped from now on."""
         self.policy.cut(is_running=self.policy.is_turn_open)
         self._buffer.clear_sound()
         if self._response is not None:

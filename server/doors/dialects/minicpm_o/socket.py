@@ -212,7 +212,7 @@ class ModeConnection:
         return self._is_chat or self._units.is_prepared
 
     async def _notify(self, message: Message) -> None:
-        """Tell the client its place in the queue."""
+        """Send a message about the queue."""
         self._put({**message.model_dump(mode="json", exclude_none=True), "type": f"session.{message.type}"})
 
     def _begin(self) -> None:

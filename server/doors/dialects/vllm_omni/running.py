@@ -155,7 +155,7 @@ class OmniRun:
         self.live.task = self.task = asyncio.create_task(self._live_on(pending, on_over), name="vllm-omni")
 
     def end(self, end: DoorEnd) -> None:
-        """End the session, as its client wants."""
+        """End the session at its client's request."""
         self._asked_end = end
         self._changed.set()
 

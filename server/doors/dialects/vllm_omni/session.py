@@ -109,7 +109,7 @@ class OmniSession:
         return self._settings.idle_s
 
     def grant(self, **credentials: object) -> None:
-        """Set what `session.created` tells the client about its resumption."""
+        """Set the fields of `session.created` that resumption needs."""
         self._credentials = credentials
 
     def prepare(self) -> Prepare:
@@ -300,7 +300,7 @@ class OmniSession:
     # --- what the lane reports -----------------------------------------------------------------
 
     def on_ready(self, error: Error | None) -> None:
-        """Tell the client that the session exists. Raises: SessionOverError for a context that the worker refuses."""
+        """Send `session.created` for the first context. Raises: SessionOverError for a refused one."""
         if error is not None:
             raise SessionOverError(refused_context(error))
         if not self._is_created:
@@ -364,7 +364,7 @@ class OmniSession:
 
 
 def _fingerprint(sound: str) -> str:
-    """What stands for a voice's sound file once it is read: the file itself may be large."""
+    """A digest that replaces a voice's sound file once it is read: the file may be large."""
     return f"sha256 {hashlib.sha256(sound.encode()).hexdigest()}"
 
 

@@ -85,7 +85,7 @@ class OmniSettings:
     """The effective settings.
 
     ref_audio: a sound file in base64, or its fingerprint. detection: None: the model decides about turns.
-    transcription: None: the client wants no transcripts. auto_response: the model speaks unasked. initial_text: the
+    transcription: None: no transcripts are made. auto_response: the model speaks unasked. initial_text: the
     user's, before the first unit. idle_s: without an event; None: the server's limit.
     """
 
@@ -221,7 +221,7 @@ def _newer_spelling(audio: RequestFields, new: dict[str, Any], rates: dict[str, 
 
 
 def _transcription(given: RequestFields, audio: RequestFields | None) -> dict[str, Any]:
-    """The client's wish for transcripts, in one of its places. Raises: ApiError."""
+    """The settings of transcripts, from one of their places. Raises: ApiError."""
     own = None if audio is None else audio.group("input")
     places = ((own, "transcription"), (given, "input_audio_transcription"))
     for place, name in places:

@@ -17,7 +17,7 @@ KIND = "conversation.item.input_audio_transcription"
 
 @dataclass(frozen=True)
 class OmniTranscription:
-    """The client's wish for transcripts. language: code; "": unknown. hint: text that they may need."""
+    """Settings of transcripts. language: code; "": unknown. hint: text that they may need."""
 
     language: str = ""
     hint: str = ""
@@ -61,7 +61,7 @@ class OmniTranscripts:
         return self._wanted is not None
 
     def configure(self, wanted: OmniTranscription | None) -> OmniTranscription | None:
-        """Follow the client's wish. Returns: it; None if the server makes no transcripts."""
+        """Change the settings. Returns: them; None if the server makes no transcripts."""
         self._wanted = wanted if self._transcriber.is_enabled else None
         self.heard.keep(is_kept=self.is_wanted)
         return self._wanted

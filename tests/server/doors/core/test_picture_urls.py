@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from server.doors.core import picture_urls
-from server.doors.core.picture_urls import MAX_PICTURE_BYTES, PictureUrlError, PictureUrls, is_public
+from server.doors.core.picture_urls import MAX_PICTURE_BYTES, PictureUrlError, PictureUrls, is_public_address
 from tests.server.certificates import make_certificate
 
 PUBLIC = {"pictures.example.org": ["93.184.216.34", "2606:2800:220:1::1"], "cdn.example.net": ["1.1.1.1"]}
@@ -88,7 +88,7 @@ def test_other_addresses_are_refused_before_a_request(url: str, expected: str) -
     ],
 )
 def test_which_addresses_are_public(address: str, public: bool) -> None:
-    assert is_public(address) == public
+    assert is_public_address(address) == public
 
 
 def test_a_name_beyond_ascii_is_sent_as_it_is_resolved() -> None:
@@ -173,7 +173,7 @@ def test_the_certificate_must_be_that_of_the_name(tmp_path: Path, monkeypatch: p
         async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=serving) as server:
             port = server.sockets[0].getsockname()[1]
             monkeypatch.setattr(picture_urls, "HTTPS_PORT", port)
-            monkeypatch.setattr(picture_urls, "is_public", lambda address: True)
+            monkeypatch.setattr(picture_urls, "is_public_address", lambda address: True)
             for name, expected in (("pictures", b"picture"), ("other", b"ConnectError")):
                 pictures = PictureUrls(("*",), resolve=resolve, transport=httpx.AsyncHTTPTransport(verify=trusting))
                 try:
