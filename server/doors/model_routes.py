@@ -25,6 +25,7 @@ class ModelCards(BaseModel):
 
 
 def model_routes(names: ModelNames) -> APIRouter:
+    """Routes of the list of models and of one model."""
     router = APIRouter()
     created = int(time.time())
 

@@ -27,6 +27,7 @@ class PortRangeLoop(asyncio.SelectorEventLoop):
     async def create_datagram_endpoint(  # type: ignore[override]  # passes on what it does not use
         self, protocol_factory: Callable[[], Any], local_addr: tuple[str, int] | None = None, **options: Any
     ) -> Any:
+        """As in asyncio; a local port 0 becomes a free one of the range. Raises: OSError if all are in use."""
         if self.ports is None or local_addr is None or local_addr[1] != 0:
             return await super().create_datagram_endpoint(protocol_factory, local_addr, **options)
         first = random.randrange(len(self.ports))

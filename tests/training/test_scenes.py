@@ -10,7 +10,8 @@ from PIL import Image
 from training.scenes.drawing import things_font
 from training.scenes.labels import COLORS, THINGS, Shown
 from training.scenes.random_scenes import Movement, draw_movement, draw_shown
-from training.scenes.render import FRAME_SIDE, Look, draw_look, render, render_movement
+from training.scenes.render import FRAME_SIDE, Look, draw_look, render
+from training.timelines.timeline import View
 
 CLEAR = {
     "texture": "plain",
@@ -79,7 +80,8 @@ def test_objects_are_where_their_label_says() -> None:
 def test_objects_move_as_their_label_says() -> None:
     for motion, axis, sign in (("to the left", 0, -1), ("to the right", 0, 1), ("up", 1, -1), ("down", 1, 1)):
         movement = Movement(Shown("shape", "circle", "blue"), motion, 4)
-        path = [center(frame)[axis] for frame in render_movement(movement, clear_look(movement.shown))]
+        view = View(movement.shown, clear_look(movement.shown), 0, movement)
+        path = [center(view.picture(unit).render())[axis] for unit in range(movement.n_units)]
         steps = sign * np.diff(path)
         assert (steps > 0.1).all(), f"{motion}: expected steps in its direction, got {path}"
     assert draw_movement(random.Random(1), 5, things=False).shown.count == 1

@@ -16,7 +16,6 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageFilter
 
 from training.scenes.drawing import Color, draw_object, named_color
 from training.scenes.labels import Place, Shown
-from training.scenes.random_scenes import Movement
 
 FRAME_SIDE = 448  # as the page's camera sends
 NOISE_SIDE = 1024  # of the field that the noise of each frame is cut from
@@ -108,12 +107,6 @@ def render(shown: Shown | None, look: Look, frame: int = 0, offset: tuple[float,
             top = round((0.5 + y) * FRAME_SIDE - turned.height / 2 + shaken.gauss(0, 2))
             picture.paste(turned, (left, top), turned)
     return _camera(picture, look, shaken)
-
-
-def render_movement(movement: Movement, look: Look) -> list[Image.Image]:
-    """One frame for each unit of a movement."""
-    units = range(movement.n_units)
-    return [render(movement.shown, look, unit, movement.offset(unit)) for unit in units]
 
 
 def jpeg(picture: Image.Image, quality: int) -> bytes:

@@ -51,6 +51,7 @@ UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"model": ApiErrorBody, "descri
 
 
 def call_routes(door: CallDoor) -> APIRouter:
+    """Routes that begin and end calls of the Realtime API."""
     router = APIRouter()
 
     @router.post(CALLS_PATH, status_code=201, response_class=Response, responses=ERRORS, openapi_extra=OFFER)
@@ -67,6 +68,7 @@ def call_routes(door: CallDoor) -> APIRouter:
 
 
 def live_call_routes(door: GptLiveCallDoor) -> APIRouter:
+    """Routes that begin and end GPT-Live sessions over WebRTC."""
     router = APIRouter()
 
     @router.post(LIVE_PATH, status_code=201, responses=ERRORS, openapi_extra=LIVE_OFFER)

@@ -64,6 +64,7 @@ class ChatDoor:
 
 
 def completion_routes(door: ChatDoor) -> APIRouter:
+    """The route of chat completions."""
     router = APIRouter()
 
     @router.post(PATH, responses=RESPONSES, openapi_extra={"requestBody": BODY}, response_class=Response)

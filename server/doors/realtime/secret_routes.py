@@ -52,6 +52,7 @@ class SecretAnswer(BaseModel):
 
 
 def secret_routes(access: Access, names: ModelNames, transcriber: Transcriber) -> APIRouter:
+    """Routes that make secrets, in the newer and the older form."""
     router = APIRouter()
 
     def make(request: Request, session: Mapping[str, Any], seconds: int) -> tuple[ClientSecret, Json]:

@@ -63,9 +63,11 @@ class TurnDetection:
         return merged if merged.type == "server_vad" else replace(merged, idle_timeout_ms=None)
 
     def detector_settings(self) -> DetectorSettings:
+        """The settings of the detector of speech."""
         return DetectorSettings(self.threshold, self.prefix_padding_ms, self.silence_duration_ms)
 
     def described(self) -> Json:
+        """The object `turn_detection` of a session."""
         shared = {"create_response": self.create_response, "interrupt_response": self.interrupt_response}
         if self.type == "semantic_vad":
             return {"type": self.type, "eagerness": self.eagerness, **shared}
@@ -99,6 +101,7 @@ class TranscriptionSettings:
         return replace(self, **{**changes, "model": patch.model or self.model})
 
     def described(self) -> Json:
+        """The object `transcription` of a session."""
         given = {"model": self.model, "language": self.language, "prompt": self.prompt}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -213,6 +216,7 @@ class RealtimeConfig:
 
 
 def format_object(name: WireFormat) -> Json:
+    """The object `format` of a session's sound."""
     return {"type": name, "rate": 24_000} if name == "audio/pcm" else {"type": name}
 
 
@@ -228,4 +232,5 @@ def choice_of(given: str | Json | None) -> str:
 
 
 def limit_of(given: int | str | None) -> int | None:
+    """The limit of tokens; None for `inf` and for none."""
     return given if isinstance(given, int) else None

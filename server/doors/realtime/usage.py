@@ -20,6 +20,7 @@ class TokenUsage:
     audio_out: int = 0
 
     def add(self, other: "TokenUsage") -> None:
+        """Add the counts of another part of the response."""
         self.text_in += other.text_in
         self.audio_in += other.audio_in
         self.image_in += other.image_in
@@ -27,6 +28,7 @@ class TokenUsage:
         self.audio_out += other.audio_out
 
     def described(self) -> Json:
+        """The object `usage` of a response."""
         inputs, outputs = self.text_in + self.audio_in + self.image_in, self.text_out + self.audio_out
         return {
             "total_tokens": inputs + outputs,

@@ -60,6 +60,7 @@ class SpeechDoor:
 
 
 def speech_routes(door: SpeechDoor) -> APIRouter:
+    """The route of spoken texts."""
     router = APIRouter()
 
     @router.post(PATH, responses=RESPONSES, openapi_extra={"requestBody": BODY}, response_class=Response)

@@ -59,6 +59,8 @@ def _modalities(value: object) -> object:
 
 
 class FormatPatch(_Patch):
+    """An encoding of sound. rate: Hz; the only one of its type, or not given."""
+
     type: WireFormat
     rate: int | None = None
 
@@ -71,6 +73,8 @@ class FormatPatch(_Patch):
 
 
 class TranscriptionPatch(_Patch):
+    """Settings of transcripts of the user. language: code. prompt: text that they may need."""
+
     model: str | None = Field(None, min_length=1, max_length=200)
     language: str | None = Field(None, max_length=64)
     prompt: str | None = Field(None, max_length=MAX_PROMPT)
@@ -81,6 +85,8 @@ class NoiseReductionPatch(_Patch):
 
 
 class TurnDetectionPatch(_Patch):
+    """Fields of `TurnDetection`."""
+
     type: Literal["server_vad", "semantic_vad"] | None = None
     threshold: float | None = Field(None, ge=0, le=1)
     prefix_padding_ms: int | None = Field(None, ge=0, le=5000)
@@ -92,6 +98,8 @@ class TurnDetectionPatch(_Patch):
 
 
 class InputPatch(_Patch):
+    """Settings of the client's sound. turn_detection: null or false turns it off."""
+
     format: Annotated[FormatPatch | None, BeforeValidator(_format)] = None
     transcription: TranscriptionPatch | None = None
     noise_reduction: NoiseReductionPatch | None = None
@@ -99,6 +107,8 @@ class InputPatch(_Patch):
 
 
 class OutputPatch(_Patch):
+    """Settings of the model's sound. voice: name, or an object with its `id`."""
+
     format: Annotated[FormatPatch | None, BeforeValidator(_format)] = None
     voice: Annotated[str | None, BeforeValidator(_voice)] = Field(None, max_length=200)
     speed: float | None = Field(None, ge=0.25, le=1.5)
@@ -110,6 +120,8 @@ class AudioPatch(_Patch):
 
 
 class TokenLimits(_Patch):
+    """post_instructions: context tokens from which on units leave."""
+
     post_instructions: int | None = Field(None, ge=0)
 
 
