@@ -1,7 +1,6 @@
 """The events of GPT-Live clients, as typed objects, and their reading. Unknown fields are errors."""
 
 import base64
-import binascii
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -104,7 +103,7 @@ class GptLiveAppendAudio(GptLiveEvent):
         """The decoded bytes. Raises: EventError."""
         try:
             return base64.b64decode(self.audio, validate=True)
-        except binascii.Error as error:
+        except ValueError as error:  # text beyond ASCII is no `binascii.Error`
             raise invalid_value("audio", expected="base64", got=error) from None
 
 

@@ -1,7 +1,6 @@
 """The settings of a vLLM-Omni session, in the older and the newer spelling of the Realtime API, and its sound."""
 
 import base64
-import binascii
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -259,7 +258,7 @@ class OmniInput:
         """[n] float32 at 16 kHz. text: base64. Raises: ApiError."""
         try:
             data = base64.b64decode(text, validate=True)
-        except binascii.Error as error:
+        except ValueError as error:  # text beyond ASCII is no `binascii.Error`
             raise invalid("audio", expected="base64", got=error, code="bad_audio") from None
         size = SAMPLE_BYTES.get(form, 1)
         if len(data) % size:

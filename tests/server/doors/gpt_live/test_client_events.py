@@ -52,8 +52,9 @@ def test_invalid_events_are_refused_by_name(text: str, code: str, param: str | N
     assert (refused.value.error.code, refused.value.error.param) == (code, param)
 
 
-def test_sound_must_be_base64() -> None:
-    found = read_event(event("session.input_audio.append", audio="not base64!"))
+@pytest.mark.parametrize("audio", ["not base64!", "\u00e9"])
+def test_sound_must_be_base64(audio: str) -> None:
+    found = read_event(event("session.input_audio.append", audio=audio))
     assert isinstance(found, GptLiveAppendAudio)
     with pytest.raises(EventError, match="audio: expected base64"):
         found.sound()
