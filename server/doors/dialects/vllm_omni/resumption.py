@@ -33,9 +33,11 @@ class EventJournal:
     def acknowledge(self, number: int) -> bool:
         """Drop the events up to this one. Returns: False for an event that was not sent yet."""
         newest = self._events[-1][0] if self._events else self._dropped
+        if number > newest:
+            return False
         while self._events and self._events[0][0] <= number:
             self._drop()
-        return number <= newest
+        return True
 
     def after(self, number: int) -> list[str] | None:
         """The events after this one; None if some of them are not kept."""
