@@ -19,7 +19,7 @@ from benchmarks.doors.stock_session import BYTES_PER_MS
 from benchmarks.serve.fake_replies import N_PARTS, SOUND_RATE, tone
 from server.access.identity import Identity
 from server.doors.core.unit_session import UNIT_SPEC, UnitSession
-from server.doors.live.sound import voice_feed
+from server.doors.live.sound import detector_feed
 from server.doors.live.sound.detector import Heard
 from server.doors.realtime.events.client_events import read_event
 from server.doors.realtime.events.server_events import EventSender
@@ -69,7 +69,7 @@ class _Worker:
 
 async def adapter_ms(n_units: int, chunk_ms: int) -> dict[str, list[float]]:
     """CPU ms of each unit by decision. chunk_ms: length of an append."""
-    with mock.patch.object(voice_feed, "SpeechDetector", _NoDetector):
+    with mock.patch.object(detector_feed, "SpeechDetector", _NoDetector):
         return await _adapter_ms(n_units, chunk_ms)
 
 
@@ -92,7 +92,7 @@ async def _adapter_ms(n_units: int, chunk_ms: int) -> dict[str, list[float]]:
     )
     session = RealtimeSession(EventSender(put), RealtimeConfig("gpt-realtime"), context)
     session.lane.attach(cast(UnitSession, worker), [])
-    voice = asyncio.create_task(session.lane.voice.run())
+    detecting = asyncio.create_task(session.lane.detector.run())
     appends, spent = _appends(chunk_ms), {"listen": list[float](), "speak": list[float]()}
     for number in range(1, n_units + WARM_UP + 1):
         speaks = CYCLE[number % len(CYCLE)]
@@ -114,7 +114,7 @@ async def _adapter_ms(n_units: int, chunk_ms: int) -> dict[str, list[float]]:
         if number > WARM_UP:
             spent["speak" if speaks else "listen"].append(ms)
         await asyncio.sleep(TURN_S)  # in which the detector takes the sound
-    voice.cancel()
+    detecting.cancel()
     session.stop()
     return spent
 

@@ -36,8 +36,8 @@ from server.doors.live.door_context import LARGE_EVENT
 from server.doors.live.event_error import EventError, invalid_value
 from server.doors.live.overlap_speech import OverlapSpeech
 from server.doors.live.sound.detector import DetectorSettings, Heard, SpeechHeard
+from server.doors.live.sound.detector_feed import DetectorFeed
 from server.doors.live.sound.resample import pcm16_of
-from server.doors.live.sound.voice_feed import VoiceFeed
 from server.doors.live.unit_lane import MAX_TEXTS, LiveLane
 from server.doors.model_names import ModelNames
 from server.doors.voices import VoiceNames
@@ -108,9 +108,9 @@ class GptLiveSession:
         self._send, self._names, self._voices, self._identity = send, names, voices, identity
         self.id, self._expires_at, self._track = session_id, expires_at, track
         self.lane = LiveLane(self, clock)
-        self.voice = VoiceFeed(DetectorSettings(), self.on_heard)
+        self.detector = DetectorFeed(DetectorSettings(), self.on_heard)
         self._transcripts = InputTranscripts(send, transcriber, identity, session_id, self._on_transcript)
-        self.voice.keep_in(self._transcripts.heard)
+        self.detector.keep_in(self._transcripts.heard)
         self._barge_in_ms = barge_in_ms
         self._overlap = OverlapSpeech()
         self.timeline = OutputTimeline()
@@ -224,7 +224,7 @@ class GptLiveSession:
             return
         self._n_samples += len(samples)
         if self.has_barge_in or self._transcripts.is_enabled:
-            self.voice.push(samples)
+            self.detector.push(samples)
         self.lane.append(samples)
 
     def _decoded(self, event: GptLiveAppendAudio) -> np.ndarray:
@@ -316,7 +316,7 @@ class GptLiveSession:
         """Transcribe what the client says, and silence the reply if it has spoken over it for long enough."""
         if isinstance(heard, SpeechHeard):
             self._keep_spoken()  # before the transcript of this turn
-        self._transcripts.on_heard(heard, self.timeline.taken_ms - self.voice.pushed_ms)
+        self._transcripts.on_heard(heard, self.timeline.taken_ms - self.detector.pushed_ms)
         if not self.is_speaking:
             self._overlap.end_reply()
         if self._overlap.hear(heard) >= self._barge_in_ms and self.has_barge_in:
@@ -328,7 +328,7 @@ class GptLiveSession:
         """Put speech on the timeline."""
         if not self.timeline.waiting_ms:
             self._overlap.end_reply()
-        self._overlap.begin_reply(self.voice.pushed_ms)
+        self._overlap.begin_reply(self.detector.pushed_ms)
         start_ms, end_ms = self.timeline.add(sound)
         self._spoken = (self._spoken + text)[-MAX_CONTENT:]
         if self._unit_end_ms is None:

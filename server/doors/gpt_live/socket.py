@@ -159,7 +159,7 @@ class GptLiveConnection:
                     ("gpt-live-read", self._read()),
                     ("gpt-live-gone", self._wait_gone()),
                     ("gpt-live-units", self._run_units(pending)),
-                    ("gpt-live-voice", self._session.voice.run()),
+                    ("gpt-live-detector", self._session.detector.run()),
                     ("gpt-live-sound", self._send_sound()),
                     ("gpt-live-limits", self._watch()),
                 ):

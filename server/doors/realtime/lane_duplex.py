@@ -12,8 +12,8 @@ import numpy as np
 from server.doors.core.unit_session import UnitSession
 from server.doors.live.event_error import EventError
 from server.doors.live.sound.detector import Heard, SpeechHeard, SpeechOver
+from server.doors.live.sound.detector_feed import DetectorFeed
 from server.doors.live.sound.unit_buffer import UNIT_SAMPLES, UnitBuffer
-from server.doors.live.sound.voice_feed import VoiceFeed
 from server.doors.live.sound.wire_sound import without_padding
 from server.doors.live.wake_timer import WakeTimer
 from server.doors.realtime.engine_context import EngineContext
@@ -32,11 +32,11 @@ from server.doors.realtime.responses import (
 )
 from server.doors.realtime.session_config import TurnDetection
 from server.doors.realtime.turns.barge_in import BargeIn
-from server.doors.realtime.turns.clock import ClockState, UnitTimer, send_at
 from server.doors.realtime.turns.idle_timeout import IdleTimeout
 from server.doors.realtime.turns.side_calls import SideCalls
 from server.doors.realtime.turns.turn_policy import TurnPolicy, UnitDecision
 from server.doors.realtime.turns.unit_in_flight import UnitInFlight
+from server.doors.realtime.turns.unit_timer import TimerState, UnitTimer, send_at
 from server.doors.realtime.turns.user_turns import UserTurns
 from server.doors.realtime.usage import TokenUsage, usage_of
 from worker.protocol.codec import FromClient
@@ -70,7 +70,7 @@ class DuplexLane:
     def __init__(self, host: LaneHost, turns: UserTurns, detection: TurnDetection, clock: Callable[[], float]):
         self._host, self._turns, self._clock = host, turns, clock
         self.policy = TurnPolicy(detection)
-        self.voice = VoiceFeed(detection.detector_settings(), self.on_heard)
+        self.detector = DetectorFeed(detection.detector_settings(), self.on_heard)
         self._barge_in = BargeIn()
         self._timer = UnitTimer()
         self._idle = IdleTimeout()
@@ -111,7 +111,7 @@ class DuplexLane:
     def configure(self, detection: TurnDetection) -> None:
         """Change the settings of turns."""
         self.policy.detection = detection
-        self.voice.configure(detection.detector_settings())
+        self.detector.configure(detection.detector_settings())
 
     def refresh(self) -> None:
         """The session's settings may have changed."""
@@ -130,7 +130,7 @@ class DuplexLane:
         now, was_paused = self._clock(), self._timer.is_paused
         self._sound_at = now
         self._timer.record_sound(now)
-        self.voice.push(samples)
+        self.detector.push(samples)
         if not self._is_refused and (dropped := self._buffer.append(samples)):
             self._host.report_overflow(dropped)
         self._context.begin()
@@ -159,7 +159,7 @@ class DuplexLane:
         if has_options:
             self.step_aside()
         self.policy.ask()
-        self._barge_in.begin_response(self.voice.pushed_ms)
+        self._barge_in.begin_response(self.detector.pushed_ms)
         self._timer.start(self._clock())
         self._context.begin()
         self._pump()
@@ -178,7 +178,7 @@ class DuplexLane:
         if due_at is None or timeout_ms is None or self._clock() < due_at or self._host.response is not None:
             return
         self._idle.record_speech()
-        end_ms = round(self.voice.pushed_ms)
+        end_ms = round(self.detector.pushed_ms)
         self._turns.time_out(max(0, end_ms - timeout_ms), end_ms)
         if self.policy.detection.create_response:
             self.ask(has_options=False)
@@ -304,7 +304,7 @@ class DuplexLane:
             self.policy.begin_response()
         if response is None:
             response = self._host.begin_response(with_message=with_message)
-            self._barge_in.begin_response(self.voice.pushed_ms)
+            self._barge_in.begin_response(self.detector.pushed_ms)
         return response
 
     def _finish(self, end: ResponseEnd) -> None:
@@ -353,7 +353,7 @@ class DuplexLane:
 
     def _late_at(self, now: float) -> float | None:
         """When silence must replace missing sound; None: not until a change."""
-        return self._timer.fill_at(ClockState(self._response is not None, self._spoke_at, is_idle=True), now)
+        return self._timer.fill_at(TimerState(self._response is not None, self._spoke_at, is_idle=True), now)
 
     def _early_at(self, now: float) -> float | None:
         """When the unit must run although its sound has not come yet; None: it waits for it."""
@@ -381,7 +381,7 @@ class DuplexLane:
         self._context.update()
         n_missing = UNIT_SAMPLES - self._buffer.n_samples
         if is_late and n_missing > 0:
-            self.voice.push(np.zeros(n_missing, np.float32))  # so that it finds the end of speech
+            self.detector.push(np.zeros(n_missing, np.float32))  # so that it finds the end of speech
         sound, pictures = self._buffer.take()
         if self._response is self._host.response:
             decision = self.policy.next_unit(is_responding=self._response is not None)

@@ -91,7 +91,7 @@ class RealtimeSession:
         self._has_spoken = False
         self._overflow = Overflow(context.clock)
         self.lane = DuplexLane(self, self._turns, config.turn_detection or TurnDetection(), context.clock)
-        self.lane.voice.keep_in(self._transcripts.heard)
+        self.lane.detector.keep_in(self._transcripts.heard)
         self._turn_lane = TurnLane(MAX_S if track is None else MAX_TRACK_S)
         self._answers = TurnAnswers(context.turns, context.identity, self._on_answer_end, context.clock)
         self.lane_changed = asyncio.Event()

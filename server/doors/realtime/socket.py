@@ -145,7 +145,7 @@ class RealtimeConnection:
                 for name, task in (
                     ("realtime-write", self._writer.run()),
                     ("realtime-units", self._run_units(pending)),
-                    ("realtime-voice", self._session.lane.voice.run()),
+                    ("realtime-detector", self._session.lane.detector.run()),
                     ("realtime-limits", self._watch()),
                     ("realtime-gone", self._wait_gone()),
                 ):

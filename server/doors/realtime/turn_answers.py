@@ -23,7 +23,7 @@ from server.doors.realtime.responses import (
 )
 from server.doors.realtime.session_config import RealtimeConfig
 from server.doors.realtime.turn_request import answer_start, turn_request, voicing_request, without_oldest
-from server.doors.realtime.turns.clock import send_at
+from server.doors.realtime.turns.unit_timer import send_at
 from server.doors.realtime.usage import TokenUsage
 from worker.protocol.chat_messages import ReplyUsage
 

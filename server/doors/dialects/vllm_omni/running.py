@@ -191,7 +191,7 @@ class OmniRun:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch(), name="vllm-omni-limits")
                 tasks.create_task(self._run_units(pending), name="vllm-omni-units")
-                tasks.create_task(self.session.turns.voice.run(), name="vllm-omni-voice")
+                tasks.create_task(self.session.turns.detector.run(), name="vllm-omni-detector")
         except BaseExceptionGroup as errors:
             if (end := end_of_errors(errors)) is not None:
                 return end

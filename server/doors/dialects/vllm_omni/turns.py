@@ -15,7 +15,7 @@ from server.doors.dialects.vllm_omni.settings import LONG_OVERLAP_MS, SHORT_ACK_
 from server.doors.dialects.vllm_omni.transcripts import OmniTranscripts
 from server.doors.live.overlap_speech import OverlapSpeech
 from server.doors.live.sound.detector import CERTAIN_MS, RATE_MS, DetectorSettings, Heard, SpeechHeard, SpeechOver
-from server.doors.live.sound.voice_feed import VoiceFeed
+from server.doors.live.sound.detector_feed import DetectorFeed
 
 BARGE_IN = frozenset({"barge_in", "interrupt", "cancel"})
 LISTEN = frozenset({"listen", "continue", "continue_output", "ack"})
@@ -55,8 +55,8 @@ class OmniTurns:
 
     def __init__(self, send: OmniEvents, host: TurnHost, settings: OmniSettings, transcripts: OmniTranscripts):
         self._send, self._host, self._settings, self._transcripts = send, host, settings, transcripts
-        self.voice = VoiceFeed(DetectorSettings(), self.on_heard)
-        self.voice.keep_in(transcripts.heard)
+        self.detector = DetectorFeed(DetectorSettings(), self.on_heard)
+        self.detector.keep_in(transcripts.heard)
         self._overlap = OverlapSpeech()
         self._overlap_ms = 0.0  # of speech over the open response
         self._start_ms = 0
@@ -69,18 +69,18 @@ class OmniTurns:
         if settings.detection is None and self._settings.detection is not None:
             self._end_turn()
         self._settings = settings
-        self.voice.configure(DetectorSettings() if settings.detection is None else settings.detection.settings())
+        self.detector.configure(DetectorSettings() if settings.detection is None else settings.detection.settings())
         self.begin_span()
 
     def begin_span(self) -> None:
         """What the client commits next begins now, unless the detector says where."""
         if self._settings.detection is None:
-            self._transcripts.heard.begin(self.voice.pushed_ms)
+            self._transcripts.heard.begin(self.detector.pushed_ms)
 
     def begin_response(self) -> None:
         """A response is opened."""
         self._forget_overlap()
-        self._overlap.begin_reply(self.voice.pushed_ms)
+        self._overlap.begin_reply(self.detector.pushed_ms)
 
     def end_response(self) -> None:
         """The open response is over."""
@@ -99,7 +99,7 @@ class OmniTurns:
             self._has_hints = True
             self._follow_hint(ms, is_speech=given.flag("is_speech"))
         if self._needs_detector:
-            self.voice.push(samples)
+            self.detector.push(samples)
         return True
 
     @property

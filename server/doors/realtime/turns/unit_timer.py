@@ -14,7 +14,7 @@ MAX_AHEAD_S = 1.0  # of sound that a client holds and has not played
 
 
 @dataclass(frozen=True)
-class ClockState:
+class TimerState:
     """What the timer needs of the session.
 
     Attributes:
@@ -62,7 +62,7 @@ class UnitTimer:
         """Stop until more sound comes."""
         self._due, self._is_silent = None, False
 
-    def fill_at(self, state: ClockState, now: float) -> float | None:
+    def fill_at(self, state: TimerState, now: float) -> float | None:
         """When silence must replace the missing sound of the unit; None: not until a change.
 
         The clock pauses itself once nothing is owed any more.

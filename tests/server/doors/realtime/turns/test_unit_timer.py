@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.doors.realtime.turns.clock import GRACE_S, ClockState, UnitTimer, send_at
+from server.doors.realtime.turns.unit_timer import GRACE_S, TimerState, UnitTimer, send_at
 
-OWED = ClockState(is_answering=True, spoke_at=None, is_idle=True)
-QUIET = ClockState(is_answering=False, spoke_at=None, is_idle=True)
+OWED = TimerState(is_answering=True, spoke_at=None, is_idle=True)
+QUIET = TimerState(is_answering=False, spoke_at=None, is_idle=True)
 
 
 def test_nothing_runs_before_the_first_sound() -> None:
@@ -35,9 +35,9 @@ def test_the_model_may_answer_for_ten_seconds_after_the_user_spoke() -> None:
     timer = UnitTimer()
     timer.record_sound(0.0)
     now, n_units = 0.0, 0
-    while (at := timer.fill_at(ClockState(False, 0.5, True), now)) is not None and n_units < 100:
+    while (at := timer.fill_at(TimerState(False, 0.5, True), now)) is not None and n_units < 100:
         now = at
-        if timer.fill_at(ClockState(False, 0.5, True), now) is not None:
+        if timer.fill_at(TimerState(False, 0.5, True), now) is not None:
             timer.record_unit(now, is_filled=True)
             n_units += 1
     assert 9 <= n_units <= 10 and timer.is_paused
@@ -46,7 +46,7 @@ def test_the_model_may_answer_for_ten_seconds_after_the_user_spoke() -> None:
 def test_a_unit_in_flight_is_waited_for() -> None:
     timer = UnitTimer()
     timer.record_sound(0.0)
-    assert timer.fill_at(ClockState(True, None, is_idle=False), 5.0) is None
+    assert timer.fill_at(TimerState(True, None, is_idle=False), 5.0) is None
 
 
 @given(st.lists(st.floats(0.0, 0.25), min_size=1, max_size=50))

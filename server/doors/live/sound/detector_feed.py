@@ -13,11 +13,14 @@ from worker.vad_network import shared_network
 CHUNK = 16_000  # samples at once at most, so that sessions with much sound do not delay the others
 MAX_WAITING = 60 * 16_000  # samples; the oldest beyond are skipped, if the detector is slower than real time
 # The network takes 0.2 ms for 32 ms of sound, without Python's lock.
-_POOL = ThreadPoolExecutor(max_workers=2, thread_name_prefix="voice")
+_POOL = ThreadPoolExecutor(max_workers=2, thread_name_prefix="detector")
 
 
-class VoiceFeed:
-    """Sound in, speech out. listener: called on the event loop. pushed_ms: all sound so far."""
+class DetectorFeed:
+    """Passes one session's sound to its detector.
+
+    listener: gets what is detected, on the event loop. pushed_ms: length of all sound so far.
+    """
 
     def __init__(self, settings: DetectorSettings, listener: Callable[[Heard], None]):
         self._settings, self._listener = settings, listener
