@@ -17,7 +17,7 @@ import h11
 import uvicorn
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket
-from uvicorn._types import ASGIReceiveEvent
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
@@ -145,6 +145,12 @@ class LiveProtocol(WebSocketsSansIOProtocol):
         self.transport.write(answer or b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
         self.handshake_complete = self.close_sent = True
         self.transport.close()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Send a message of the application. uvicorn reports a handshake refused with a body as an error otherwise."""
+        await super().send(message)
+        if self.close_sent:
+            self.handshake_complete = True
 
     def handle_parser_exception(self) -> None:
         """Close after an invalid frame; without a close frame if it comes before the end of the handshake."""

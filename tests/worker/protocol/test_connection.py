@@ -27,6 +27,10 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.body", "body": b"ok"})
         return
     await receive()
+    if scope["path"] == "/refused":
+        await send({"type": "websocket.http.response.start", "status": 403, "headers": []})
+        await send({"type": "websocket.http.response.body", "body": b"no"})
+        return
     if scope["path"] != "/late":
         await send({"type": "websocket.accept"})
     while (event := await receive())["type"] == "websocket.receive":
@@ -117,6 +121,14 @@ def test_every_handshake_is_answered(server: LiveServer, headers: str, status: i
     with connected(server) as client:  # the same headers without a handshake
         client.sendall(f"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n0\r\n\r\n".encode())
         assert answer(client).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_refused_handshake_is_no_error(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+    with connected(server) as client:
+        client.sendall((UPGRADE.format(path="refused") + VERSION + "\r\n").encode())
+        found = answer(client)
+    assert found.startswith(b"HTTP/1.1 403 ") and found.endswith(b"no")
+    assert not [record.message for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_closes_a_connection_without_a_whole_request(monkeypatch: pytest.MonkeyPatch) -> None:
