@@ -10,7 +10,7 @@ from tests.worker.loop.engines import ALOUD, UNIT_TOKENS, loaded, make_sound, sh
 from tests.worker.loop.scripted_engine import ScriptedEngine, results
 from training.mind.forward import run_context
 from training.mind.inputs import make_example
-from training.mind.speech import BEGIN, CODE, SPOKEN, predict_speech, speech_head, speech_rows, spoken_places
+from training.mind.speech import BEGIN, SPEECH, SPOKEN, predict_speech, speech_head, speech_rows, spoken_places
 from training.timelines.layout import NOTHING, RowLayout
 from training.timelines.timeline import Timeline, TimelineUnit
 from training.timelines.windows import TimelinePart
@@ -46,19 +46,33 @@ def test_best_tokens_equal_those_that_serving_draws(engine: ScriptedEngine) -> N
     text = [unit.tokens[1:-1] for unit in units]
     places = [spoken_places(example.rows, number, unit) for number, unit in enumerate(units)]
     assert [example.rows.ids[one].tolist() for one in places] == [list(one) for one in text]
-    codes = [token for call in calls for token in call.speech_tokens]
-    rows = speech_rows(text, places, codes, END, per_unit=UNIT_TOKENS)
+    tokens = [token for call in calls for token in call.speech_tokens]
+    rows = speech_rows(text, places, tokens, END, per_unit=UNIT_TOKENS)
     starts = [i for i, kind in enumerate(rows.kinds) if kind == BEGIN]
     assert [start - len(one) for start, one in zip(starts, text, strict=True)] == [call.start for call in calls]
     logits, targets = predict_speech(model, hidden[0], rows)
     drawn = targets != END
-    assert targets[drawn].tolist() == codes
-    assert logits[drawn].argmax(dim=-1).tolist() == codes
+    assert targets[drawn].tolist() == tokens
+    assert logits[drawn].argmax(dim=-1).tolist() == tokens
 
 
 def test_rows_of_a_reply() -> None:
     rows = speech_rows([[5, 6], [7]], [[20, 21], [40]], [1, 2, 3, 4, 8, 9, 3], END, per_unit=3)
-    assert rows.kinds == [SPOKEN, SPOKEN, BEGIN, CODE, CODE, CODE, SPOKEN, BEGIN, CODE, CODE, CODE, BEGIN, CODE]
+    assert rows.kinds == [
+        SPOKEN,
+        SPOKEN,
+        BEGIN,
+        SPEECH,
+        SPEECH,
+        SPEECH,
+        SPOKEN,
+        BEGIN,
+        SPEECH,
+        SPEECH,
+        SPEECH,
+        BEGIN,
+        SPEECH,
+    ]
     assert rows.values == [5, 6, 0, 1, 2, 3, 7, 0, 4, 8, 9, 0, 3]
     assert rows.places == [20, 21, *[NOTHING] * 4, 40, *[NOTHING] * 6]
     assert rows.targets == [NOTHING, NOTHING, 1, 2, 3, NOTHING, NOTHING, 4, 8, 9, NOTHING, 3, END]

@@ -99,10 +99,10 @@ def replies(drawn: DrawnPart, rows: ContextRows, speech: ReplySpeech, end: int) 
         tokens = [drawn.timeline.units[unit].tokens for unit in units]
         text = [one[1:-1] for one in tokens]
         places = [spoken_places(rows, unit, drawn.timeline.units[unit]) for unit in units]
-        codes = speech(said.parts)
+        speech_tokens = speech(said.parts)
         if said.is_cut:
-            codes = codes[: SPEECH_TOKENS_PER_UNIT * (len(units) - 1)]
-        found.append(speech_rows(text, places, codes, end))
+            speech_tokens = speech_tokens[: SPEECH_TOKENS_PER_UNIT * (len(units) - 1)]
+        found.append(speech_rows(text, places, speech_tokens, end))
     return found
 
 

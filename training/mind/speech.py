@@ -21,7 +21,7 @@ from training.timelines.layout import NOTHING, ContextRows
 from training.timelines.timeline import TimelineUnit
 
 SPEECH_TOKENS_PER_UNIT = 25
-SPOKEN, BEGIN, CODE = range(3)  # kinds of rows
+SPOKEN, BEGIN, SPEECH = range(3)  # kinds of rows
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SpeechRows:
     """Rows of one reply, [n] each.
 
     Args:
-        kinds: SPOKEN, BEGIN or CODE.
+        kinds: SPOKEN, BEGIN or SPEECH.
         values: text token or speech token; 0 at BEGIN.
         places: context row of a spoken token; NOTHING at other rows.
         targets: the speech token that follows, or NOTHING.
@@ -65,7 +65,7 @@ def speech_rows(
         end: the token that ends speech.
         per_unit: speech tokens of a unit.
     """
-    codes = [*speech_tokens, *[silence] * (per_unit * (len(text) - 1) - len(speech_tokens))]
+    tokens = [*speech_tokens, *[silence] * (per_unit * (len(text) - 1) - len(speech_tokens))]
     rows = SpeechRows([], [], [], [])
 
     def add(kind: int, value: int, place: int, target: int) -> None:
@@ -74,17 +74,17 @@ def speech_rows(
         rows.places.append(place)
         rows.targets.append(target)
 
-    n_units = max(len(text), -(-len(codes) // per_unit))
+    n_units = max(len(text), -(-len(tokens) // per_unit))
     for unit in range(n_units):
         if unit < len(text):
             for token, place in zip(text[unit], places[unit], strict=True):
                 add(SPOKEN, token, place, NOTHING)
-        chunk = codes[unit * per_unit : (unit + 1) * per_unit]
+        chunk = tokens[unit * per_unit : (unit + 1) * per_unit]
         # After the last token of a full unit serving draws one more and drops it, unless it ends the speech.
         after = end if unit == n_units - 1 else NOTHING
         add(BEGIN, 0, NOTHING, chunk[0] if chunk else after)
-        for code, following in zip(chunk, [*chunk[1:], after], strict=False):
-            add(CODE, code, NOTHING, following)
+        for token, following in zip(chunk, [*chunk[1:], after], strict=False):
+            add(SPEECH, token, NOTHING, following)
     return rows
 
 
@@ -98,15 +98,15 @@ def predict_speech(model: OmniModel, hidden: Tensor, rows: SpeechRows) -> tuple[
     kinds, values, places, targets = (
         torch.tensor(part, device=device) for part in (rows.kinds, rows.values, rows.places, rows.targets)
     )
-    is_text, is_code = kinds == SPOKEN, kinds == CODE
+    is_text, is_speech = kinds == SPOKEN, kinds == SPEECH
     begin = torch.full_like(values, config.audio_bos_token_id)
     embeds = tts.emb_text(begin)
     if is_text.any():
         normalize = config.normalize_projected_hidden
         spoken = tts.text_rows(values[is_text], hidden[places[is_text]], normalize, model.backend)
         embeds = embeds.masked_scatter(is_text[:, None], spoken)
-    if is_code.any():
-        embeds = embeds.masked_scatter(is_code[:, None], tts.emb_code[0](values[is_code]))
+    if is_speech.any():
+        embeds = embeds.masked_scatter(is_speech[:, None], tts.emb_code[0](values[is_speech]))
     n = len(rows.kinds)
     cache = KVCache(
         n_layers=config.num_hidden_layers,
