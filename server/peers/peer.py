@@ -30,6 +30,7 @@ CHANNEL = "oai-events"
 CONNECT_S = 30.0  # from the answer to the connection
 FLUSH_S = 0.5  # for the last events
 MAX_LINES = 2000  # of an offer; browsers send 100 to 300, and the parser takes quadratic time
+MAX_FRAGMENTS = 2048  # of unfinished messages; the largest that the answer allows has 230 of the usual size
 MAX_UNSENT = 16 * 2**20  # bytes of events that the client does not receive
 Send = Callable[[FrameKind, bytes], None]
 
@@ -74,6 +75,8 @@ class Peer:
         try:
             await connection.setRemoteDescription(RTCSessionDescription(offer, "offer"))
             await connection.setLocalDescription(await connection.createAnswer())
+            if connection.sctp is not None:
+                self._bound_fragments(connection.sctp)
         except Exception as error:
             LOG.debug("an offer is refused", exc_info=True)
             raise OfferError(f"expected an offer of WebRTC with Opus, got one that fails: {error!r:.200}") from None
@@ -145,6 +148,19 @@ class Peer:
         unsent, self._unsent = self._unsent, []
         for text in unsent:
             self._send_event(text)
+
+    def _bound_fragments(self, transport: Any) -> None:
+        """End the call at too many fragments of messages: aiortc searches all of a stream for each that comes."""
+        receive = transport._receive_data_chunk
+
+        async def receive_bounded(chunk: Any) -> None:
+            if self._is_gone:
+                return
+            await receive(chunk)
+            if len(transport._get_inbound_stream(chunk.stream_id).reassembly) > MAX_FRAGMENTS:
+                self._gone(f"a message has more than {MAX_FRAGMENTS} fragments")
+
+        transport._receive_data_chunk = receive_bounded
 
     def _on_message(self, message: str | bytes) -> None:
         self._send(FrameKind.EVENT, message if isinstance(message, bytes) else message.encode())

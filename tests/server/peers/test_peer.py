@@ -2,10 +2,15 @@
 
 import asyncio
 
+import aioice.ice
+import aiortc.rtcsctptransport
 import pytest
+from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 
+from benchmarks.doors.call_load import Microphone
 from server.peers.frames import FrameKind, LinkFrame
 from server.peers.peer import Peer
+from tests.server.live_gateway import wait_until
 from worker.config.webrtc import WebRtcConfig
 
 
@@ -21,5 +26,31 @@ def test_events_wait_for_the_channel_up_to_a_bound(monkeypatch: pytest.MonkeyPat
         peer.handle(event)
         assert sent == [FrameKind.GONE] and not peer._unsent
         await peer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_message_of_too_many_fragments_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.peers.peer.MAX_FRAGMENTS", 20)
+    monkeypatch.setattr(aioice.ice, "get_host_addresses", lambda use_ipv4, use_ipv6: ["127.0.0.1"])
+
+    async def scenario() -> None:
+        sent: list[tuple[FrameKind, bytes]] = []
+        peer = Peer(WebRtcConfig(), lambda kind, data: sent.append((kind, data)))
+        client = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        client.addTrack(Microphone())
+        channel = client.createDataChannel("oai-events")
+        await client.setLocalDescription(await client.createOffer())
+        answer = await peer.answer(client.localDescription.sdp)
+        await client.setRemoteDescription(RTCSessionDescription(answer, "answer"))
+        await wait_until(lambda: channel.readyState == "open", "the channel to open")
+        channel.send("x" * 10_000)
+        await wait_until(lambda: any(kind is FrameKind.EVENT for kind, _ in sent), "the event")
+        monkeypatch.setattr(aiortc.rtcsctptransport, "USERDATA_MAX_LENGTH", 100)
+        channel.send("x" * 10_000)
+        await wait_until(lambda: any(kind is FrameKind.GONE for kind, _ in sent), "the end")
+        assert [data for kind, data in sent if kind is FrameKind.GONE] == [b"a message has more than 20 fragments"]
+        await peer.close()
+        await client.close()
 
     asyncio.run(scenario())
