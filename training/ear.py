@@ -1,7 +1,7 @@
 """`python -m training.ear SAMPLES`: word errors of an independent recogniser on the sound files of `training.evaluate`.
 
 The errors of `source` (the recorded voice) are the measure: `copy` and `chain` are judged as points above them. Needs
-pocketsphinx (`pip install pocketsphinx`), whose US English model comes with it.
+pocketsphinx (the extra `training`), whose US English model comes with it.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def word_errors(samples: Path) -> dict[str, float]:
-    """Edits per word of each kind of sound."""
+    """Edits per word of each kind of sound that there is."""
     from pocketsphinx import Decoder
 
     decoder = Decoder(samprate=RATE)
@@ -43,7 +43,8 @@ def word_errors(samples: Path) -> dict[str, float]:
             numbers = {word: n for n, word in enumerate({*expected, *words(heard)})}
             edits += edit_distance([numbers[word] for word in words(heard)], [numbers[word] for word in expected])
             total += len(expected)
-        errors[kind] = round(edits / max(total, 1), 4)
+        if total:
+            errors[kind] = round(edits / total, 4)
     return errors
 
 

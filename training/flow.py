@@ -31,6 +31,7 @@ from training.sizes import FLOW
 from training.speech.corpus import Corpus
 from training.speech.features import FRAMES_16K, fbank_80, mel_80, mel_128, to_16k
 from training.tokenizer import tokens_of
+from training.utterances import batches
 from training.weights import derive, new_flow
 
 TOKENS = 200  # of one piece: 8 s
@@ -40,7 +41,6 @@ MAX_PROMPT = 125  # tokens
 WITHOUT_PROMPT, WHOLE, UNCONDITIONED = 0.15, 0.3, 0.2  # shares of the pieces
 SHORTER_CHUNKS, MIN_CHUNK = 0.3, 5  # share of the pieces; tokens
 ENCODER_WEIGHT = 0.3  # of the distance between encoder frames and mel
-VECTORS_AT_ONCE = 32
 
 
 class Visible(NamedTuple):
@@ -109,10 +109,15 @@ def train_flow(corpus: Corpus, plan: RunPlan, tokenizer: S3Tokenizer, speaker_en
     wave = torch.from_numpy(corpus.samples).to(device).float() / 32_768
     lengths = torch.from_numpy(corpus.lengths)
     low = to_16k(wave)
-    tokens = tokens_of(tokenizer, mel_128(low, lengths.to(device)).half(), lengths)
-    speakers = speaker_vectors(speaker_encoder, fbank_80(low), lengths)
-    mels = mel_80(wave)
+    log_mels = mel_128(low, lengths.to(device)).half()
+    energies, mels = fbank_80(low), mel_80(wave)
     del wave, low
+    plan.log_setup("features")
+    tokens = tokens_of(tokenizer, log_mels, lengths)
+    plan.log_setup("speech tokens")
+    speakers = speaker_vectors(speaker_encoder, energies, lengths)
+    plan.log_setup("speaker vectors")
+    del log_mels, energies
     owner = torch.arange(len(lengths), device=device).repeat_interleave(lengths.to(device))
     sampler = SegmentSampler(corpus, TOKENS, device, TARGET_SHARE)
     flow = new_flow(FLOW).to(device)
@@ -164,16 +169,14 @@ def speaker_vectors(encoder: CampPlus, energies: Tensor, lengths: Tensor) -> Ten
         lengths: [U] int64 speech tokens of each utterance, on the CPU.
     """
     device = energies.device
-    found, starts = [], lengths.cumsum(0) - lengths
-    for first in range(0, len(lengths), VECTORS_AT_ONCE):
-        n = FRAMES_16K * lengths[first : first + VECTORS_AT_ONCE].to(device)
-        start = FRAMES_16K * starts[first : first + VECTORS_AT_ONCE].to(device)
-        frame = torch.arange(int(n.max()), device=device)
-        rows = energies[(start[:, None] + frame).clamp(max=len(energies) - 1)]
+    vectors = torch.empty(len(lengths), encoder.config.embedding, device=device)
+    for index, start, n_tokens, length in batches(lengths, device):
+        frame, n = torch.arange(FRAMES_16K * length, device=device), FRAMES_16K * n_tokens
+        rows = energies[(FRAMES_16K * start[:, None] + frame).clamp(max=len(energies) - 1)]
         inside = (frame < n[:, None])[..., None]
         mean = torch.where(inside, rows, 0.0).sum(1, keepdim=True) / n[:, None, None]
-        found.append(encoder(rows - mean, n))
-    return torch.cat(found)
+        vectors[index] = encoder(rows - mean, n)
+    return vectors
 
 
 def _conformer_layer(layer: ConformerLayer, x: Tensor, mask: Tensor) -> Tensor:

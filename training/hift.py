@@ -30,6 +30,7 @@ TOKENS = 16  # of one piece: 0.64 s
 BATCH = 32
 ADVERSARIAL_FROM = 0.22  # progress
 RECORDED_PITCH_UNTIL = 0.1
+DISCRIMINATORS_ALONE = 0.05  # share of a run that starts from weights, whose discriminators are new
 RESOLUTIONS = ((2048, 512), (1024, 256), (512, 128), (256, 64))  # window and hop
 MEL_WEIGHT, SPECTRUM_WEIGHT, ADVERSARIAL_WEIGHT, FEATURE_WEIGHT = 10.0, 3.0, 1.0, 4.0
 FIRST_F0_SCALE = 100.0  # Hz per unit of the predictor's first outputs
@@ -98,6 +99,7 @@ def train_hift(corpus: Corpus, plan: RunPlan) -> Trainer:
     wave = samples.float() / 32_768
     mels, f0s = mel_80(wave), pitch(wave)
     del wave
+    plan.log_setup("features")
     sampler = SegmentSampler(corpus, TOKENS, device)
     hift = new_hift(HIFT).to(device)
     with torch.no_grad():
@@ -110,6 +112,8 @@ def train_hift(corpus: Corpus, plan: RunPlan) -> Trainer:
         "discriminators": WeightGroup(list(discriminators.parameters()), 3e-4, betas=(0.8, 0.99), clip=5.0),
     }
     trainer = Trainer(plan, {"hift": hift, "discriminators": discriminators}, groups, averaged=("hift",))
+    new_discriminators = plan.start >= ADVERSARIAL_FROM and not trainer.checkpoint.exists()
+    alone_until = plan.start + (plan.end - plan.start) * DISCRIMINATORS_ALONE if new_discriminators else 0.0
     frame = torch.arange(TOKENS * FRAMES_PER_TOKEN, device=device)
     sample = torch.arange(len(frame) * SAMPLES_PER_FRAME, device=device)
 
@@ -117,6 +121,12 @@ def train_hift(corpus: Corpus, plan: RunPlan) -> Trainer:
         start = sampler.draw(batch)[:, None] * FRAMES_PER_TOKEN
         mel, f0 = mels[start + frame], f0s[start + frame]
         real = samples[start * SAMPLES_PER_FRAME + sample].float() / 32_768
+        if phase == "discriminators":
+            with torch.no_grad():
+                generated = synthesize(hift, mel, predict_pitch(hift.f0_predictor, mel))
+            against = discriminator_loss(discriminators(real), discriminators(generated))
+            norm = trainer.descend("discriminators", against)
+            return {"against": against.detach(), "norm": norm}
         predicted = predict_pitch(hift.f0_predictor, mel)
         f0_loss = (predicted - f0).abs().mean() / 20
         recorded = phase == "recorded-pitch"
@@ -136,6 +146,8 @@ def train_hift(corpus: Corpus, plan: RunPlan) -> Trainer:
         return told
 
     def phase_at(progress: float) -> str:
+        if progress < alone_until:
+            return "discriminators"
         if progress < RECORDED_PITCH_UNTIL:
             return "recorded-pitch"
         return "spectrum" if progress < ADVERSARIAL_FROM else "adversarial"

@@ -2,7 +2,8 @@
 
 A step is a function from the name of a phase to named losses. On a GPU each phase is captured once as a CUDA graph and
 replayed, because the networks are small and launches would take most of the time. So a step must not read from the
-device, copy from the host or change shapes.
+device, copy from the host or change shapes. Only there cuDNN measures its algorithms: that takes about 25 ms for each
+convolution and shape, so whole utterances, whose lengths differ, are never run with it.
 
 Progress runs from 0 to 1 over the planned time of a stage. A run covers a part of it, so that a stage can be divided
 among several calls; the learning rate follows the progress.
@@ -11,11 +12,13 @@ among several calls; the learning rate follows the progress.
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 Step = Callable[[str], dict[str, Tensor]]
@@ -23,8 +26,9 @@ Step = Callable[[str], dict[str, Tensor]]
 WARMUP_STEPS = 200  # over which the learning rate rises
 LAST_RATE = 0.03  # learning rate at the end, as a part of the highest
 CHECKPOINT_SECONDS = 60.0
-HALF = {"flow"}  # modules whose saved weights would be larger than 16 MB in float32
+LOG_SECONDS = 15.0  # a line is written at least this often
 EAGER_STEPS = 3  # of each phase before its capture
+MAX_AHEAD = 8  # replayed steps that the GPU has not finished; more would make a run outlast its time
 
 
 @dataclass
@@ -43,6 +47,22 @@ class RunPlan:
     rate: float = 1.0  # factor of all learning rates
     batch: int | None = None  # pieces of a step; None = as many as the stage is tuned for
     initial: Path | None = None  # folder of weights to start from where there is no checkpoint
+    marked: float = field(default_factory=time.monotonic)  # end of the last part of the setup
+
+    def write_log(self, row: dict[str, object]) -> None:
+        """Append one line to the log of the stage."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "log.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(f"{self.folder.name}: {json.dumps(row)}", flush=True)
+
+    def log_setup(self, part: str) -> None:
+        """Log the seconds since the last part of the setup."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        now = time.monotonic()
+        self.write_log({"setup": part, "seconds": round(now - self.marked, 2)})
+        self.marked = now
 
 
 @dataclass
@@ -60,6 +80,10 @@ class WeightGroup:
 
 class DivergedError(RuntimeError):
     """A loss is not finite."""
+
+
+class OutOfTimeError(RuntimeError):
+    """The time of a run is over before its first step."""
 
 
 class Trainer:
@@ -99,7 +123,6 @@ class Trainer:
             )
         plan.folder.mkdir(parents=True, exist_ok=True)
         self.checkpoint = plan.folder / "checkpoint.pt"
-        self.log = plan.folder / "log.jsonl"
         if self.checkpoint.exists():
             self._load()
         elif plan.initial is not None:
@@ -132,11 +155,16 @@ class Trainer:
     def run(self, step: Step, phase_at: Callable[[float], str]) -> None:
         """Train until the time is over; the checkpoint is saved at the end.
 
-        Raises: DivergedError; the checkpoint is then of an earlier step.
+        Raises: DivergedError; the checkpoint is then of an earlier step. OutOfTimeError without time for a step.
         """
         plan = self.plan
         graphs: dict[str, tuple[torch.cuda.CUDAGraph, dict[str, Tensor]]] = {}
-        seconds = max(plan.until - time.time(), 1e-3)
+        ahead: deque[torch.cuda.Event] = deque()
+        plan.log_setup("first weights")
+        seconds = plan.until - time.time()
+        if seconds <= 0:
+            raise OutOfTimeError(f"expected time for steps after the setup, got {seconds:.1f} s")
+        torch.backends.cudnn.benchmark = True  # for all convolutions of a step, whose shapes stay the same
         torch.manual_seed(1000 + self.step_number)
         begun = saved = logged = time.monotonic()
         count, first = 0, self.step_number
@@ -156,12 +184,18 @@ class Trainer:
             elif phase in graphs:
                 graph, losses = graphs[phase]
                 graph.replay()
+                ahead.append(torch.cuda.Event(blocking=True))
+                ahead[-1].record()
+                if len(ahead) > MAX_AHEAD:
+                    ahead.popleft().synchronize()
             else:
+                plan.marked = time.monotonic()
                 graphs[phase] = self._capture(step, phase)
                 losses = graphs[phase][1]
+                plan.log_setup(f"capture of {phase}")
             self.step_number += 1
             count += 1
-            if self.step_number % plan.log_every == 0:
+            if self.step_number % plan.log_every == 0 or now - logged > LOG_SECONDS:
                 values = {name: float(value) for name, value in losses.items()}
                 now = time.monotonic()
                 row = {
@@ -172,7 +206,7 @@ class Trainer:
                     **{name: round(value, 5) for name, value in values.items()},
                 }
                 logged, count = now, 0
-                self.write_log(row)
+                plan.write_log(row)
                 if not all(map(math.isfinite, values.values())):
                     raise DivergedError(f"expected finite losses, got {values}")
                 if now - saved > CHECKPOINT_SECONDS:
@@ -180,13 +214,8 @@ class Trainer:
                     saved = now
         if plan.device.type == "cuda":
             torch.cuda.synchronize()
+        torch.backends.cudnn.benchmark = False
         self.save()
-
-    def write_log(self, row: dict[str, object]) -> None:
-        """Append one line to the log of the stage."""
-        with self.log.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(f"{self.plan.folder.name}: {json.dumps(row)}", flush=True)
 
     def save(self) -> None:
         """Write the checkpoint, unless a weight is not finite."""
@@ -204,8 +233,7 @@ class Trainer:
         part.replace(self.checkpoint)
         if self.plan.weights is not None:
             for name in self.averages:
-                dtype = torch.float16 if name in HALF else torch.float32
-                write_weights(self.plan.weights / f"{name}.pt", self.averaged_weights(name), dtype)
+                write_weights(weights_file(self.plan.weights, name), self.averaged_weights(name))
 
     def _load(self) -> None:
         state = torch.load(self.checkpoint, map_location=self.plan.device, weights_only=True)
@@ -223,7 +251,7 @@ class Trainer:
 
     def _load_weights(self, folder: Path) -> None:
         for name, averages in self.averages.items():
-            if (file := folder / f"{name}.pt").exists():
+            if (file := weights_file(folder, name)).exists():
                 self.modules[name].load_state_dict(read_weights(file, self.plan.device))
                 for average, weight in zip(averages, self.modules[name].state_dict().values(), strict=True):
                     average.copy_(weight)
@@ -258,25 +286,28 @@ class Trainer:
         return min(1.0, (steps + 1) / WARMUP_STEPS) * (LAST_RATE + (1 - LAST_RATE) * cosine)
 
 
-def write_weights(file: Path, weights: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> None:
-    """Save weights by name, without the optimizer."""
+def weights_file(folder: Path, name: str) -> Path:
+    """The file of a module's weights."""
+    return folder / f"{name}.safetensors"
+
+
+def write_weights(file: Path, weights: dict[str, Tensor]) -> None:
+    """Save weights by name in half precision, without the optimizer."""
     part = file.with_suffix(".part")
-    torch.save({name: weight.to("cpu", dtype) for name, weight in weights.items()}, part)
+    save_file({name: weight.to("cpu", torch.float16).contiguous() for name, weight in weights.items()}, part)
     part.replace(file)
 
 
 def read_weights(file: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """Weights of `write_weights` in float32."""
-    stored: dict[str, Tensor] = torch.load(file, map_location=device, weights_only=True)
-    return {name: weight.float() for name, weight in stored.items()}
+    return {name: weight.float() for name, weight in load_file(file, device=str(device)).items()}
 
 
 def best_device() -> torch.device:
-    """The GPU if there is one, with TF32 and tuned convolutions."""
+    """The GPU if there is one, with TF32."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
-    torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.benchmark_limit = 4
     return torch.device("cuda")

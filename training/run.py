@@ -2,7 +2,8 @@
 
 Makes the corpus, then trains HiFT beside the speech tokenizer and the speaker encoder, and the flow once these two have
 weights. Each stage is a process that continues from its checkpoint in WORK, so the plan may be divided among calls:
-`--part 1` and `--part 2`. A stage that fails is started again without CUDA graphs, or with a lower rate if it diverged.
+`--part 1` and `--part 2`. `--stages` leaves stages out, whose weights then come from `--initial`. A stage that fails is
+started again without CUDA graphs, or with a lower rate if it diverged; the log gets the last lines of its output.
 The last part writes the vocoder folder, evaluates it and saves samples.
 
 OUT gets at most eight files: weights of each stage, logs, and in the last part `samples.tar` and `table.json`.
@@ -20,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from models.errors import ModelError
+from training.loop import weights_file
 from training.stage import DIVERGED, STAGES
 
 SAVE_SECONDS = 6.0  # kept for the last checkpoint of a stage
@@ -28,6 +31,9 @@ EVALUATE_SECONDS = 75.0
 POLL_SECONDS = 1.0
 STATUS_SECONDS = 30.0
 ATTEMPTS = 3
+FAILURE_LINES = 20  # of output, in the log
+FRONT = ("tokenizer", "speaker")  # stages whose weights the flow needs
+CONTINUED_HIFT = (0.5, 1.0)  # part of the schedule for HiFT from weights without a checkpoint
 THREADS = str(max(1, (os.cpu_count() or 4) // 4))  # of each stage
 
 
@@ -65,6 +71,7 @@ class StageProcess:
         seconds = self.end - time.monotonic() - SAVE_SECONDS
         if seconds < 10 or self.attempts == ATTEMPTS:
             self.state = "failed"
+            print(f"[{self.name}: failed; {seconds:.0f} s left after {self.attempts} attempts]", flush=True)
             return
         self.attempts += 1
         command = [sys.executable, "-m", "training.stage", self.name, *self.arguments]
@@ -89,7 +96,7 @@ class StageProcess:
             self.state = "done"
             print(f"[{self.name}: done: {self.last_line()}]", flush=True)
             return
-        print(f"[{self.name}: exit status {status}]\n{self.tail()}", flush=True)
+        self.log_failure(f"exit status {status}")
         if status == DIVERGED:
             self.rate *= 0.4
         else:
@@ -102,11 +109,22 @@ class StageProcess:
             self.process.kill()
             self.process.wait()
             self.state = "failed"
+            self.log_failure("stopped at the end of its time")
+
+    def log_failure(self, reason: str) -> None:
+        """Print how the process ended, and append that and the last lines of its output to the log of the stage."""
+        lines = self.tail(FAILURE_LINES)
+        print(f"[{self.name}: {reason}]\n{lines}", flush=True)
+        folder = self.work / self.name
+        folder.mkdir(exist_ok=True)
+        row = {"failure": reason, "attempt": self.attempts, "output": lines.splitlines()}
+        with (folder / "log.jsonl").open("a") as log:
+            log.write(json.dumps(row) + "\n")
 
     def last_line(self) -> str:
         return self.tail(1)
 
-    def tail(self, lines: int = 15) -> str:
+    def tail(self, lines: int) -> str:
         file = self.work / f"{self.name}.txt"
         return "\n".join(file.read_text(errors="replace").splitlines()[-lines:]) if file.exists() else ""
 
@@ -121,6 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data-seconds", type=float, default=110.0)
     parser.add_argument("--front-seconds", type=float, default=FRONT_SECONDS)
     parser.add_argument("--initial", type=Path, help="weights of an earlier call, where WORK is lost")
+    parser.add_argument("--stages", type=stage_names, default=STAGES, help="of this call, with commas (default: all)")
     parser.add_argument("--batch", type=int)
     args = parser.parse_args(argv)
     begun = time.monotonic()
@@ -129,8 +148,11 @@ def main(argv: list[str] | None = None) -> int:
     args.work.mkdir(parents=True, exist_ok=True)
     args.out.mkdir(parents=True, exist_ok=True)
     corpus = args.work / "corpus"
-    if args.initial is not None and not (args.work / "weights").exists():
-        shutil.copytree(args.initial, args.work / "weights")
+    weights = args.work / "weights"
+    weights.mkdir(exist_ok=True)
+    for file in [] if args.initial is None else args.initial.glob("*.safetensors"):
+        if not (weights / file.name).exists():
+            shutil.copy(file, weights)
     make_corpus(corpus, args.hours, args.data_seconds)
     training_end = end - (EVALUATE_SECONDS if share.last else 10)
     stages = start_stages(args, share, corpus, training_end)
@@ -142,6 +164,14 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def stage_names(text: str) -> tuple[str, ...]:
+    """Names of stages, with commas between them."""
+    names = tuple(text.split(","))
+    if unknown := set(names) - set(STAGES):
+        raise argparse.ArgumentTypeError(f"expected {', '.join(STAGES)}, got {', '.join(sorted(unknown))}")
+    return names
+
+
 def make_corpus(corpus: Path, hours: float, seconds: float) -> None:
     command = [sys.executable, "-m", "training.speech.generate", "--out", str(corpus)]
     command += ["--hours", str(hours), "--minutes", str(seconds / 60)]
@@ -150,7 +180,10 @@ def make_corpus(corpus: Path, hours: float, seconds: float) -> None:
 
 
 def start_stages(args: argparse.Namespace, share: Share, corpus: Path, training_end: float) -> list[StageProcess]:
-    """The stages of this call; those that need no other are running."""
+    """The stages of this call; those that need no other are running.
+
+    Raises: ModelError if the flow has no tokenizer or speaker encoder.
+    """
     common = ["--corpus", str(corpus), "--work", str(args.work)]
     if args.batch:
         common += ["--batch", str(args.batch)]
@@ -160,29 +193,33 @@ def start_stages(args: argparse.Namespace, share: Share, corpus: Path, training_
     def stage(name: str, progress: tuple[float, float], stage_end: float) -> StageProcess:
         return StageProcess(name, [*common, "--progress", *map(str, progress)], args.work, stage_end)
 
-    front_end = time.monotonic() + args.front_seconds
-    stages = [stage("hift", share.hift, training_end)]
-    weights = args.work / "weights"
-    if share.front or not all((weights / f"{name}.pt").exists() for name in ("tokenizer", "speaker")):
-        stages += [stage(name, (0.0, 1.0), front_end) for name in ("tokenizer", "speaker")]
-        stages[-1].end -= args.front_seconds * 0.5  # the speaker encoder needs less
+    weights, now = args.work / "weights", time.monotonic()
+    missing = [name for name in FRONT if not weights_file(weights, name).exists()]
+    if "flow" in args.stages and (absent := [name for name in missing if name not in args.stages]):
+        raise ModelError(str(weights), expected="weights of tokenizer and speaker", got=f"none of {', '.join(absent)}")
+    continued = weights_file(weights, "hift").exists() and not (args.work / "hift" / "checkpoint.pt").exists()
+    hift = CONTINUED_HIFT if continued and share.hift[0] < CONTINUED_HIFT[0] else share.hift
+    ends = {"tokenizer": now + args.front_seconds, "speaker": now + args.front_seconds * 0.5}
+    front = [name for name in FRONT if share.front or missing]
+    stages = [stage("hift", hift, training_end), *(stage(name, (0.0, 1.0), ends[name]) for name in front)]
+    stages = [one for one in [*stages, stage("flow", share.flow, training_end)] if one.name in args.stages]
     for one in stages:
-        one.start()
-    return [*stages, stage("flow", share.flow, training_end)]
+        if one.name != "flow":
+            one.start()
+    return stages
 
 
 def watch(stages: list[StageProcess], work: Path, out: Path, training_end: float) -> None:
     """Wait for all stages; start the flow when its inputs exist; print states and copy finished weights."""
     told = time.monotonic()
     by_name = {one.name: one for one in stages}
-    flow = by_name["flow"]
+    flow = by_name.get("flow")
     while time.monotonic() < training_end + 20:
         for one in stages:
             one.poll()
-        front = [by_name[name].state for name in ("tokenizer", "speaker") if name in by_name]
-        if flow.state == "new" and not {"new", "running"} & set(front):
-            ready = all((work / "weights" / f"{name}.pt").exists() for name in ("tokenizer", "speaker"))
-            if ready:
+        front = [by_name[name].state for name in FRONT if name in by_name]
+        if flow is not None and flow.state == "new" and "running" not in front:
+            if all(weights_file(work / "weights", name).exists() for name in FRONT):
                 flow.start()
             else:
                 flow.state = "failed"
@@ -217,7 +254,7 @@ def evaluate(work: Path, out: Path, corpus: Path, seconds: float) -> None:
 def collect(work: Path, out: Path) -> None:
     """Copy weights and logs to OUT."""
     for name in STAGES:
-        if (file := work / "weights" / f"{name}.pt").exists():
+        if (file := weights_file(work / "weights", name)).exists():
             shutil.copy(file, out / file.name)
     rows = []
     for name in STAGES:

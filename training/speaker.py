@@ -46,6 +46,7 @@ def train_speaker(corpus: Corpus, plan: RunPlan) -> Trainer:
     energies = fbank_80(to_16k(wave)).half()
     del wave
     owner = torch.from_numpy(corpus.voices.repeat(corpus.lengths)).to(device)
+    plan.log_setup("features")
     sampler = SegmentSampler(corpus, TOKENS, device, TARGET_SHARE)
     encoder = new_speaker_encoder(SPEAKER).to(device)
     head = nn.Linear(SPEAKER.embedding, len(VOICES), bias=False, device=device)

@@ -1,7 +1,7 @@
 """`python -m training.stage hift --corpus DIR --work DIR --seconds 400`: one stage of the vocoder's training.
 
 Reads and writes `WORK/STAGE/checkpoint.pt` and appends to `WORK/STAGE/log.jsonl`. The averaged weights are saved with
-each checkpoint as `WORK/weights/STAGE.pt`. The flow needs those of the tokenizer and of the speaker encoder.
+each checkpoint as `WORK/weights/STAGE.safetensors`. The flow needs those of the tokenizer and of the speaker encoder.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from models.token2wav.prompt.campplus import CampPlus
 from models.token2wav.prompt.s3_tokenizer import S3Tokenizer
 from training.flow import train_flow
 from training.hift import train_hift
-from training.loop import DivergedError, RunPlan, best_device, read_weights
+from training.loop import DivergedError, RunPlan, best_device, read_weights, weights_file
 from training.sizes import SPEAKER, TOKENIZER
 from training.speaker import train_speaker
 from training.speech.corpus import load_corpus
@@ -61,6 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     corpus = load_corpus(args.corpus, LABELLED if args.stage in ("hift", "flow") else None)
     print(f"{args.stage}: {corpus.hours:.2f} h of speech on {device}", flush=True)
+    plan.log_setup("corpus")
     try:
         match args.stage:
             case "hift":
@@ -80,8 +81,8 @@ def main(argv: list[str] | None = None) -> int:
 def front_networks(weights: Path, device: torch.device) -> tuple[S3Tokenizer, CampPlus]:
     """The trained tokenizer and speaker encoder, ready to run."""
     tokenizer, speaker = new_tokenizer(TOKENIZER).to(device), new_speaker_encoder(SPEAKER).to(device)
-    tokenizer.load_state_dict(read_weights(weights / "tokenizer.pt", device))
-    speaker.load_state_dict(read_weights(weights / "speaker.pt", device))
+    tokenizer.load_state_dict(read_weights(weights_file(weights, "tokenizer"), device))
+    speaker.load_state_dict(read_weights(weights_file(weights, "speaker"), device))
     with torch.no_grad():
         derive(tokenizer)
     return tokenizer.eval(), speaker.eval()

@@ -18,6 +18,7 @@ from training.sizes import TOKENIZER
 from training.speech.corpus import NO_PHONE, PHONES, Corpus
 from training.speech.features import FRAMES_16K, mel_128, pitch, to_16k
 from training.speech.voices import TOKEN_SAMPLES
+from training.utterances import batches
 from training.weights import derive, new_tokenizer
 
 TOKENS = 150  # of one piece: 6 s
@@ -27,7 +28,6 @@ HEAD_WIDTH = 256
 QUIET = 0.004  # root mean square of a silent token
 PITCH_WEIGHT, LOUDNESS_WEIGHT, SILENCE_WEIGHT = 0.5, 0.3, 1.0
 GAIN, NOISE = 0.25, 0.03  # of the log-mel in training
-ROWS_AT_ONCE = 32
 
 
 class PhonemeHead(nn.Module):
@@ -77,6 +77,7 @@ def train_tokenizer(corpus: Corpus, plan: RunPlan) -> Trainer:
     tones, louds = _relative(corpus, pitch(wave), wave.view(-1, TOKEN_SAMPLES // FRAMES_PER_TOKEN))
     del wave
     phones = torch.from_numpy(corpus.phones).to(device).long()
+    plan.log_setup("features")
     sampler = SegmentSampler(corpus, TOKENS, device, TARGET_SHARE)
     tokenizer, head = new_tokenizer(TOKENIZER).to(device), PhonemeHead().to(device)
     with torch.no_grad():
@@ -115,7 +116,7 @@ def train_tokenizer(corpus: Corpus, plan: RunPlan) -> Trainer:
     trainer.run(step, lambda _: "all")
     for name in ("tokenizer", "head"):
         trainer.modules[name].load_state_dict(trainer.averaged_weights(name))
-    trainer.write_log({"held_out": held_out_errors(corpus, tokenizer, head, log_mels)})
+    plan.write_log({"held_out": held_out_errors(corpus, tokenizer, head, log_mels)})
     return trainer
 
 
@@ -128,20 +129,15 @@ def tokens_of(tokenizer: S3Tokenizer, log_mels: Tensor, lengths: Tensor) -> Tens
         log_mels: [4 sum(lengths), 128].
         lengths: [U] int64 speech tokens of each utterance, on the CPU.
     """
-    device, counts = log_mels.device, lengths.tolist()
-    starts = [end - count for count, end in zip(counts, itertools.accumulate(counts), strict=True)]
-    tokens = torch.zeros(sum(counts), dtype=torch.int64, device=device)
-    order = sorted(range(len(counts)), key=counts.__getitem__)
-    for first in range(0, len(order), ROWS_AT_ONCE):
-        group = order[first : first + ROWS_AT_ONCE]
-        n = torch.tensor([counts[index] for index in group], device=device)
-        start = torch.tensor([starts[index] for index in group], device=device)
-        frame = torch.arange(FRAMES_16K * int(n.max()), device=device)
+    device = log_mels.device
+    tokens = torch.zeros(int(lengths.sum()), dtype=torch.int64, device=device)
+    for _, start, n, length in batches(lengths, device):
+        frame = torch.arange(FRAMES_16K * length, device=device)
         at = (FRAMES_16K * start[:, None] + frame).clamp(max=len(log_mels) - 1)
         found, _ = tokenizer(log_mels[at].float().transpose(1, 2), FRAMES_16K * n)
-        valid = torch.arange(found.shape[1], device=device) < n[:, None]
-        place = start[:, None] + torch.arange(found.shape[1], device=device)
-        tokens[place[valid]] = found[valid]
+        token = torch.arange(length, device=device)
+        valid = token < n[:, None]
+        tokens[(start[:, None] + token)[valid]] = found[valid]
     return tokens
 
 

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -18,12 +19,14 @@ from models.token2wav.settings import (
     S3TokenizerConfig,
 )
 from training.export import write_vocoder
-from training.loop import RunPlan, Trainer, WeightGroup, read_weights
+from training.loop import OutOfTimeError, RunPlan, Trainer, WeightGroup, read_weights, weights_file
+from training.run import ATTEMPTS, StageProcess
 from training.speech.corpus import NO_PHONE, PHONES, frame_phones
 from training.speech.generate import plan, texts_of
 from training.speech.sentences import in_words, sentence
-from training.tokenizer import edit_distance, silence_digits
-from training.weights import new_flow, new_hift, new_speaker_encoder, new_tokenizer
+from training.tokenizer import edit_distance, silence_digits, tokens_of
+from training.utterances import batches
+from training.weights import derive, new_flow, new_hift, new_speaker_encoder, new_tokenizer
 
 
 def test_sentences_repeat_and_differ() -> None:
@@ -76,11 +79,49 @@ def test_training_continues_from_its_checkpoint(tmp_path: Path) -> None:
     first = trained(tmp_path, 100)
     again = trained(tmp_path, 100)
     assert (first.step_number, again.step_number) == (100, 200)
-    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [row["setup"] for row in log if "setup" in row] == ["first weights"] * 2
+    rows = [row for row in log if "step" in row]
     assert [row["step"] for row in rows] == list(range(10, 201, 10))
     assert rows[-1]["loss"] < rows[9]["loss"] < rows[0]["loss"]
-    stored = read_weights(tmp_path / "line.pt")
-    assert torch.equal(stored["weight"], again.averaged_weights("line")["weight"])
+    stored = read_weights(weights_file(tmp_path, "line"))
+    assert torch.equal(stored["weight"], again.averaged_weights("line")["weight"].half().float())
+
+
+def test_a_run_whose_setup_took_all_its_time_fails(tmp_path: Path) -> None:
+    line = nn.Linear(1, 1)
+    run = RunPlan(tmp_path, torch.device("cpu"), until=time.time() - 1)
+    trainer = Trainer(run, {"line": line}, {"all": WeightGroup(list(line.parameters()), 0.05)}, averaged=("line",))
+    with pytest.raises(OutOfTimeError):
+        trainer.run(lambda phase: {}, lambda progress: "all")
+    assert not trainer.checkpoint.exists()
+
+
+def test_output_of_a_failed_stage_is_in_its_log(tmp_path: Path) -> None:
+    stage = StageProcess("flow", ["--corpus", str(tmp_path), "--work", str(tmp_path)], tmp_path, time.monotonic() + 60)
+    stage.attempts = ATTEMPTS - 1
+    stage.start()
+    assert stage.process is not None
+    stage.process.wait(50)
+    stage.poll()
+    assert stage.state == "failed"
+    row = json.loads((tmp_path / "flow" / "log.jsonl").read_text().splitlines()[-1])
+    assert row["failure"] == "exit status 1"
+    assert "expected shards of training.speech.generate, got none" in row["output"][-1], row
+
+
+def test_speech_tokens_of_a_batch_are_those_of_each_utterance() -> None:
+    tokenizer = new_tokenizer(S3TokenizerConfig(width=64, n_layers=1)).eval()
+    derive(tokenizer)
+    lengths = torch.tensor([30, 7, 26, 50, 25])
+    log_mels = torch.randn(4 * int(lengths.sum()), 128, generator=torch.Generator().manual_seed(2))
+    shapes = [(batch.length, len(batch.index)) for batch in batches(lengths, torch.device("cpu"))]
+    assert shapes == [(25, 2), (50, 3)]
+    got = tokens_of(tokenizer, log_mels, lengths).split(lengths.tolist())
+    for one, frames in zip(got, log_mels.split((4 * lengths).tolist()), strict=True):
+        with torch.no_grad():
+            expected, _ = tokenizer(frames.T[None], torch.tensor([len(frames)]))
+        assert torch.equal(one, expected[0])
 
 
 def test_exported_folder_passes_the_strict_loader(tmp_path: Path) -> None:
