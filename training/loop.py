@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 Step = Callable[[str], dict[str, Tensor]]
 
-WARMUP_STEPS = 200  # over which the learning rate rises
+WARMUP_STEPS = 200  # of each phase, over which the learning rate rises: its losses and optimizers may be new
 LAST_RATE = 0.03  # learning rate at the end, as a part of the highest
 CHECKPOINT_SECONDS = 60.0
 LOG_SECONDS = 15.0  # a line is written at least this often
@@ -167,7 +167,7 @@ class Trainer:
         torch.backends.cudnn.benchmark = True  # for all convolutions of a step, whose shapes stay the same
         torch.manual_seed(1000 + self.step_number)
         begun = saved = logged = time.monotonic()
-        count, first = 0, self.step_number
+        count, first, phase_first = 0, self.step_number, dict[str, int]()
         for group in self.groups.values():
             self._set_rate(group, 0.0)
         while plan.max_steps is None or self.step_number - first < plan.max_steps:
@@ -175,9 +175,10 @@ class Trainer:
             if now - begun >= seconds:
                 break
             progress = plan.start + (plan.end - plan.start) * (now - begun) / seconds
-            for group in self.groups.values():
-                self._set_rate(group, group.rate * plan.rate * self._factor(progress, self.step_number - first))
             phase = phase_at(progress)
+            steps = self.step_number - phase_first.setdefault(phase, self.step_number)
+            for group in self.groups.values():
+                self._set_rate(group, group.rate * plan.rate * self._factor(progress, steps))
             if not plan.graphs:
                 losses = step(phase)
                 self.average()
