@@ -139,9 +139,11 @@ class ChatTurns:
             turn.start()
             yield turn
         finally:
-            await turn.close()
-            live.remove(session)
-            self._budget.used -= len(text)
+            try:
+                await turn.close()
+            finally:  # also if it is cancelled meanwhile
+                live.remove(session)
+                self._budget.used -= len(text)
 
 
 class DoorTurn:
@@ -173,8 +175,9 @@ class DoorTurn:
         """End the turn, wherever it stands."""
         running = self._running
         if running is not None:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            if not running.cancelling():  # a second time would leave its connection to the worker open
+                running.cancel()
+            await asyncio.gather(asyncio.shield(running), return_exceptions=True)
 
     async def events(self) -> AsyncIterator[TurnEvent]:
         """The events, the last of which is `TurnFinished`.

@@ -95,5 +95,7 @@ async def spare_turn(
         turn.start()
         yield turn
     finally:
-        await turn.close()
-        slots.live.remove(session)
+        try:
+            await turn.close()
+        finally:  # also if it is cancelled meanwhile
+            slots.live.remove(session)

@@ -138,6 +138,25 @@ def test_a_cancelled_one_reports_nothing_and_frees_its_slot() -> None:
     run(scenario)
 
 
+def test_cancelling_again_and_again_leaves_nothing_behind() -> None:
+    """As a session does that ends after it has given up its oldest transcription."""
+
+    async def scenario() -> None:
+        async def until_closed(connection: ServerConnection) -> None:
+            await connection.wait_closed()
+
+        async with stub_gateway([PREFILLED, until_closed]) as (gateway, worker):
+            one = Heard().begin(gateway)
+            await wait_until(lambda: worker.requests, "the request")
+            for _ in range(10):
+                one.cancel()
+                await asyncio.sleep(0)
+            await until_idle(gateway, worker, 1.0)
+            assert not len(gateway.gateway.live), "expected no session in the list"
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("seconds", "steps", "expected"),
     [
