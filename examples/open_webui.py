@@ -83,7 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     program = Path(sys.executable).with_name("open-webui")
     command = [str(program), "serve", "--host", "127.0.0.1", "--port", str(options.port)]
-    process = subprocess.Popen(command, env=os.environ | settings(options))
+    Path(options.data).mkdir(parents=True, exist_ok=True)
+    # It keeps the key of its sign-ins in the working directory.
+    process = subprocess.Popen(command, env=os.environ | settings(options), cwd=options.data)
     try:
         if options.check:
             check(f"http://127.0.0.1:{options.port}", process=process)
