@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from assets.build_tiny_vocoder import SPEAKER_CONFIG, TOKENIZER_CONFIG, speaker_graph, tokenizer_graph
+from assets.build_tiny_vocoder import SPEAKER_CONFIG, TOKENIZER_CONFIG, plain_weights, speaker_graph, tokenizer_graph
 from models.errors import CheckpointError
 from models.layers.weights import tensor_shapes
 from models.token2wav.load.onnx_container import OnnxGraph, OnnxNode, read_onnx
@@ -33,7 +33,8 @@ def speaker() -> OnnxGraph:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> OnnxGraph:
-    nodes, arrays = tokenizer_graph(on_meta(S3Tokenizer, TOKENIZER_CONFIG))
+    weights = plain_weights("tokenizer", on_meta(S3Tokenizer, TOKENIZER_CONFIG))
+    nodes, arrays = tokenizer_graph(weights, TOKENIZER_CONFIG)
     return OnnxGraph(tuple(nodes), arrays)
 
 
