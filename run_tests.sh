@@ -24,7 +24,8 @@ types=$(mktemp)
 trap 'rm -f "$types"' EXIT
 "$PYTHON" -m mypy server worker models launcher clients >"$types" 2>&1 &
 mypy=$!
-workers=$(nproc)
+# One more process than cores: tests wait for sockets, browsers and other processes some of the time.
+workers=$(($(nproc) + 1))
 ((workers <= 4)) || workers=4
 # Tests marked `alone` measure real time and run without parallel processes. With arguments, either half may be empty.
 NO_TESTS=5
