@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 import httpx
 
 MAX_PICTURE_BYTES = 20 * 2**20
-FETCH_S = 10.0  # for one picture, redirects included
+FETCH_S = 10.0  # for one picture, the wait for its turn and redirects included
 MAX_REDIRECTS = 3
 MAX_FETCHES = 8  # of all clients at the same time
 HTTPS_PORT = 443
@@ -80,7 +80,7 @@ class PictureUrls:
     async def fetch(self, url: str) -> bytes:
         """The bytes behind an address, which need not be a picture. Raises: PictureUrlError."""
         try:
-            async with self._free, asyncio.timeout(FETCH_S):
+            async with asyncio.timeout(FETCH_S), self._free:
                 return await self._fetch(httpx.URL(url))
         except TimeoutError:
             raise PictureUrlError(f"a picture within {FETCH_S:g} s", "none") from None
