@@ -93,11 +93,11 @@ def recording_routes(recordings: Recordings, traces: TraceLog) -> APIRouter:
         page = store.page(offset, limit, None if sees_all else identity.owner)
         return RecordingList(total=page.total, offset=offset, limit=limit, sessions=page.metas)
 
-    @router.get("/api/sessions/{session_id}", response_class=_File, responses=JSON_FILE)
+    @router.get("/api/sessions/{session_id}", response_class=Response, responses=JSON_FILE)
     def meta(session_id: str) -> Response:
         return _json_file(session_id, META)
 
-    @router.get("/api/sessions/{session_id}/recording", response_class=_File, responses=JSON_FILE)
+    @router.get("/api/sessions/{session_id}/recording", response_class=Response, responses=JSON_FILE)
     def recording(session_id: str) -> Response:
         return _json_file(session_id, RECORDING)
 
@@ -114,9 +114,11 @@ def recording_routes(recordings: Recordings, traces: TraceLog) -> APIRouter:
             file = store.existing(session_id) / name
         except NoRecordingError:
             raise _not_found(session_id) from None
-        if not file.is_file():
-            raise HTTPException(404, f"Recording not complete: {session_id}")
-        return _File(file, media_type="application/json", headers=HEADERS)
+        try:
+            data = file.read_bytes()  # at once: the file is replaced while a recording is completed
+        except FileNotFoundError:
+            raise HTTPException(404, f"Recording not complete: {session_id}") from None
+        return Response(data, media_type="application/json", headers=HEADERS)
 
     @router.get("/api/sessions/{session_id}/assets/{path:path}", response_class=_File, responses=MEDIA)
     def asset(session_id: str, path: str) -> Response:

@@ -43,7 +43,7 @@ def test_realtime_clients_get_a_spoken_answer(servers: Servers, name: str, addre
     file, url = tmp_path / "reply.wav", address.format(port=servers.gateway)
     printed = run_example(name, INPUT, "--ask", "--limit", LIMIT_S, "--save", file, "--base-url", url)
     sound, rate = soundfile.read(file)
-    assert rate == 24_000 and 0.3 < len(sound) / rate < LIMIT_S + 2, f"{len(sound) / rate} s"
+    assert rate == 24_000 and 0.1 < len(sound) / rate < LIMIT_S + 2, f"{len(sound) / rate} s"
     assert abs(sound).max() > 0.01, "expected sound, got silence"
     assert len(printed.splitlines()) >= 2, f"expected a transcript, got {printed!r}"
 
@@ -74,7 +74,7 @@ def test_phone_call_through_an_agent_session_is_answered(servers: Servers, tmp_p
     file, url = tmp_path / "reply.wav", f"http://127.0.0.1:{servers.gateway}/v1"
     run_example("livekit_phone.py", "call", INPUT, "--ask", "--limit", LIMIT_S, "--save", file, "--base-url", url)
     sound, rate = soundfile.read(file)
-    assert rate == 8_000 and len(sound) / rate > 0.3, f"expected speech, got {len(sound) / rate} s"
+    assert rate == 8_000 and len(sound) / rate > 0.1, f"expected speech, got {len(sound) / rate} s"
     assert abs(sound).max() > 0.01, "expected speech, got silence"
 
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import io
+import itertools
 import json
+import threading
 import zipfile
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from models.atomic_file import write_atomically
 from server.app import Gateway, build_app
 from server.recording import trace_log, upload
 from server.recording.files import create_folder
@@ -99,6 +102,32 @@ def test_browsers_get_pages_where_programs_get_json(tmp_path: Path) -> None:
             missing = await client.request("GET", unknown, 404, headers=browser)
             assert missing.headers["content-type"].startswith("text/html"), unknown
         assert "Session not found" in (await client.get("/s/none", 404))["detail"]
+
+    scenario(tmp_path, steps)
+
+
+def test_a_file_that_is_replaced_is_sent_whole(tmp_path: Path) -> None:
+    async def steps(gateway: Gateway, client: AsgiClient) -> None:
+        recording_id = add_recording(gateway)
+        file = gateway.recordings.store.folder_of(recording_id) / "recording.json"
+        contents = [{"mode": "duplex", "notes": "x" * n} for n in (1, 100_000)]
+        is_over = threading.Event()
+
+        def replace() -> None:
+            for n in itertools.count():
+                write_atomically(file, json.dumps(contents[n % 2]).encode())
+                if is_over.is_set():
+                    return
+
+        replacing = asyncio.create_task(asyncio.to_thread(replace))
+        try:
+            for _ in range(200):
+                answer = await client.request("GET", f"/api/sessions/{recording_id}/recording")
+                assert len(answer.content) == int(answer.headers["content-length"])
+                assert answer.json() in [{"mode": "duplex"}, *contents]
+        finally:
+            is_over.set()
+            await replacing
 
     scenario(tmp_path, steps)
 
