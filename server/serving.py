@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import resource
 import socket
@@ -112,6 +113,9 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
         files = {} if tls is None else {"ssl_certfile": tls.certfile, "ssl_keyfile": tls.keyfile}
         app = build_app(gateway)
         await build_routes(app)
+        # A full collection over everything that was imported would block the loop for 0.1 s.
+        gc.collect()
+        gc.freeze()
         server = live_server(app, **files)
         stop = stop_signal()
         serving = await begin(server, bound_socket, "http" if tls is None else "https")

@@ -10,7 +10,7 @@ SECOND = bytes(48_000)  # PCM16 at 24 kHz
 
 
 class Track:
-    """Records what it is told. calls: name and arguments; sound as its length in ms."""
+    """Records its calls. calls: name and arguments of each; sound as its length in ms."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int, float]] = []
