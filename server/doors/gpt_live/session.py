@@ -119,20 +119,20 @@ class GptLiveSession:
         self._registered_voice: str | None = None
         self._sound = SessionSound("audio/pcm", 24_000)
         self._start_id: str | None = None
-        self._is_started = self._is_muted = False
+        self._is_muted = False
         self._n_samples = 0  # of the client's sound, at 16 kHz
         self._n_units = 0
         self._is_rebuilt = False
         self._unit_end_ms: int | None = None  # on the timeline, of the unit that speaks
         self._texts: list[InsertText] = []  # what the context contains, in order
         self._spoken = ""  # by the model, since the last of them; the newest characters
-        self.configured = asyncio.Event()
+        self.configured, self.started = asyncio.Event(), asyncio.Event()
 
     # --- state ---------------------------------------------------------------------------------
 
     @property
     def is_started(self) -> bool:
-        return self._is_started
+        return self.started.is_set()
 
     @property
     def waiting_ms(self) -> int:
@@ -197,7 +197,7 @@ class GptLiveSession:
         if isinstance(event, SessionStart):
             await self._start(event)
             return
-        if not self._is_started:
+        if not self.is_started:
             raise EventError("session_not_started", f"{event.type}: expected session.started before it, got none")
         match event:
             case GptLiveAppendAudio() if self._track is not None:
@@ -296,8 +296,8 @@ class GptLiveSession:
         """Send `session.started` for the first context. Raises: GptLiveRefusedError."""
         if error is not None:
             raise GptLiveRefusedError(EventError(str(error.code), error.error), self._start_id)
-        if not self._is_started:
-            self._is_started = True
+        if not self.is_started:
+            self.started.set()
             self._answer("session.started", self._start_id, session=self.resource())
 
     def on_history_refused(self, error: Error) -> None:

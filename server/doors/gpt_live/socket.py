@@ -225,8 +225,7 @@ class GptLiveConnection:
     async def _send_sound(self) -> None:
         """Send the reply's sound at the pace of the wall clock, silence included."""
         session = self._session
-        while not session.is_started:
-            await asyncio.sleep(BLOCK_S)
+        await session.started.wait()
         started, n_sent = time.monotonic(), 0
         while True:
             n = int((time.monotonic() - started) * RATE) - n_sent
