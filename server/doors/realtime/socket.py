@@ -269,8 +269,10 @@ class RealtimeConnection:
             others: list[asyncio.Task[Any]] = [changed] if running is None else [changed, running]
             for task in others:
                 task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-            await units.close(graceful=False)
+            try:
+                await asyncio.gather(*others, return_exceptions=True)
+            finally:  # also if the client goes meanwhile, which cancels this task
+                await units.close(graceful=False)
 
     async def _begin(self) -> None:
         """Send `session.created`. Raises: SessionOverError for settings of a secret that are not valid any more."""

@@ -8,11 +8,12 @@ import pytest
 import websockets
 
 from benchmarks.serve.fake_worker import FakeWorker
+from server.doors.core.unit_session import UnitListener, UnitSession
 from server.doors.live.door_context import SessionLimits
 from server.doors.live.ends import MAX_FRAME
 from server.live.closes import DRAINING, ENDED, QUOTA_USED, SocketClose
 from tests.server.doors.realtime.realtime_client import Json, RealtimeClient, realtime
-from tests.server.live_gateway import RunningGateway, run, running_gateway
+from tests.server.live_gateway import RunningGateway, run, running_gateway, wait_until
 
 
 async def end_of(client: RealtimeClient) -> tuple[int, str, Json | None]:
@@ -115,5 +116,30 @@ def test_a_secret_with_an_unknown_voice_begins_no_session() -> None:
                     await socket.recv()
                 assert socket.close_code == 1008
             await gateway.wait_idle()
+
+    run(scenario)
+
+
+def test_a_client_that_goes_while_its_units_end_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker would keep the slot of a connection that stays open."""
+
+    async def scenario() -> None:
+        ending, units_run = asyncio.Event(), UnitSession.run
+
+        async def slow_to_end(units: UnitSession, listener: UnitListener) -> None:
+            try:
+                await units_run(units, listener)
+            finally:
+                ending.set()
+                await asyncio.Event().wait()  # until the session is cancelled too
+
+        monkeypatch.setattr(UnitSession, "run", slow_to_end)
+        async with FakeWorker() as worker, running_gateway(worker) as gateway:
+            async with realtime(gateway.port) as client:
+                await client.update(audio={"input": {"turn_detection": None}})
+                await ending.wait()
+                client.socket.transport.abort()
+                await gateway.wait_idle()
+                await wait_until(lambda: not worker.sessions, "no connection to the worker")
 
     run(scenario)
