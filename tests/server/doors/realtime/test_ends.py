@@ -134,12 +134,11 @@ def test_a_client_that_goes_while_its_units_end_leaves_no_connection(monkeypatch
                 await asyncio.Event().wait()  # until the session is cancelled too
 
         monkeypatch.setattr(UnitSession, "run", slow_to_end)
-        async with FakeWorker() as worker, running_gateway(worker) as gateway:
-            async with realtime(gateway.port) as client:
-                await client.update(audio={"input": {"turn_detection": None}})
-                await ending.wait()
-                client.socket.transport.abort()
-                await gateway.wait_idle()
-                await wait_until(lambda: not worker.sessions, "no connection to the worker")
+        async with FakeWorker() as worker, running_gateway(worker) as gateway, realtime(gateway.port) as client:
+            await client.update(audio={"input": {"turn_detection": None}})
+            await ending.wait()
+            client.socket.transport.abort()
+            await gateway.wait_idle()
+            await wait_until(lambda: not worker.sessions, "no connection to the worker")
 
     run(scenario)
