@@ -1,7 +1,7 @@
 """Real processes that are killed, hang and restart during conversations, and hundreds of clients that disconnect.
 
 Two workers with one slot each, and one gateway. The tests run in this order, and each but the last leaves both workers
-ready.
+ready. After a test that ended a process, the next one, or its repetition, starts all processes again.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import signal
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,31 @@ N_CLIENTS = 200
 class Cluster:
     """All processes. workers: in the order of the gateway."""
 
-    def __init__(self, folder: Path, port: int, workers: list[WorkerProcess]):
-        self.folder, self.port, self.workers = folder, port, workers
+    def __init__(self, folder: Path):
+        self.folder, self.port = folder, free_port()
+        self._running_workers = ExitStack()
+        self.workers: list[WorkerProcess] = []
         self.gateway: ServerProcess | None = None
+
+    def start(self) -> None:
+        for index in range(2):
+            folder = self.folder / f"worker_{index}"
+            folder.mkdir(exist_ok=True)
+            self.workers.append(self._running_workers.enter_context(running(folder, *FLAGS, until=None)))
+        for worker in self.workers:
+            worker.wait_state("IDLE")
         self.start_gateway()
+
+    def stop(self) -> None:
+        if self.gateway is not None:
+            self.stop_gateway()
+        self._running_workers.close()
+        self.workers.clear()
+
+    @property
+    def runs(self) -> bool:
+        """Whether all processes have been started and none has ended."""
+        return self.gateway is not None and all(one.process.poll() is None for one in (self.gateway, *self.workers))
 
     def start_gateway(self) -> None:
         """Start the gateway, for the first time or again."""
@@ -54,6 +75,7 @@ class Cluster:
 
     def stop_gateway(self) -> None:
         self._running.__exit__(None, None, None)
+        self.gateway = None
 
     @property
     def url(self) -> str:
@@ -88,19 +110,21 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folders = [tmp_path_factory.mktemp(f"worker_{index}") for index in range(2)]
-    with (
-        running(folders[0], *FLAGS, until=None) as one,
-        running(folders[1], *FLAGS, until=None) as other,
-    ):
-        for worker in (one, other):
-            worker.wait_state("IDLE")
-        cluster = Cluster(tmp_path_factory.mktemp("gateway"), free_port(), [one, other])
-        try:
-            yield cluster
-        finally:
-            cluster.stop_gateway()
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def cluster(processes: Cluster) -> Cluster:
+    """The processes, all of them running."""
+    if not processes.runs:
+        processes.stop()
+        processes.start()
+    return processes
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """`precompile.py` and `start_all.sh` as users run them: start, conversation in real time, queue, stop.
 
-All tests of this file share one start, which takes the longest, and run in this order.
+All tests of this file share one start, which takes the longest, and run in this order. The last one ends it; if that
+test fails and runs again, it starts everything again.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,11 @@ class StartAll:
         with urllib.request.urlopen(f"{self.url}{path}", timeout=10) as answer:
             return json.load(answer)
 
+    def end(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
+            self.process.wait(STOP_S)
+
     def wait_free(self, n: int) -> dict[str, Any]:
         until = time.monotonic() + 10
         while (status := self.ask("/status"))["slots"]["free"] != n:
@@ -90,8 +96,8 @@ def free_ports() -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module")
-def started(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartAll]:
-    """Everything started, after `precompile.py` compiled it."""
+def start(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], StartAll]]:
+    """A function that returns everything started, after `precompile.py` compiled it."""
     folder = tmp_path_factory.mktemp("start_all")
     gateway_port, worker_port = free_ports()
     config = {
@@ -114,14 +120,24 @@ def started(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
         timeout=START_S,
     )
     assert compiled.returncode == 0, f"expected precompile.py to end with 0, got:\n{compiled.stderr}"
-    running = StartAll(root, folder, config)
+    runs: list[StartAll] = []
+
+    def running() -> StartAll:
+        if not runs or runs[-1].process.poll() is not None:
+            runs.append(StartAll(root, folder, config))
+            runs[-1].wait_ready()
+        return runs[-1]
+
     try:
-        running.wait_ready()
         yield running
     finally:
-        if running.process.poll() is None:
-            os.killpg(running.process.pid, signal.SIGTERM)
-            running.process.wait(STOP_S)
+        for run in runs:
+            run.end()
+
+
+@pytest.fixture
+def started(start: Callable[[], StartAll]) -> StartAll:
+    return start()
 
 
 def test_start_uses_cache_of_precompile(started: StartAll) -> None:
