@@ -11,7 +11,7 @@ import numpy as np
 
 from models.token2wav.load.onnx_container import OnnxNode
 
-DATA_TYPES = {"float32": 1, "int64": 7, "float16": 10, "float64": 11}
+DATA_TYPES = {"float32": 1, "int8": 3, "int64": 7, "float16": 10, "float64": 11}
 
 
 def write_onnx(path: Path, nodes: Iterable[OnnxNode], initializers: dict[str, np.ndarray]) -> None:
@@ -34,12 +34,18 @@ def _node_bytes(node: OnnxNode) -> bytes:
     ends = b"".join(_field(1, name.encode()) for name in node.inputs)
     ends += b"".join(_field(2, name.encode()) for name in node.outputs)
     attributes = b"".join(_field(5, _float_bytes(name, value)) for name, value in node.floats.items())
+    attributes += b"".join(_field(5, _integer_bytes(name, value)) for name, value in node.integers.items())
     return ends + _field(3, node.name.encode()) + _field(4, node.op_type.encode()) + attributes
 
 
 def _float_bytes(name: str, value: float) -> bytes:
     """An AttributeProto of type FLOAT."""
     return _field(1, name.encode()) + _varint(2 << 3 | 5) + struct.pack("<f", value) + _number(20, 1)
+
+
+def _integer_bytes(name: str, value: int) -> bytes:
+    """An AttributeProto of type INT."""
+    return _field(1, name.encode()) + _number(3, value) + _number(20, 2)
 
 
 def _field(number: int, data: bytes) -> bytes:

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from models.checkpoint.config import OmniConfig, load_config
 from models.checkpoint.files import FLOAT_BYTES, StoredTensor, list_tensors, read_pt, read_tensors
+from models.checkpoint.int8 import Int8Matrix
 from models.errors import SettingsError
 from models.layers.weights import Mismatch, assign_weights, on_meta, tensor_shapes
 from models.omni import OmniModel
@@ -40,7 +41,7 @@ def load_model(
     """The model of a checkpoint folder in eval mode, every weight on `device` as `dtype`.
 
     Tensors are moved one by one from the memory-mapped file to the device, without a second full copy on the host. On
-    the CPU, a weight stored as `dtype` stays mapped to its file.
+    the CPU, a weight stored as `dtype` stays mapped to its file. Weights stored as int8 become `dtype` on the device.
 
     Args:
         path: folder with `config.json`, and `model.safetensors` or its shards and index.
@@ -86,8 +87,10 @@ def weight_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if ".parametrizations." in name else dtype
 
 
-def _place(name: str, tensor: Tensor, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+def _place(name: str, tensor: Tensor | Int8Matrix, device: torch.device | str, dtype: torch.dtype) -> Tensor:
     # Device first: the smaller stored type crosses the bus. On the CPU, a tensor of the right type is not copied.
+    if isinstance(tensor, Int8Matrix):
+        return tensor.dequantized(device).to(weight_dtype(name, dtype))
     return tensor.to(device).to(weight_dtype(name, dtype))
 
 
@@ -138,7 +141,7 @@ def _match(
     for name, tensor in matched.items():
         if tensor.shape != expected[name]:
             mismatch.add("wrong shape", [f"{name}: expected {list(expected[name])}, got {list(tensor.shape)}"])
-        if tensor.dtype not in FLOAT_BYTES:
+        if not tensor.is_weight:
             mismatch.add("wrong type", [f"{name}: expected one of {sorted(FLOAT_BYTES)}, got {tensor.dtype}"])
     mismatch.raise_if_any()
     return {name: tensor for name, tensor in matched.items() if name not in overrides}

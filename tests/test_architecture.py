@@ -30,7 +30,7 @@ token2wav.prompt token2wav.flow token2wav.hift
 token2wav.load
 token2wav.voice
 token2wav.stream token2wav.s3gen
-token2wav.__main__ __main__
+token2wav.__main__ quantize __main__
 """
 WORKER = """
 key_text

@@ -16,9 +16,10 @@ import numpy as np
 from models.errors import CheckpointError
 
 # TensorProto.data_type -> NumPy type of the values in raw_data.
-DTYPES = {1: "<f4", 7: "<i8", 10: "<f2", 11: "<f8"}
+DTYPES = {1: "<f4", 3: "<i1", 7: "<i8", 10: "<f2", 11: "<f8"}
 # Field number and NumPy type of values that are not in raw_data; None = varints. Halves are stored as integers.
-TYPED_FIELDS = {1: (4, "<f4"), 7: (7, None), 10: (5, None), 11: (10, "<f8")}
+TYPED_FIELDS = {1: (4, "<f4"), 3: (5, None), 7: (7, None), 10: (5, None), 11: (10, "<f8")}
+DEQUANTIZE = "DequantizeLinear"  # the operation that multiplies stored int8 values by their scales
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -32,13 +33,15 @@ class OnnxNode:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     floats: dict[str, float] = field(default_factory=dict)  # attributes with a single float value
+    integers: dict[str, int] = field(default_factory=dict)  # those with a single integer
 
 
 @dataclass(frozen=True)
 class OnnxGraph:
     """Nodes in graph order, and stored arrays by name.
 
-    The arrays are read-only views of the mapped file, possibly unaligned.
+    The arrays are read-only views of the mapped file, possibly unaligned. Arrays stored as int8 values and scales are
+    here in float32 under the name of their product.
     """
 
     nodes: tuple[OnnxNode, ...]
@@ -54,7 +57,7 @@ class _Malformed(Exception):
 
 
 def read_onnx(path: str | Path) -> OnnxGraph:
-    """Nodes and initializers of a file, float16/32/64 or int64.
+    """Nodes and initializers of a file: float16/32/64, int64, or int8 with scales.
 
     Raises: CheckpointError if the file is missing or truncated, is not an ONNX file, or stores data in another file.
     """
@@ -87,22 +90,51 @@ def _read_graph(data: memoryview) -> OnnxGraph:
             initializers[name] = array
     if not nodes or not initializers:
         raise _Malformed("nodes and initializers", f"{len(nodes)} nodes and {len(initializers)} initializers")
-    return OnnxGraph(tuple(nodes), initializers)
+    return _dequantized(nodes, initializers)
+
+
+def _dequantized(nodes: list[OnnxNode], initializers: dict[str, np.ndarray]) -> OnnxGraph:
+    """The graph with the products of int8 values and scales in place of these and of the nodes that multiply them."""
+    left = []
+    for node in nodes:
+        values = initializers.get(node.inputs[0]) if node.inputs else None
+        if node.op_type != DEQUANTIZE or values is None:
+            left.append(node)
+            continue
+        output, scale = "".join(node.outputs), initializers.get("".join(node.inputs[1:]))
+        axis = node.integers.get("axis", 1)
+        if values.dtype != np.int8 or not 0 <= axis < values.ndim:
+            raise _Malformed(f"int8 values with an axis {axis} for {output}", f"{values.dtype} {list(values.shape)}")
+        expected = f"{values.shape[axis]} finite float32 scales for {output}"
+        if scale is None or scale.dtype != np.float32 or scale.shape != (values.shape[axis],):
+            got = "none" if scale is None else f"{scale.dtype} {list(scale.shape)}"
+            raise _Malformed(expected, got)
+        if not (np.isfinite(scale) & (scale >= 0)).all():
+            raise _Malformed(expected, scale[~(np.isfinite(scale) & (scale >= 0))][0])
+        del initializers[node.inputs[0]], initializers[node.inputs[1]]
+        shape = [-1 if dim == axis else 1 for dim in range(values.ndim)]
+        initializers[output] = values.astype(np.float32) * scale.reshape(shape)
+    if plain := [name for name, array in initializers.items() if array.dtype == np.int8]:
+        raise _Malformed(f"a node {DEQUANTIZE} for int8 values", f"{plain[0]} without one")
+    return OnnxGraph(tuple(left), initializers)
 
 
 def _read_node(data: memoryview) -> OnnxNode:
     texts: dict[int, list[str]] = {1: [], 2: [], 3: [], 4: []}
     floats: dict[str, float] = {}
+    integers: dict[str, int] = {}
     for number, value in _fields(data):
         if number in texts:
             texts[number].append(_text(value))
         elif number == 5:
             attribute = dict(_fields(_part(value, "an attribute")))
-            number_bytes = attribute.get(2)
+            number_bytes, integer = attribute.get(2), attribute.get(3)
             if isinstance(number_bytes, memoryview):
                 floats[_text(attribute.get(1, 0))] = _float(number_bytes)
+            elif integer is not None:
+                integers[_text(attribute.get(1, 0))] = _integers([integer])[0]
     name, op_type = "".join(texts[3][-1:]), "".join(texts[4][-1:])
-    return OnnxNode(op_type, name, tuple(texts[1]), tuple(texts[2]), floats)
+    return OnnxNode(op_type, name, tuple(texts[1]), tuple(texts[2]), floats, integers)
 
 
 def _read_tensor(data: memoryview) -> tuple[str, np.ndarray]:
@@ -146,6 +178,10 @@ def _typed_array(data_type: int, typed: dict[int, list[int | memoryview]]) -> np
         numbers = _integers(values)
         if data_type == 7:
             return np.array(numbers, "<i8")
+        if data_type == 3:
+            if min(numbers, default=0) < -128 or max(numbers, default=0) > 127:
+                raise _Malformed("int8 values", f"{min(numbers)} to {max(numbers)}")
+            return np.array(numbers, "<i1")
         if min(numbers, default=0) < 0 or max(numbers, default=0) > 0xFFFF:
             raise _Malformed("halves as 16-bit patterns", f"{min(numbers)} to {max(numbers)}")
         return np.array(numbers, "<u2").view("<f2")

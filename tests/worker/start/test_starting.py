@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from models.checkpoint.files import list_tensors
 from models.errors import AudioError
+from models.quantize import quantize_folder
 from tests.worker.loop.engines import TINY
 from worker.compile.state import TargetPhase, TargetState
 from worker.config.compile import TARGETS, CompileConfig
@@ -78,6 +80,18 @@ def test_stages_in_order(tmp_path: Path) -> None:
     assert started.report.header.loading == loading and str(loading) in started.report.table()
     kept = list((tmp_path / "voices").iterdir())
     assert started.voices is not None and kept, "expected the voice to be kept in the cache's folder"
+
+
+def test_an_int8_folder_is_served(tmp_path: Path) -> None:
+    folder = tmp_path / "int8"
+    quantize_folder(TINY, folder)
+    started = start(tmp_path, CONFIG.model_copy(update={"model_path": folder}))
+    parts = started.engine.parts
+    started.engine.close()
+    assert started.warm_up.n_units == 1 and started.voices is not None
+    assert {weight.dtype for weight in parts.model.parameters()} == {torch.float32}
+    n_bytes = sum(tensor.n_bytes for tensor in list_tensors(TINY)[0])
+    assert parts.loading.n_bytes < 0.3 * n_bytes, f"expected int8 bytes of {n_bytes}, got {parts.loading.n_bytes}"
 
 
 def test_auto_starts_eagerly_on_a_cpu(tmp_path: Path) -> None:

@@ -75,6 +75,45 @@ def test_reads_arrays_back(tmp_path_factory: pytest.TempPathFactory, kind: str, 
     assert np.array_equal(got, values), f"expected {values}, got {got}"
 
 
+def quantized(folder: Path, axis: int, *names: str, **changes: np.ndarray) -> OnnxGraph:
+    """A file with int8 values [2, 3] and scales, whose product is the weight `a`."""
+    arrays = {"values": np.array([[1, -2, 3], [127, -127, 0]], np.int8), "scale": np.array([0.5, 2.0], np.float32)}
+    inputs = names or ("values", "scale")
+    product = OnnxNode("DequantizeLinear", "/head/DequantizeLinear", inputs, ("a",), {}, {"axis": axis})
+    write_onnx(folder / "q.onnx", [product, *NODES], arrays | changes)
+    return read_onnx(folder / "q.onnx")
+
+
+def test_int8_values_are_multiplied_by_their_scales(tmp_path: Path) -> None:
+    graph = quantized(tmp_path, 0)
+    assert graph.nodes == NODES and list(graph.initializers) == ["a"]
+    assert graph.initializers["a"].tolist() == [[0.5, -1, 1.5], [254, -254, 0]]
+    scale = np.array([1, 10, 100], np.float32)
+    assert quantized(tmp_path, 1, scale=scale).initializers["a"].tolist() == [[1, -20, 300], [127, -1270, 0]]
+
+
+@pytest.mark.parametrize(
+    ("axis", "names", "changes", "expected"),
+    [
+        (1, (), {}, "3 finite float32 scales for a, got float32 [2]"),
+        (0, (), {"scale": np.ones(2, np.float16)}, "2 finite float32 scales for a, got float16 [2]"),
+        (0, (), {"scale": np.array([1, np.nan], np.float32)}, "2 finite float32 scales for a, got nan"),
+        (0, (), {"scale": np.array([1, -1], np.float32)}, "2 finite float32 scales for a, got -1.0"),
+        (0, ("values",), {}, "2 finite float32 scales for a, got none"),
+        (0, ("values", "scale", "zero"), {"zero": np.zeros(2, np.int8)}, "2 finite float32 scales for a, got none"),
+        (2, (), {}, "int8 values with an axis 2 for a, got int8 [2, 3]"),
+        (0, (), {"values": np.ones((2, 3), np.float32)}, "int8 values with an axis 0 for a, got float32 [2, 3]"),
+        (0, (), {"more": np.ones(2, np.int8)}, "a node DequantizeLinear for int8 values, got more without one"),
+    ],
+)
+def test_int8_values_without_fitting_scales_are_refused(
+    tmp_path: Path, axis: int, names: tuple[str, ...], changes: dict[str, np.ndarray], expected: str
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        quantized(tmp_path, axis, *names, **changes)
+    assert expected in str(caught.value)
+
+
 def test_reads_nodes_in_order(tmp_path: Path) -> None:
     assert read_back(tmp_path, {"a": np.zeros(1, np.float32)}).nodes == NODES
 

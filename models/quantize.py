@@ -1,0 +1,193 @@
+"""`python -m models.quantize SRC DST`: a checkpoint folder with its matrices stored as int8.
+
+Any start loads the result as it loads the source. The index declares the format and has the sizes and checksums of all
+files; `python -m models.quantize --check DIR` compares them.
+"""
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from models.checkpoint.config import load_config
+from models.checkpoint.files import FLOAT_BYTES, INDEX, list_tensors, read_pt, read_tensors
+from models.checkpoint.int8 import DECLARATION, DECLARED_AS, Int8Matrix, packed
+from models.errors import CheckpointError, ModelError
+from models.token2wav.load.parts import FLOW, HIFT, HIFT_ORIGINAL
+
+TOKEN2WAV = Path("assets") / "token2wav"
+SHARD_BYTES = 2_000_000_000
+FILES = "files"  # key of sizes and checksums in the index's metadata
+# Parts of the vocoder that stay as they are: they determine pitch and phase.
+VOCODER_KEPT = ("f0_predictor.", "m_source.", "conv_post.")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m models.quantize", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "source", type=Path, metavar="SRC", help="checkpoint folder; the folder to compare with --check"
+    )
+    parser.add_argument("result", type=Path, metavar="DST", nargs="?", help="new folder")
+    parser.add_argument(
+        "--check", action="store_true", help="compare the files of SRC with its checksums; write nothing"
+    )
+    parser.add_argument(
+        "--keep", action="append", default=[], metavar="PREFIX", help="tensors that stay floats; may be repeated"
+    )
+    parser.add_argument(
+        "--shard-bytes", type=int, default=SHARD_BYTES, metavar="N", help="most bytes of a file (default: %(default)s)"
+    )
+    args = parser.parse_args(argv)
+    if args.check == (args.result is not None):
+        parser.error("expected SRC and DST, or --check and SRC alone")
+    try:
+        if args.check:
+            check_files(args.source)
+            print(f"{args.source}: all files are as the index lists them")
+        else:
+            quantize_folder(args.source, args.result, keep=args.keep, shard_bytes=args.shard_bytes)
+            print(f"{args.result}: {folder_bytes(args.source):,} -> {folder_bytes(args.result):,} bytes")
+    except (ModelError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def quantize_folder(source: Path, result: Path, *, keep: Iterable[str] = (), shard_bytes: int = SHARD_BYTES) -> None:
+    """Write a folder whose matrices are int8, streamed: at most one shard is in memory.
+
+    Tensors whose rows are short stay floats, and so do HiFT's pitch and output layers. Files without weights and the
+    ONNX files are copied. The index is written last, so that an unfinished folder does not load.
+
+    Args:
+        source: checkpoint folder with float weights.
+        result: folder that does not exist or is empty.
+        keep: prefixes of names that stay floats.
+        shard_bytes: most bytes of a file, unless one tensor takes more.
+    Raises: CheckpointError for a source that is damaged or not of floats, ConfigError, and for a result with files.
+    """
+    load_config(source)
+    stored, problems = list_tensors(source)
+    problems += [
+        f"{one.name}: expected one of {sorted(FLOAT_BYTES)}, got {one.dtype}"
+        for one in stored
+        if one.dtype not in FLOAT_BYTES
+    ]
+    if problems:
+        raise CheckpointError(str(source), expected="a checkpoint of floats", got="; ".join(problems))
+    if result.exists() and any(result.iterdir()):
+        raise CheckpointError(str(result), expected="an empty folder or none", got="a folder with files")
+    result.mkdir(parents=True, exist_ok=True)
+    kept = tuple(keep)
+    weights = ((one.name, tensor) for one, tensor in read_tensors(stored) if not isinstance(tensor, Int8Matrix))
+    _copy_others(source, result)
+    _quantize_vocoder(source / TOKEN2WAV, result / TOKEN2WAV, kept)
+    write_folder_weights(result, weights, keep=kept, shard_bytes=shard_bytes)
+
+
+def write_folder_weights(
+    folder: Path, weights: Iterable[tuple[str, Tensor]], *, keep: tuple[str, ...] = (), shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write shards with int8 matrices, then the index with the declaration and the checksums of all other files.
+
+    Shards are filled in the order of the weights.
+    """
+    shards: list[list[str]] = []
+    total = 0
+    shard: dict[str, Tensor] = {}
+
+    def write() -> None:
+        save_file(shard, folder / f"part-{len(shards) + 1:05d}.safetensors", metadata={"format": "pt"})
+        shards.append(list(shard))
+        shard.clear()
+
+    for name, tensor in weights:
+        entry = {name: tensor.contiguous()} if name.startswith(keep) else packed(name, tensor)
+        n_bytes = sum(one.nbytes for one in entry.values())
+        if shard and sum(one.nbytes for one in shard.values()) + n_bytes > shard_bytes:
+            write()
+        shard |= entry
+        total += n_bytes
+    if shard:
+        write()
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        (folder / f"part-{number:05d}.safetensors").rename(folder / file)
+        weight_map |= dict.fromkeys(names, file)
+    metadata = {"total_size": total, DECLARED_AS: DECLARATION, FILES: file_facts(folder)}
+    index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
+    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+
+
+def write_packed_pt(file: Path, tensors: Mapping[str, Tensor], keep: tuple[str, ...] = ()) -> None:
+    """Write a `.pt` file whose matrices are int8, with its declaration. keep: prefixes of names that stay floats."""
+    state: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        state |= {name: tensor.contiguous()} if name.startswith(keep) else packed(name, tensor)
+    torch.save({DECLARED_AS: DECLARATION, "state_dict": state}, file)
+
+
+def check_files(folder: Path) -> None:
+    """Raises: CheckpointError listing the files whose size or checksum differs from the index, or which it lacks."""
+    try:
+        listed = json.loads((folder / INDEX).read_text(encoding="utf-8"))["metadata"][FILES]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        got = f"{type(error).__name__}: {error}"
+        raise CheckpointError(str(folder / INDEX), expected="checksums of the folder's files", got=got) from None
+    found = file_facts(folder)
+    differences = [
+        f"{name}: expected {listed.get(name, 'no such file')}, got {found.get(name, 'no such file')}"
+        for name in sorted(listed.keys() | found.keys())
+        if listed.get(name) != found.get(name)
+    ]
+    if differences:
+        raise CheckpointError(str(folder), expected="the files that its index lists", got="; ".join(differences))
+
+
+def file_facts(folder: Path) -> dict[str, dict[str, object]]:
+    """Bytes and SHA-256 of each file but the index, by the path in the folder."""
+    facts: dict[str, dict[str, object]] = {}
+    for file in _files(folder):
+        if file != folder / INDEX:
+            with file.open("rb") as opened:
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+            facts[file.relative_to(folder).as_posix()] = {"bytes": file.stat().st_size, "sha256": digest}
+    return facts
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in _files(folder))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (file for file in sorted(folder.rglob("*")) if file.is_file())
+
+
+def _copy_others(source: Path, result: Path) -> None:
+    """Copy every file that has no weights to store as int8."""
+    for file in _files(source):
+        place = file.relative_to(source)
+        if place.name != INDEX and (place.suffix != ".safetensors" or place.parent != Path()):
+            (result / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, result / place)
+
+
+def _quantize_vocoder(source: Path, result: Path, keep: tuple[str, ...]) -> None:
+    """Write flow and HiFT with int8 matrices, where the checkpoint has a vocoder."""
+    hift = HIFT_ORIGINAL if (source / HIFT_ORIGINAL).exists() else HIFT
+    kept = (*VOCODER_KEPT, *(f"generator.{name}" for name in VOCODER_KEPT))
+    for name, prefixes in ((FLOW, keep), (hift, (*keep, *kept))):
+        if (source / name).exists():
+            write_packed_pt(result / name, read_pt(source / name), prefixes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

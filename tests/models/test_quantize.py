@@ -1,0 +1,172 @@
+"""`python -m models.quantize`: int8 folders load strictly and nearly equal their source."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from models.checkpoint.files import INDEX, list_tensors
+from models.checkpoint.int8 import SCALE, quantize
+from models.errors import CheckpointError
+from models.load import load_model
+from models.quantize import main, quantize_folder
+from models.token2wav.load.parts import HIFT, load_token2wav
+
+NAME = "llm.model.layers.0.mlp.up_proj.weight"
+VOCODER = Path("assets/token2wav")
+
+
+@pytest.fixture(scope="module")
+def int8(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("int8") / "tiny"
+    quantize_folder(tiny, out, keep=["resampler."], shard_bytes=1_000_000)
+    return out
+
+
+@pytest.fixture
+def copy(int8: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(int8, tmp_path / "copy"))
+
+
+def change_shard(folder: Path, change: Callable[[dict[str, Tensor]], None], name: str = NAME) -> None:
+    """Change the tensors of the file that has `name`, and list its tensors in the index."""
+    index = json.loads((folder / INDEX).read_text())
+    file = index["weight_map"][name]
+    tensors = load_file(folder / file)
+    change(tensors)
+    save_file(tensors, folder / file)
+    index["weight_map"] = {key: where for key, where in index["weight_map"].items() if where != file}
+    index["weight_map"] |= dict.fromkeys(tensors, file)
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def change_metadata(folder: Path, **changes: object) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    index["metadata"] = {key: one for key, one in (index["metadata"] | changes).items() if one is not None}
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def error_of(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        load_model(folder)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_loaded_weights_are_the_rounded_ones(tiny: Path, int8: Path, dtype: torch.dtype) -> None:
+    source, got = (load_model(folder, dtype=dtype).state_dict() for folder in (tiny, int8))
+    plain = load_model(tiny).state_dict()
+    stored, problems = list_tensors(int8)
+    assert not problems and {one.name for one in stored} == source.keys()
+    matrices = [one.name for one in stored if one.scale is not None]
+    assert NAME in matrices and len(matrices) > 40
+    assert not [name for name in matrices if name.startswith("resampler.")], "expected kept floats"
+    for name, tensor in got.items():
+        expected = quantize(plain[name]).dequantized().to(tensor.dtype) if name in matrices else source[name]
+        assert torch.equal(tensor, expected), f"{name}: max diff {(tensor - expected).abs().max()}"
+
+
+def test_hidden_states_stay_close(tiny: Path, int8: Path) -> None:
+    models = [load_model(folder) for folder in (tiny, int8)]
+    ids = torch.arange(20, 44)[None]
+    with torch.no_grad():
+        outputs = [model.llm.lm_head(model.llm.model.embed_tokens(ids)) for model in models]
+    error = (outputs[0] - outputs[1]).norm() / outputs[0].norm()
+    assert 0 < error < 0.02, f"expected a relative error below 0.02, got {error}"
+
+
+def test_vocoder_is_rounded_and_its_pitch_is_not(tiny: Path, int8: Path) -> None:
+    source, got = (load_token2wav(folder / VOCODER) for folder in (tiny, int8))
+    for expected, module in ((source.flow, got.flow), (source.hift, got.hift)):
+        weights = expected.state_dict()
+        for name, tensor in module.state_dict().items():
+            error = (tensor - weights[name]).norm() / weights[name].norm().clamp_min(1e-9)
+            assert error < 0.02, f"{name}: expected a relative error below 0.02, got {error}"
+    pitch = source.hift.f0_predictor.state_dict()
+    assert all(torch.equal(tensor, pitch[name]) for name, tensor in got.hift.f0_predictor.state_dict().items())
+    assert torch.load(int8 / VOCODER / HIFT, weights_only=True)["quantization"] == {"format": "int8", "version": 1}
+    assert not torch.equal(source.flow.input_embedding.weight, got.flow.input_embedding.weight)
+
+
+def test_size_and_checksums(tiny: Path, int8: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shards = list(int8.glob("*.safetensors"))
+    assert len(shards) > 1 and max(file.stat().st_size for file in shards) < 1_100_000
+    assert main([str(int8), "--check"]) == 0
+    with (copy / VOCODER / HIFT).open("r+b") as file:
+        file.seek(5000)
+        file.write(b"\x01\x02\x03")
+    (copy / "extra.txt").write_text("x")
+    (copy / "merges.txt").unlink()
+    assert main([str(copy), "--check"]) == 2
+    error = capsys.readouterr().err
+    for name in (f"{VOCODER}/hift.pt: expected {{'bytes'", "extra.txt: expected no such file, got", "merges.txt"):
+        assert name in error, f"expected {name}, got {error}"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda t: t.pop(NAME + SCALE), rf"{NAME}{SCALE}: expected F32 [192] beside int8 values, got nothing"),
+        (lambda t: t.update({NAME + SCALE: torch.ones(7)}), "expected F32 [192] beside int8 values, got F32 [7]"),
+        (lambda t: t.update({NAME + SCALE: torch.ones(192).half()}), "got F16 [192]"),
+        (lambda t: t[NAME + SCALE].fill_(torch.inf), f"{NAME}{SCALE}: expected finite scales that are not negative"),
+        (lambda t: t.update({NAME: t[NAME][:, :5].contiguous()}), f"{NAME}: expected [192, 128], got [192, 5]"),
+        (lambda t: t.update({NAME: t[NAME].to(torch.int16)}), f"{NAME}: expected one of"),
+        (lambda t: t.update({"llm.odd.scale": torch.ones(1)}), "unexpected (1):\n  llm.odd.scale [1]"),
+    ],
+)
+def test_shards_that_do_not_fit_are_refused(
+    copy: Path, change: Callable[[dict[str, Tensor]], None], expected: str
+) -> None:
+    change_shard(copy, change)
+    assert expected in (got := error_of(copy)), f"expected {expected}, got {got}"
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [{"format": "int8", "version": 2}, {"format": "fp8", "version": 1}, {"format": "int8"}, "int8", []],
+)
+def test_unknown_declarations_are_refused(copy: Path, declared: object) -> None:
+    change_metadata(copy, quantization=declared)
+    assert f"quantization: expected {{'format': 'int8', 'version': 1}}, got {declared}" in error_of(copy)
+
+
+def test_undeclared_int8_is_refused(copy: Path) -> None:
+    change_metadata(copy, quantization=None)
+    message = error_of(copy)
+    assert f"{NAME}: expected one of ['BF16', 'F16', 'F32', 'F64'], got I8" in message
+    assert f"{NAME}{SCALE} [192]" in message
+
+
+def test_an_unfinished_folder_does_not_load(copy: Path) -> None:
+    (copy / INDEX).unlink()
+    assert f"expected {INDEX} or model.safetensors, got neither" in error_of(copy)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (lambda int8, tmp: [str(int8), str(tmp / "again")], "expected a checkpoint of floats"),
+        (lambda int8, tmp: [str(tmp / "none"), str(tmp / "out")], "no such file"),
+        (lambda int8, tmp: [str(int8.parents[1]), "--check"], "expected checksums of the folder's files"),
+    ],
+)
+def test_command_names_what_is_wrong(
+    int8: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: Callable[[Path, Path], list[str]],
+    expected: str,
+) -> None:
+    assert main(arguments(int8, tmp_path)) == 2
+    assert expected in (got := capsys.readouterr().err), f"expected {expected}, got {got}"
+
+
+def test_result_must_be_empty(tiny: Path, copy: Path) -> None:
+    with pytest.raises(CheckpointError, match="expected an empty folder or none, got a folder with files"):
+        quantize_folder(tiny, copy)
