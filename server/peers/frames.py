@@ -18,9 +18,9 @@ class FrameKind(IntEnum):
     """What a frame carries; its data in brackets.
 
     To the process: SETTINGS [JSON], OFFER [SDP], EVENT [text for the data channel], PLAY [number of the response, PCM16
-    at 24 kHz], END [number], CLEAR, CLOSE.
+    at 24 kHz], END [number], CLEAR, CLOSE, PING.
     From it: ANSWER [SDP], REFUSED [text], EVENT [text], HEARD [PCM16 at 16 kHz], PICTURE [JPEG], STARTED [number],
-    STOPPED [number], CLEARED [number, ms sent], GONE [text].
+    STOPPED [number], CLEARED [number, ms sent], GONE [text], PONG.
     """
 
     SETTINGS = 1
@@ -38,6 +38,8 @@ class FrameKind(IntEnum):
     STOPPED = 13
     CLEARED = 14
     GONE = 15
+    PING = 16
+    PONG = 17
 
 
 class LinkFrame(NamedTuple):

@@ -39,6 +39,8 @@ class PeerHost:
             if frame.kind is FrameKind.SETTINGS:
                 config = WebRtcConfig.model_validate_json(frame.data)
                 use_network(self._loop, config)
+            elif frame.kind is FrameKind.PING:
+                write_frame(writer, FrameKind.PONG, 0)
             elif frame.kind is FrameKind.OFFER:
                 self._open(frame, config, writer)
             elif frame.kind is FrameKind.CLOSE:

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from starlette.types import Message, Receive
@@ -19,9 +20,16 @@ from server.doors.realtime.session import RealtimeSession
 from server.peers.frames import NUMBER, POSITION, FrameKind, LinkFrame
 from worker.protocol.codes import CloseCode
 
-MAX_WAITING = 256  # events of the client that are not handled
+MAX_WAITING = 256  # events of the client's channel that are not handled; a socket that follows has one
 MAX_WAITING_CHARS = MAX_FRAME  # characters of these
 LOST = (CloseCode.INTERNAL_ERROR, "Connection lost")
+
+
+class _WaitingEvent(NamedTuple):
+    """An event that is not handled. on_taken: called when its turn has come."""
+
+    message: Message
+    on_taken: Callable[[], None]
 
 
 class CallSession(Protocol):
@@ -48,8 +56,8 @@ class WebRtcCall:
         self.id, self.identity = new_id("rtc"), identity
         self._process, self._number = process, process.add(self)
         self._answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._events: asyncio.Queue[Message] = asyncio.Queue(MAX_WAITING)
-        self._n_waiting = 0  # characters
+        self._events: asyncio.Queue[_WaitingEvent] = asyncio.Queue()
+        self._n_waiting = self._n_waiting_chars = 0  # events of the client's channel
         self._paced = paced(self._next_event)
         self._gone = asyncio.Event()
         self._is_lost = False
@@ -111,14 +119,15 @@ class WebRtcCall:
         self._followers.remove(writer)
 
     async def put(self, message: Message) -> None:
-        """Handle an event of a socket after all earlier ones."""
-        await self._events.put(message)
-        self._n_waiting += _length(message)
+        """Have an event of a socket handled after all earlier ones. Returns when its turn has come."""
+        taken = asyncio.Event()
+        self._events.put_nowait(_WaitingEvent(message, taken.set))
+        await taken.wait()
 
     async def _next_event(self) -> Message:
-        message = await self._events.get()
-        self._n_waiting -= _length(message)
-        return message
+        event = await self._events.get()
+        event.on_taken()
+        return event.message
 
     # --- the track of sound --------------------------------------------------------------------
 
@@ -170,12 +179,7 @@ class WebRtcCall:
             call_session.hear(floats_of(frame.data))
             return
         if frame.kind is FrameKind.EVENT:
-            if self._events.full() or self._n_waiting > MAX_WAITING_CHARS:
-                self._gone.set()  # it sends much faster than its events are handled
-                return
-            message = {"type": "websocket.receive", "text": frame.data.decode(errors="replace")}
-            self._events.put_nowait(message)
-            self._n_waiting += _length(message)
+            self._on_event(frame.data.decode(errors="replace"))
             return
         session = call_session.session
         if session is None or session.playback is None:
@@ -189,7 +193,15 @@ class WebRtcCall:
         elif frame.kind is FrameKind.CLEARED:
             session.playback.on_cleared(*POSITION.unpack(frame.data))
 
+    def _on_event(self, text: str) -> None:
+        """Have an event of the client's channel handled after all earlier ones."""
+        if self._n_waiting >= MAX_WAITING or self._n_waiting_chars > MAX_WAITING_CHARS:
+            self._gone.set()  # it sends much faster than its events are handled
+            return
+        self._count_waiting(1, len(text))
+        on_taken = partial(self._count_waiting, -1, -len(text))
+        self._events.put_nowait(_WaitingEvent({"type": "websocket.receive", "text": text}, on_taken))
 
-def _length(message: Message) -> int:
-    """Characters of an event."""
-    return len(message.get("text") or "")
+    def _count_waiting(self, n_events: int, n_chars: int) -> None:
+        self._n_waiting += n_events
+        self._n_waiting_chars += n_chars

@@ -1,7 +1,6 @@
 """The door of calls over WebRTC: offers, the running calls, and the sockets that follow one."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from server.access.clients import Clients
 from server.access.identity import Identity, identity_of
 from server.doors.calls.call import WebRtcCall
 from server.doors.calls.processes import PeerProcesses
-from server.doors.core.door_ticket import ticket_within_wait
+from server.doors.calls.running_calls import CallSetup, RunningCalls
 from server.doors.core.event_writer import EventWriter
 from server.doors.errors import ApiError, invalid, missing
 from server.doors.live.client_channel import WebSocketChannel
@@ -28,7 +27,6 @@ from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession
 from worker.protocol.wire import WireError, read_object
 
-LOG = logging.getLogger(__name__)
 MAX_SDP = 256 * 2**10  # characters
 Json = dict[str, Any]
 
@@ -51,47 +49,34 @@ class CallDoor:
     """
 
     def __init__(self, context: DoorContext, processes: PeerProcesses, clients: Clients):
-        self._context, self._processes, self._clients = context, processes, clients
-        self._calls: dict[str, WebRtcCall] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._context = context
+        self._calls = RunningCalls(context, processes, clients, "call_id")
 
     async def begin(self, request: Request) -> tuple[str, str]:
-        """Begin the call that a request offers. Returns: its id, and the answer. Raises: ApiError."""
-        self._processes.check()
-        refusal = self._context.admission.refusal(request, "audio_duplex")
-        if refusal is not None:
-            raise ApiError(403, refusal)
+        """Begin the call that a request offers. Returns: its id, and the answer.
+
+        Raises: ApiError; ClientDisconnected if the client has gone before the answer.
+        """
+        self._calls.check(request)
         identity, offer = identity_of(request), await _offer_of(request)
         config = self._config(request, identity, offer.session)
         await asyncio.to_thread(self._context.voices.resolve, config.voice)  # raises now, not in the session
         live = LiveSession(f"adx_rtc_{time.time_ns():x}", Kind.DUPLEX, identity)
-        process = self._processes.choose()
-        pending = ticket_within_wait(self._context.slots, live)
-        call = WebRtcCall(identity, process, lambda receive: self._clients.paced(receive, identity))
-        try:
-            answer = await call.open(offer.sdp)
+
+        async def set_up(call: WebRtcCall) -> CallSetup:
             connection = RealtimeConnection(call, self._context, live, config, call)
-        except BaseException:
-            await call.close(1000, "")
-            self._context.slots.dispatcher.finish(pending)
-            raise
-        call.attach(connection)
-        self._calls[call.id] = call
-        self._context.slots.metrics.record_call(1)
-        LOG.info("call %s is session %s", call.id, live.session_id)
-        task = asyncio.create_task(connection.serve(pending), name="call")
-        self._tasks.add(task)
-        task.add_done_callback(lambda done: self._end(call, done))
-        return call.id, answer
+            return CallSetup(call.id, connection, connection.serve)
+
+        return await self._calls.begin(request, live, offer.sdp, set_up)
 
     def hang_up(self, call_id: str, identity: Identity) -> None:
         """End a call. Raises: ApiError for one that the identity does not own."""
-        self._find(call_id, identity).hang_up()
+        self._calls.find(call_id, identity).hang_up()
 
     async def follow(self, websocket: WebSocket) -> None:
         """Serve a socket that sees the events of a call and sends events to its session."""
         try:
-            call = self._find(websocket.query_params["call_id"], identity_of(websocket))
+            call = self._calls.find(websocket.query_params["call_id"], identity_of(websocket))
             refusal = self._context.admission.refusal(websocket, "audio_duplex")
             if refusal is not None:
                 raise ApiError(403, refusal)
@@ -123,19 +108,6 @@ class CallDoor:
         session = {**(identity.session or {}), **given}
         model = request.query_params.get("model") or session.get("model") or self._context.model_names.served
         return initial_config(self._context.model_names, identity, {**session, "model": model})
-
-    def _find(self, call_id: str, identity: Identity) -> WebRtcCall:
-        call = self._calls.get(call_id)
-        if call is None or not identity.owns(call.identity.owner):
-            raise ApiError(404, f"call_id: expected a call that is running, got {call_id[:60]}", param="call_id")
-        return call
-
-    def _end(self, call: WebRtcCall, task: "asyncio.Task[None]") -> None:
-        del self._calls[call.id]
-        self._context.slots.metrics.record_call(-1)
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            LOG.error("call %s failed", call.id, exc_info=error)
 
 
 async def _read(channel: WebSocketChannel, call: WebRtcCall) -> None:

@@ -1,4 +1,4 @@
-"""The processes that hold the connections of calls: their start, the link to each, and their end.
+"""The processes that hold the connections of calls: their start, the link to each, whether they answer, and their end.
 
 aiortc is written in Python: what it does for a packet would delay the event loop that relays units.
 """
@@ -23,6 +23,10 @@ LOG = logging.getLogger(__name__)
 ANSWER_S = 15.0  # for the answer to an offer, candidates of STUN and TURN servers included
 START_S = 30.0
 STOP_S = 5.0
+PING_S = 2.0  # between two pings
+# Pings without an answer, until a process is ended. Counted rather than timed: a gateway that did not run meanwhile
+# has not read the answers.
+MAX_UNANSWERED, MAX_UNANSWERED_AT_START = 5, 30
 RETRY_S = 10
 NEEDED = "aiortc"
 EXTRA = f"WebRTC calls: expected the package {NEEDED}, got none; install the extra `webrtc` on the server"
@@ -46,7 +50,9 @@ class PeerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._starting = asyncio.Lock()
+        self._watching: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._n_unanswered = 0  # pings
         self._calls: dict[int, PeerListener] = {}
         self._last = 0
 
@@ -59,11 +65,19 @@ class PeerProcess:
         """Of the running process; None if none runs."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the process runs but does not answer now."""
+        return self._n_unanswered > 1
+
     async def start(self) -> None:
-        """Start the process, if it does not run."""
-        async with self._starting:
-            if self._writer is not None:
-                return
+        """Start the process, if it does not run. The start goes on if this call is cancelled."""
+        if self._starting is not None or self._writer is None:
+            self._starting = self._starting or asyncio.create_task(self._start(), name="peer-start")
+            await asyncio.shield(self._starting)
+
+    async def _start(self) -> None:
+        try:
             ours, theirs = socket.socketpair()
             with theirs:
                 command = [sys.executable, "-m", "server.peers.main", str(theirs.fileno())]
@@ -79,7 +93,10 @@ class PeerProcess:
             reader, self._writer = await asyncio.open_unix_connection(sock=ours)
             write_frame(self._writer, FrameKind.SETTINGS, 0, self._config.model_dump_json().encode())
             self._reading = asyncio.create_task(self._read(reader, self._writer), name="peer-link")
+            self._watching = asyncio.create_task(self._watch(self._process, self._writer), name="peer-watch")
             LOG.info("process %d holds connections of calls", self._process.pid)
+        finally:
+            self._starting = None
 
     def add(self, call: PeerListener) -> int:
         """Count a call as one of this process. Returns: its number."""
@@ -99,6 +116,8 @@ class PeerProcess:
 
     async def stop(self) -> None:
         """End the process; it ends with its link."""
+        if self._starting is not None:
+            await asyncio.gather(self._starting, return_exceptions=True)
         process, writer = self._process, self._writer
         if writer is not None:
             writer.close()
@@ -109,10 +128,23 @@ class PeerProcess:
             await asyncio.to_thread(_reap, process)
         self._lost()
 
+    async def _watch(self, process: "subprocess.Popen[bytes]", writer: asyncio.StreamWriter) -> None:
+        """End the process once it answers nothing, which ends the link."""
+        self._n_unanswered, limit = 0, MAX_UNANSWERED_AT_START
+        while self._n_unanswered < limit:
+            self._n_unanswered += 1
+            write_frame(writer, FrameKind.PING, 0)
+            await asyncio.sleep(PING_S)
+            if not self._n_unanswered:
+                limit = MAX_UNANSWERED
+        LOG.error("process %d answers nothing, and is ended", process.pid)
+        process.kill()
+
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(asyncio.IncompleteReadError, OSError):
             while True:
                 frame = await read_frame(reader)
+                self._n_unanswered = 0
                 call = self._calls.get(frame.call)
                 if call is not None:
                     self._pass_on(frame, call)
@@ -138,7 +170,10 @@ class PeerProcess:
             call.on_lost()
 
     def _lost(self) -> None:
-        self._process = self._writer = self._reading = None
+        if self._watching is not None:
+            self._watching.cancel()
+        self._process = self._writer = self._reading = self._watching = None
+        self._n_unanswered = 0
         calls, self._calls = list(self._calls.values()), {}
         for call in calls:
             call.on_lost()
@@ -169,8 +204,8 @@ class PeerProcesses:
         await asyncio.gather(*(process.stop() for process in self.all))
 
     def choose(self) -> PeerProcess:
-        """The process with the fewest calls. Raises: ApiError if all have as many as they may."""
-        process = min(self.all, key=lambda one: one.n_calls)
+        """The process with the fewest calls of those that answer. Raises: ApiError if all have as many as they may."""
+        process = min(self.all, key=lambda one: (one.is_silent, one.n_calls))
         if process.n_calls >= self._config.max_calls:
             message = f"calls: expected at most {self._config.max_calls * len(self.all)} at once, got one more"
             raise ApiError(503, message, headers={"retry-after": str(RETRY_S)})

@@ -8,6 +8,7 @@ from server.access.identity import identity_of
 from server.doors.calls.door import CallDoor
 from server.doors.calls.live_door import GptLiveCallDoor
 from server.doors.errors import ApiErrorBody
+from server.live.inbox import ClientDisconnected
 
 SDP = "application/sdp"
 CALLS_PATH = "/v1/realtime/calls"
@@ -47,6 +48,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     501: {"model": ApiErrorBody, "description": "the server has no WebRTC"},
     503: {"model": ApiErrorBody, "description": "no slot is free, or no process takes another call"},
 }
+CLIENT_GONE = 499  # status of a response that is never sent
 UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"model": ApiErrorBody, "description": "there is no such call"}}
 
 
@@ -56,7 +58,10 @@ def call_routes(door: CallDoor) -> APIRouter:
 
     @router.post(CALLS_PATH, status_code=201, response_class=Response, responses=ERRORS, openapi_extra=OFFER)
     async def begin(request: Request) -> Response:
-        call_id, answer = await door.begin(request)
+        try:
+            call_id, answer = await door.begin(request)
+        except ClientDisconnected:
+            return Response(status_code=CLIENT_GONE)
         return Response(answer, 201, {"Location": f"{CALLS_PATH}/{call_id}"}, SDP)
 
     @router.post(f"{CALLS_PATH}/{{call_id}}/hangup", response_class=Response, responses=UNKNOWN)
@@ -71,9 +76,12 @@ def live_call_routes(door: GptLiveCallDoor) -> APIRouter:
     """Routes that begin and end GPT-Live sessions over WebRTC."""
     router = APIRouter()
 
-    @router.post(LIVE_PATH, status_code=201, responses=ERRORS, openapi_extra=LIVE_OFFER)
-    async def begin(request: Request) -> dict[str, Any]:
-        return await door.begin(request)
+    @router.post(LIVE_PATH, status_code=201, response_model=dict[str, Any], responses=ERRORS, openapi_extra=LIVE_OFFER)
+    async def begin(request: Request) -> dict[str, Any] | Response:
+        try:
+            return await door.begin(request)
+        except ClientDisconnected:
+            return Response(status_code=CLIENT_GONE)
 
     @router.post(f"{LIVE_PATH}/{{session_id}}/hangup", response_class=Response, responses=UNKNOWN)
     async def hang_up(session_id: str, request: Request) -> Response:

@@ -5,13 +5,9 @@ import io
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
-import aioice.ice
-import httpx
 import numpy as np
 import pytest
 import websockets
@@ -19,74 +15,21 @@ from openai import AsyncOpenAI
 from PIL import Image
 
 from benchmarks.doors.call_load import CALLS
-from benchmarks.serve.fake_replies import FakeConversation
-from benchmarks.serve.fake_worker import FakeWorker
 from server.doors.calls.call import WebRtcCall
 from server.doors.live.sound.resample import pcm16_of
 from server.peers.frames import FrameKind, LinkFrame
-from tests.server.access.keyed_gateway import ADMIN, USER, bearer, entry
+from tests.server.access.keyed_gateway import bearer
 from tests.server.doors.calls.call_client import CallClient, calling
+from tests.server.doors.calls.served_calls import KEY, LOOPBACK, ORIGIN, OTHER_KEY, Served, follow, serve_calls
 from tests.server.doors.realtime.realtime_client import speech
-from tests.server.live_gateway import RunningGateway, running_gateway, wait_until
-from worker.config.webrtc import WebRtcConfig
-from worker.protocol.messages import AudioChunk
+from tests.server.live_gateway import wait_until
 
-LOOPBACK = "127.0.0.1"
-KEY, OTHER_KEY = bearer(USER), bearer(ADMIN.replace("boss", "next"))
-ORIGIN = "https://talk.example.org"
 Json = dict[str, Any]
-
-
-@dataclass
-class Served:
-    """A gateway and its worker, for all tests of the module. chunks: units that reached the worker."""
-
-    runner: asyncio.Runner
-    gateway: RunningGateway
-    worker: FakeWorker
-    chunks: list[AudioChunk] = field(default_factory=list)
-
-    @property
-    def http(self) -> httpx.AsyncClient:
-        return self.gateway.http
-
-    def run(self, scenario: Callable[[], Awaitable[None]], n_listen: int = 1000, n_speak: int = 1) -> None:
-        """Run a scenario, after which the gateway must be idle. n_listen, n_speak: cycle of the worker's units."""
-        self.worker.n_listen, self.worker.n_speak = n_listen, n_speak
-        self.chunks.clear()
-
-        async def run() -> None:
-            await scenario()
-            await self.gateway.wait_idle()
-
-        self.runner.run(run())
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    patch, chunks, units = pytest.MonkeyPatch(), list[AudioChunk](), FakeConversation._unit
-
-    async def recorded(conversation: FakeConversation, chunk: AudioChunk, received: float) -> None:
-        chunks.append(chunk)
-        await units(conversation, chunk, received)
-
-    patch.setattr(FakeConversation, "_unit", recorded)
-    patch.setattr(aioice.ice, "get_host_addresses", lambda use_ipv4, use_ipv6: [LOOPBACK])
-    patch.setattr("server.health_watch.POLL_S", 0.1)
-    stack = AsyncExitStack()
-
-    async def start() -> tuple[RunningGateway, FakeWorker]:
-        worker = await stack.enter_async_context(FakeWorker(slots=4))
-        keys = (entry("user", USER), entry("next", ADMIN.replace("boss", "next")))
-        webrtc = WebRtcConfig(addresses=(LOOPBACK,), max_calls=2)
-        options = {"api_keys": keys, "webrtc": webrtc, "allowed_origins": (ORIGIN,)}
-        return await stack.enter_async_context(running_gateway(worker, **options)), worker
-
-    with asyncio.Runner() as runner:
-        gateway, worker = runner.run(start())
-        yield Served(runner, gateway, worker, chunks)
-        runner.run(stack.aclose())
-    patch.undo()
+    yield from serve_calls(max_calls=2)
 
 
 def tone(hz: float, seconds: float) -> bytes:
@@ -207,12 +150,6 @@ def test_a_call_is_hung_up(served: Served) -> None:
             assert (await served.http.post(f"{CALLS}/{client.call_id}/refer", headers=KEY)).status_code == 404
 
     served.run(scenario)
-
-
-async def follow(served: Served, client: CallClient, headers: Json) -> websockets.ClientConnection:
-    """A socket that follows the client's call."""
-    url = f"ws://{LOOPBACK}:{served.gateway.port}/v1/realtime?call_id={client.call_id}"
-    return await websockets.connect(url, additional_headers=headers, proxy=None, compression=None)
 
 
 async def next_of(socket: websockets.ClientConnection, kind: str) -> Json:
