@@ -58,9 +58,18 @@ class Peer:
         self._n_unsent = 0  # characters of these
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_gone = False
+        self._settled = asyncio.Event()  # no answer is being made
+        self._settled.set()
 
     async def answer(self, offer: str) -> str:
         """The answer to an offer, with all candidates. Raises: OfferError."""
+        self._settled.clear()
+        try:
+            return await self._negotiated(offer)
+        finally:
+            self._settled.set()
+
+    async def _negotiated(self, offer: str) -> str:
         connection = self._connection
         self._has_channel = _checked(offer)
         sound: RTCRtpTransceiver = connection.addTransceiver(OutgoingSound(self._queue))
@@ -105,6 +114,7 @@ class Peer:
                 break
         for task in self._tasks:
             task.cancel()
+        await self._settled.wait()  # candidates that are found after the end of a connection would stay open
         await self._connection.close()
 
     def _gone(self, reason: str) -> None:

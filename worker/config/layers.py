@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from worker.config.hub_id import HUB_ID, HubIdAllowed
-from worker.config.settings import SettingError, SettingProblem, Settings
+from worker.config.settings import SettingError, SettingProblem, Settings, shown_unknown
 from worker.describe import cut, shown
 
 VARIABLE_PREFIX = "DUOLOGUE_"
@@ -217,7 +217,9 @@ class SettingsLayer(PydanticBaseSettingsSource):
                 layer._add_key(unused[variable], text, variable)
             elif variable.startswith(sections):
                 near = next(iter(difflib.get_close_matches(variable, by_variable, n=1)), None)
-                layer.problems.append(SettingProblem(variable, _existing(near, "a variable"), shown(text)))
+                layer.problems.append(
+                    SettingProblem(variable, _existing(near, "a variable"), shown_unknown(variable, text))
+                )
         return layer
 
     def __call__(self) -> dict[str, Any]:
@@ -273,7 +275,8 @@ class SettingsLayer(PydanticBaseSettingsSource):
         self._merge(value, into.setdefault(setting.name, {}), f"{setting.key}.", place)
 
     def _refuse(self, key: str, expected: str, value: object, place: "_Place") -> None:
-        self.problems.append(SettingProblem(key, expected, f"{shown(value)} ({place.source})"))
+        got = shown(value) if key in self._known else shown_unknown(key, value)
+        self.problems.append(SettingProblem(key, expected, f"{got} ({place.source})"))
 
     def _absolute(self, value: object, setting: SettingField) -> object:
         """A path below the base folder, unless it is absolute; empty text becomes None.

@@ -4,6 +4,7 @@ Does not define any setting.
 """
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,6 +14,11 @@ from models.errors import SettingsError
 from worker.describe import MAX_SHOWN, cut, describe_type, shown
 
 MAX_NOTES = 20  # unknown keys with a sentence of their own
+NOT_SHOWN = "a value that is not shown"
+# Parts of the names of unknown settings whose values may be secret, such as a misspelt `turn_credential`.
+SECRET_PARTS = frozenset(
+    {"credential", "credentials", "key", "keys", "pass", "passwd", "password", "secret", "secrets", "token", "turn"}
+)
 
 
 class HiddenValue(NamedTuple):
@@ -94,6 +100,11 @@ def notes(settings: type[Settings], ignored: list[str]) -> list[str]:
     return sentences
 
 
+def shown_unknown(key: str, value: object) -> str:
+    """The value of an unknown setting in the words of an error; without it if the key's name says that it is secret."""
+    return shown(value) if SECRET_PARTS.isdisjoint(re.split(r"[^a-z]", key.lower())) else NOT_SHOWN
+
+
 def _problems(settings: type[Settings], error: ValidationError) -> list[SettingProblem]:
     found: list[SettingProblem] = []
     for entry in error.errors(include_url=False):
@@ -103,12 +114,12 @@ def _problems(settings: type[Settings], error: ValidationError) -> list[SettingP
             found += [one._replace(setting=f"{name}.{one.setting}") for one in cause.problems]
         elif name in settings.model_fields:
             is_hidden = settings.hides_values or HIDDEN in settings.model_fields[name].metadata
-            got = "a value that is not shown" if is_hidden else shown(entry["input"])
+            got = NOT_SHOWN if is_hidden else shown(entry["input"])
             found.append(SettingProblem(name, settings.allowed(name), got))
         else:
             near = _nearest(name, settings)
             expected = f"a setting that exists, such as {near}" if near else "a setting that exists"
-            got = "a value that is not shown" if settings.hides_values else shown(entry["input"])
+            got = NOT_SHOWN if settings.hides_values else shown_unknown(name, entry["input"])
             found.append(SettingProblem(cut(name), expected, got))
     return list(dict.fromkeys(found))  # a union reports one error per member
 

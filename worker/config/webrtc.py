@@ -34,7 +34,7 @@ class WebRtcConfig(Settings):
         examples=["stun:stun.example.org:3478"],
         description="STUN server, which tells the public address behind a NAT; null: none",
     )
-    turn_url: str | None = Field(
+    turn_url: Annotated[str | None, HIDDEN] = Field(
         None,
         pattern=r"^turns?:[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?(\?transport=(udp|tcp))?$",
         examples=["turn:turn.example.org:3478?transport=udp"],

@@ -54,3 +54,34 @@ def test_a_message_of_too_many_fragments_ends_the_call(monkeypatch: pytest.Monke
         await client.close()
 
     asyncio.run(scenario())
+
+
+def test_a_connection_closes_after_its_candidates_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address that a TURN server gives after the end would stay allocated."""
+
+    async def scenario() -> None:
+        found, events = asyncio.Event(), list[str]()
+        close = RTCPeerConnection.close
+
+        async def slow(peer: Peer, offer: str) -> str:
+            await found.wait()
+            events.append("found")
+            return "v=0"
+
+        async def noted(connection: RTCPeerConnection) -> None:
+            events.append("closed")
+            await close(connection)
+
+        monkeypatch.setattr(Peer, "_negotiated", slow)
+        monkeypatch.setattr(RTCPeerConnection, "close", noted)
+        peer = Peer(WebRtcConfig(), lambda kind, data: None)
+        answering = asyncio.create_task(peer.answer(""))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(peer.close())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        found.set()
+        await asyncio.gather(answering, closing)
+        assert events == ["found", "closed"]
+
+    asyncio.run(scenario())

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.doors.call_load import CALLS
+from benchmarks.serve.fake_worker import FakeWorker
 from server.doors.calls import processes
 from server.doors.calls.call import WebRtcCall
 from server.doors.calls.routes import LIVE_PATH
@@ -17,7 +19,8 @@ from server.doors.realtime.session import RealtimeSession
 from server.peers.frames import FrameKind, LinkFrame
 from tests.server.doors.calls.call_client import CallClient, calling
 from tests.server.doors.calls.served_calls import KEY, Served, follow, serve_calls
-from tests.server.live_gateway import ANSWER_S, wait_until
+from tests.server.live_gateway import ANSWER_S, running_gateway, wait_until
+from worker.config.webrtc import WebRtcConfig
 
 
 @pytest.fixture(scope="module")
@@ -140,3 +143,25 @@ def test_a_draining_server_ends_calls_and_accepts_none(served: Served) -> None:
                 live.draining = False
 
     served.run(scenario)
+
+
+def test_the_password_of_a_turn_server_is_in_no_answer_and_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    webrtc = WebRtcConfig(turn_url="turn:127.0.0.1:9", turn_username="turn-user", turn_credential="s3cret-of-turn")
+
+    async def scenario() -> list[str]:
+        async with FakeWorker() as worker, running_gateway(worker, webrtc=webrtc) as gateway:
+            schema = await gateway.get("/openapi.json")
+            paths = [path for path, item in schema["paths"].items() if "get" in item and "{" not in path]
+            assert {"/status", "/metrics"} <= set(paths), paths
+            answers = [await gateway.http.get(path) for path in ("/openapi.json", *paths)]
+            answers.append(
+                await gateway.http.post(CALLS, content="no SDP", headers={"Content-Type": "application/sdp"})
+            )
+            assert answers[-1].status_code == 400 and "one audio section" in answers[-1].text
+            return [answer.text for answer in answers] + [repr(gateway.gateway)]
+
+    texts = asyncio.run(scenario())
+    assert "holds connections of calls" in caplog.text
+    for text in (*texts, caplog.text):
+        assert "s3cret-of-turn" not in text and "turn-user" not in text
