@@ -20,10 +20,11 @@ class OmniConversation:
     Args:
         send: sends events.
         lane: gets the inserted texts.
+        on_deleted: called with the id of an item that the client deletes.
     """
 
-    def __init__(self, send: OmniEvents, lane: LiveLane):
-        self._send, self._lane = send, lane
+    def __init__(self, send: OmniEvents, lane: LiveLane, on_deleted: Callable[[str], None]):
+        self._send, self._lane, self._on_deleted = send, lane, on_deleted
         self.items = OmniItems()
 
     def insert_text(self, message: InsertText, on_done: Callable[[Error | None], None]) -> None:
@@ -83,6 +84,7 @@ class OmniConversation:
         if item.status == "in_progress":
             raise invalid("item_id", expected="an item that is complete", got="one that is being spoken")
         self.items.delete(item.id)
+        self._on_deleted(item.id)
         details = {"type": "conversation.item.deleted", "item_id": item.id, "deleted": True}
         self._send("conversation.item.deleted", item_id=item.id, event=details)
 

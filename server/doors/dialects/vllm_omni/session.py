@@ -72,7 +72,7 @@ class OmniSession:
         self.lane = OmniLane(self, clock)
         self._transcripts = transcripts
         self.turns = OmniTurns(send, self, settings, transcripts)
-        self._conversation = OmniConversation(send, self.lane)
+        self._conversation = OmniConversation(send, self.lane, transcripts.cancel)
         self.configured = asyncio.Event()  # the context may begin
         self._voice: dict[str, object] = {}
         self._input, self._output = OmniInput(), OmniOutput(settings.output_format, settings.output_rate)

@@ -101,6 +101,21 @@ def test_a_turn_is_transcribed_as_the_detector_says(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_deleted_item_gets_no_transcript(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        stage = Stage(tmp_path)
+        await stage.begin()
+        for _ in range(2):
+            await stage.append(0.5)
+            await stage.handle("input_audio_buffer.commit")
+        ids = [event["item_id"] for event in stage.events if event["type"] == "input_audio_buffer.committed"]
+        await stage.handle("conversation.item.delete", item_id=ids[0])
+        assert [one.is_cancelled for one in stage.transcriber.begun] == [True, False]
+        stage.session.lane.detach()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("is_enabled", [False, True])
 def test_transcripts_are_made_on_request_only(tmp_path: Path, *, is_enabled: bool) -> None:
     async def scenario() -> None:
