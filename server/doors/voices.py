@@ -7,9 +7,13 @@ from server.registry.voices import VoiceRegistry
 
 DEFAULT = "default"
 # Every client of the API may name one of these.
-API_VOICES = frozenset(
+SPEECH_VOICES = frozenset(
     ("alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse", "marin", "cedar")
 )
+LIVE_VOICES = frozenset(  # of GPT-Live alone
+    ("beacon", "bossa", "cinder", "delta", "gleam", "meridian", "quartz", "ripple", "shida", "stone")
+) | {"tempo", "vesper", "willow"}
+API_VOICES = SPEECH_VOICES | LIVE_VOICES
 
 
 class VoiceNames:

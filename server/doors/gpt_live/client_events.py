@@ -56,7 +56,7 @@ class HistoryMessage(_Strict):
 
 
 class Delegation(_Strict):
-    """Who does tasks that the model hands over. responses: kept and shown; this model hands no task over."""
+    """Who does tasks that the model hands over. All of it is kept and shown: this model hands no task over."""
 
     type: Literal["client", "responses"] = "client"
     responses: dict[str, Any] | None = None

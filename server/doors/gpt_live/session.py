@@ -157,6 +157,7 @@ class GptLiveSession:
         config = self._config
         delegation = Delegation() if config is None or config.delegation is None else config.delegation
         form = {} if self._track is not None else {"type": self._sound.kind, "rate": self._sound.rate}
+        user = None if config is None else config.safety_identifier
         return {
             "id": self.id,
             "expires_at": self._expires_at,
@@ -166,6 +167,7 @@ class GptLiveSession:
             "audio": {**({"format": form} if form else {}), "output": {"voice": self._voice}},
             "delegation": delegation.model_dump(exclude_none=True),
             "store": False,
+            **({} if user is None else {"safety_identifier": user}),
         }
 
     def prepare(self) -> Prepare:
@@ -219,13 +221,12 @@ class GptLiveSession:
                 raise EventError("no_active_delegation", message)
 
     def hear(self, samples: np.ndarray) -> None:
-        """Add sound of the client, [n] float32 at 16 kHz, unless it is muted."""
-        if self._is_muted:
-            return
-        self._n_samples += len(samples)
+        """Add sound of the client, [n] float32 at 16 kHz. While it is muted, silence ends what it was saying."""
         if self.has_barge_in or self._transcripts.is_enabled:
-            self.detector.push(samples)
-        self.lane.append(samples)
+            self.detector.push(np.zeros_like(samples) if self._is_muted else samples)
+        if not self._is_muted:
+            self._n_samples += len(samples)
+            self.lane.append(samples)
 
     def _decoded(self, event: GptLiveAppendAudio) -> np.ndarray:
         """The event's sound, [n] float32 at 16 kHz. Raises: EventError."""
@@ -246,6 +247,8 @@ class GptLiveSession:
             self._registered_voice = await asyncio.to_thread(self._voices.resolve, self._voice)
         except ApiError as error:
             raise EventError("invalid_value", error.message, "session.audio.output.voice") from None
+        if config.delegation is not None:
+            _check(config.delegation)
         form = None if config.audio is None else config.audio.format
         if form is not None and self._track is not None:
             raise invalid_value("session.audio.format", expected="none, as the track has its own", got=form.type)
@@ -266,8 +269,10 @@ class GptLiveSession:
             before = self._config.delegation or Delegation()
             if given.type != before.type:
                 raise invalid_value("session.delegation.type", expected=before.type, got=given.type)
+            _check(given)
             merged = {**(before.responses or {}), **(given.responses or {})} or None
-            kept = given.model_copy(update={"responses": merged})
+            named = given.model_dump(exclude_unset=True)  # what an update leaves out stays
+            kept = before.model_copy(update={**named, "responses": merged})
             self._config = self._config.model_copy(update={"delegation": kept})
         self._answer("session.updated", event.event_id, session=self.resource())
 
@@ -377,6 +382,13 @@ class GptLiveSession:
         if client_event_id is not None:
             fields["client_event_id"] = client_event_id
         self._send(kind, **fields)
+
+
+def _check(delegation: Delegation) -> None:
+    """Raises: EventError for settings that only another kind of delegation has."""
+    if delegation.type == "client" and delegation.responses is not None:
+        param = "session.delegation.responses"
+        raise EventError("unknown_parameter", f"{param}: expected no such field with the type client, got one", param)
 
 
 def _history_text(message: HistoryMessage) -> InsertText:

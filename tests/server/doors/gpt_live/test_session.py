@@ -4,10 +4,11 @@ import asyncio
 import base64
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 import pytest
+from openai.types.live import BuiltInVoice
 
 from benchmarks.serve.fake_replies import tone
 from server.access.identity import Identity
@@ -267,3 +268,54 @@ def test_a_replaced_context_begins_with_the_conversation_in_order(tmp_path: Path
     said = [(text.role, text.text) for text in texts]
     first, second = ("system", "You have said: Hello."), ("system", "You have said: Fine.")
     assert said == [("user", "Hi."), first, ("user", "How are you?"), second]
+
+
+def test_settings_without_effect_are_kept_and_shown(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        delegation = {"type": "responses", "acknowledgement_delay_ms": 250, "responses": {"model": "a", "tools": []}}
+        stage.session.lane.on_answer(await stage.start(delegation=delegation, safety_identifier="user-7"), PREPARED)
+        update = {"type": "responses", "responses": {"model": "b"}}
+        await stage.handle("session.update", session={"delegation": update})
+        await stage.handle("session.update", session={"delegation": {**update, "acknowledgement_delay_ms": 0}})
+        with pytest.raises(EventError) as refused:
+            await stage.handle("session.update", session={"delegation": {"type": "client"}})
+        assert refused.value.param == "session.delegation.type"
+
+    sessions = [event["session"] for event in staged(tmp_path, scenario).events]
+    assert [session["safety_identifier"] for session in sessions] == ["user-7"] * 3
+    shown = [session["delegation"] for session in sessions]
+    assert [one["acknowledgement_delay_ms"] for one in shown] == [250, 250, 0], "expected what an update leaves out"
+    assert [one["responses"] for one in shown] == [{"model": model, "tools": []} for model in "abb"]
+
+
+def test_a_field_of_another_kind_of_delegation_is_refused(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        with pytest.raises(EventError) as refused:
+            await stage.start(delegation={"type": "client", "responses": {"model": "a"}})
+        assert (refused.value.code, refused.value.param) == ("unknown_parameter", "session.delegation.responses")
+
+    staged(tmp_path, scenario)
+
+
+def test_a_muted_client_is_silent_to_the_detector(tmp_path: Path) -> None:
+    """What it was saying ends, and its transcript comes, although it is muted in the middle of a word."""
+
+    async def scenario(stage: Stage) -> None:
+        stage.session.lane.on_answer(await stage.start(), PREPARED)
+        session = stage.session
+        session.hear(np.ones(16_000, np.float32))
+        session.on_heard(SpeechHeard(0, 100.0, 1000.0))
+        await stage.handle("session.input_audio.mute")
+        session.hear(np.ones(16_000, np.float32))
+        assert session.detector.pushed_ms == 2000 and session.usage() == {"seconds": 1.0}
+        session.on_heard(SpeechOver(1500))
+        [spoken] = stage.transcriber.begun
+        sound = spoken.spoken.sound
+        assert (sound[:16_000] == 1).all() and len(sound) == 24_000 and (sound[16_000:] == 0).all()
+
+    staged(tmp_path, scenario)
+
+
+def test_the_voices_of_stock_clients_speak(tmp_path: Path) -> None:
+    voices = VoiceNames(VoiceRegistry(tmp_path), {})
+    assert {voices.resolve(name) for name in get_args(BuiltInVoice)} == {None}, "expected the default voice for each"
