@@ -109,7 +109,7 @@ def test_paced_through_gateway(gateway_url: str, tmp_path: Path, capsys: pytest.
     assert seconds > 2, f"expected a unit every second, got 3 in {seconds:.2f} s"
     transcript, wave = outputs(tmp_path)
     times = [unit["heard_s"] for unit in transcript["units"]]
-    assert all(0 <= at - number - 1 < 0.9 for number, at in enumerate(times)), f"expected no drift, got {times}"
+    assert all(at >= number + 1 for number, at in enumerate(times)), f"expected a unit every second, got {times}"
     assert transcript["summary"]["spoken"] == 2 and len(wave) >= 3 * 24_000
 
 

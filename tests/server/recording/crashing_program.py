@@ -10,6 +10,8 @@ from pathlib import Path
 from server.recording.recordings import NoMetrics, recordings_of
 from tests.server.recording.recorded import Conversation, result, tone
 
+UNIT_S = 0.02  # at least, between two units
+
 
 def main() -> None:
     recordings = recordings_of(Path(sys.argv[1]), NoMetrics(), is_enabled=True)
@@ -23,7 +25,7 @@ def main() -> None:
         talk.chunk(user)
         talk.worker(result(number, text=f"{number} ", sound=model))
         print(number, flush=True)
-        time.sleep(0.02)
+        time.sleep(UNIT_S)
 
 
 if __name__ == "__main__":

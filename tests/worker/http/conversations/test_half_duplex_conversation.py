@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.worker.http.conversations.duplex_stage import PATIENCE_S, SETTINGS, staged
+from tests.worker.http.conversations.duplex_stage import PATIENCE_S, SETTINGS, MovableClock, staged
 from worker.decoding import DecodingThreads
 from worker.engine import EngineError
 from worker.http import half_duplex_conversation
@@ -99,6 +99,12 @@ class Stage:
         self.conversation.outbox.task_done()
         return message
 
+    async def pushed(self, talk: Talk, n: int) -> None:
+        """Wait until `n` sounds have reached the engine."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(talk.pushed) < n or self.conversation._inbox:
+                await asyncio.sleep(0.001)
+
     async def prepare(self, timeout_s: float = 300.0) -> Talk:
         config = HalfDuplexSettings(session=LengthFields(timeout_s=timeout_s))
         await self.say(HalfDuplexPrepare(config=config))
@@ -182,34 +188,42 @@ async def test_events_of_a_former_context_are_dropped() -> None:
 
 @staged
 async def test_idle_timeout_ends_session() -> None:
-    stage = Stage(idle_timeout=0.3)
-    await stage.prepare()
-    for _ in range(3):
-        await asyncio.sleep(0.1)
+    clock = MovableClock()
+    stage = Stage(idle_timeout=60.0)
+    talk = await stage.prepare()
+    for number in range(3):
+        await clock.move(50)
         await stage.say(CHUNK)
+        await stage.pushed(talk, number + 1)
+    assert stage.conversation.outbox.empty(), "expected each chunk to extend the time"
+    await clock.move(60)
     timeout = await stage.hear()
-    assert isinstance(timeout, TurnTimeout) and timeout.reason == "Idle timeout (0.3s)" and timeout.elapsed_s >= 0.6
+    assert isinstance(timeout, TurnTimeout) and timeout.reason == "Idle timeout (60.0s)" and timeout.elapsed_s >= 210
     assert (await stage.end()).code == CloseCode.NORMAL
 
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_answer_in_flight_delays_the_timeout(monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
     """Until it ends, or until the grace is over."""
-    monkeypatch.setattr(half_duplex_conversation, "GRACE_S", 2 * PATIENCE_S if ends else 0.6)
+    monkeypatch.setattr(half_duplex_conversation, "GRACE_S", 60.0)
 
     @staged
     async def test() -> None:
+        clock = MovableClock()
         stage = Stage()
-        talk = await stage.prepare(timeout_s=1.0)
+        talk = await stage.prepare(timeout_s=100.0)
         talk.emit(Generating("c", 1000))
         assert isinstance(await stage.hear(), TurnHeard)
+        await clock.move(120)
+        assert stage.conversation.outbox.empty(), "expected the answer to delay the timeout"
         if ends:
-            await asyncio.sleep(1.2)
             talk.emit(ReplyResult("c", "", "stop", 1))
             assert [type(await stage.hear()) for _ in range(2)] == [TurnChunk, TurnDone]
+        else:
+            await clock.move(40)
         timeout = await stage.hear()
-        assert isinstance(timeout, TurnTimeout) and timeout.reason == "Session timeout (1.0s)"
-        assert timeout.elapsed_s >= (1.2 if ends else 1.6), f"got {timeout}"
+        assert isinstance(timeout, TurnTimeout) and timeout.reason == "Session timeout (100.0s)"
+        assert timeout.elapsed_s >= (120 if ends else 160), f"got {timeout}"
         assert (await stage.end()).code == CloseCode.NORMAL
 
     test()
