@@ -5,11 +5,12 @@ import numpy as np
 from server.doors.live.sound.resample import (
     ENGINE_RATE,
     SPEECH_RATE,
+    STEP,
     Companding,
     StreamResampler,
     alaw,
-    floats_of,
     pcm16_of,
+    steps_of,
     ulaw,
 )
 from server.doors.live.sound.wire_sound import WireFormat
@@ -32,7 +33,7 @@ class SessionSound:
     def __init__(self, kind: WireFormat, rate: int):
         self.kind, self.rate = kind, rate
         self._law: Companding | None = {"audio/pcm": None, "audio/pcmu": ulaw(), "audio/pcma": alaw()}[kind]
-        self._to_engine = StreamResampler(rate, ENGINE_RATE)
+        self._to_engine = StreamResampler(rate, ENGINE_RATE, STEP if self._law is None else 1.0)
         self._from_engine = StreamResampler(SPEECH_RATE, rate)
         self._odd = b""  # half a sample at the end of the last chunk
 
@@ -43,7 +44,7 @@ class SessionSound:
         data = self._odd + data
         n_whole = len(data) - len(data) % 2
         self._odd = data[n_whole:]
-        return self._to_engine.push(floats_of(data[:n_whole]))
+        return self._to_engine.push(steps_of(data[:n_whole]))
 
     def encode(self, samples: np.ndarray) -> bytes:
         """The sound in the wire format. samples: [n] float32 at 24 kHz."""

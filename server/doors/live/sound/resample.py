@@ -12,11 +12,15 @@ import numpy as np
 ENGINE_RATE = 16_000  # Hz, of sound to the engine
 SPEECH_RATE = 24_000  # Hz, of sound from the engine
 STEP = np.float32(1 / 32768)  # of PCM16
+PCM16 = np.dtype("<i2")
 
 # Of the low-pass filter at the common multiple of both rates, relative to the lower rate: a tone below 0.4375 of it
 # (7 kHz at 16 kHz) passes, and one above 0.5625 (9 kHz) is suppressed by 76 dB.
 PASS, STOP = 0.4375, 0.5625
 ATTENUATION_DB = 76.0
+
+MIN_BLOCK = 16  # outputs of a block at least, where it costs no more than their product with the filter
+MAX_PRODUCT = 2**17  # multiplications at once: BLAS spreads larger products over threads, which wait for other programs
 
 
 @functools.cache
@@ -41,17 +45,17 @@ def _phases(up: int, down: int) -> tuple[np.ndarray, int]:
 
 
 @functools.cache
-def _block(up: int, down: int, phase: int) -> np.ndarray:
-    """The filter of `up` outputs in a row, [n, up] float32, for the inputs from that of the first output on.
+def _block(up: int, down: int, scale: float | np.float32) -> np.ndarray:
+    """The filter of the outputs of one block, [n, n_block] float32, for the inputs from that of the first output on.
 
-    phase: of the first output.
+    A block begins where an output coincides with an input; its length is a multiple of `up`.
     """
     rows, _ = _phases(up, down)
-    places = [divmod(phase + index * down, up) for index in range(up)]
-    block = np.zeros((rows.shape[1] + places[-1][0], up), np.float32)
-    for index, (shift, row) in enumerate(places):
-        block[shift : shift + rows.shape[1], index] = rows[row]
-    return block
+    places = [divmod(index * down, up) for index in range(up * max(1, MIN_BLOCK // up))]
+    block = np.zeros((rows.shape[1] + places[-1][0], len(places)), np.float32)
+    for index, (shift, phase) in enumerate(places):
+        block[shift : shift + rows.shape[1], index] = rows[phase]
+    return block * np.float32(scale)
 
 
 class StreamResampler:
@@ -60,48 +64,72 @@ class StreamResampler:
     Args:
         rate_in: Hz, of the input.
         rate_out: Hz, of the output.
+        scale: factor on the input.
     """
 
-    def __init__(self, rate_in: int, rate_out: int):
+    def __init__(self, rate_in: int, rate_out: int, scale: float | np.float32 = 1.0):
         common = math.gcd(rate_in, rate_out)
-        self._up, self._down = rate_out // common, rate_in // common
+        self._up, self._down, self._scale = rate_out // common, rate_in // common, np.float32(scale)
         rows, delay = _phases(self._up, self._down)
-        self._n_kept = rows.shape[1] - 1
+        self._n_before = rows.shape[1] - 1  # inputs that an output needs besides its own
+        self._block = _block(self._up, self._down, scale)
+        n_rows, self._n_block = self._block.shape
+        self._step = self._n_block // self._up * self._down  # inputs between two blocks
+        n_blocks = max(2, MAX_PRODUCT // self._block.size)  # in one product
+        self._n_piece = (n_blocks - 1) * self._step  # inputs at once
+        # The inputs of the block that is not complete, then new ones; for a product, each block's, which overlap.
+        self._sound = np.zeros(self._n_before + (n_blocks + 1) * self._step, np.float32)
+        shape, strides = (n_blocks, n_rows), (4 * self._step, 4)
+        self._overlapping: np.ndarray = np.ndarray(shape, np.float32, self._sound, 0, strides)
+        self._windows = np.empty(shape, np.float32)  # a copy of them, without which the product would not use BLAS
         self.delay_s = 0.0 if self._up == self._down else delay / (rate_in * self._up)
         self.reset()
 
     def reset(self) -> None:
         """Forget the sound so far."""
-        self._kept = np.zeros(self._n_kept, np.float32)
-        self._at = 0  # of the next output, at the common rate, from the next input sample
+        self._n_kept = self._n_before  # inputs of the block that is not complete
+        self._n_given = 0  # outputs of that block
+        self._sound[: self._n_kept] = 0.0
 
     def push(self, samples: np.ndarray) -> np.ndarray:
-        """The output that the sound so far determines, [m] float32. samples: [n] float32."""
-        up, down = self._up, self._down
-        if up == down:
-            return samples
-        n_out = max(0, -(-(len(samples) * up - self._at) // down))
-        first, phase = divmod(self._at, up)
-        block = _block(up, down, phase)
-        n_blocks, width = -(-n_out // up), len(block)
-        n_missing = first + (n_blocks - 1) * down + width - self._n_kept - len(samples)
-        parts = (self._kept, samples)
-        sound = np.concatenate(parts if n_missing <= 0 else (*parts, np.zeros(n_missing, np.float32)))
-        # Overlapping windows as a copy: a view would keep the product from using BLAS.
-        size = sound.itemsize
-        windows: np.ndarray = np.ndarray((n_blocks, width), np.float32, sound, first * size, (down * size, size))
-        out: np.ndarray = (windows.copy() @ block).reshape(-1)[:n_out]
-        self._at += n_out * down - len(samples) * up
-        self._kept = sound[len(samples) : len(samples) + self._n_kept].copy()
-        return out
+        """The output that the sound so far determines, [m] float32. samples: [n] float32 or int16."""
+        if self._up == self._down:
+            return samples if self._scale == 1.0 else samples * self._scale
+        if len(samples) <= self._n_piece:
+            return self._push(samples)
+        pieces = range(0, len(samples), self._n_piece)
+        return np.concatenate([self._push(samples[start : start + self._n_piece]) for start in pieces])
+
+    def _push(self, samples: np.ndarray) -> np.ndarray:
+        n_block, step, sound = self._n_block, self._step, self._sound
+        n_in = self._n_kept + len(samples)
+        n_out = -((self._n_before - n_in) * self._up // self._down)  # of the block that is not complete, and later ones
+        n_blocks = -(-n_out // n_block)
+        sound[self._n_kept : n_in] = samples
+        n_needed = (n_blocks - 1) * step + len(self._block)
+        if n_in < n_needed:
+            sound[n_in:n_needed] = 0.0
+        windows = self._windows[:n_blocks]
+        windows[...] = self._overlapping[:n_blocks]
+        made: np.ndarray = (windows @ self._block).reshape(-1)[self._n_given : n_out]
+        n_whole = n_out // n_block
+        self._n_given = n_out - n_whole * n_block
+        self._n_kept = n_in - n_whole * step
+        sound[: self._n_kept] = sound[n_in - self._n_kept : n_in]
+        return made
 
 
 # --- PCM16 ----------------------------------------------------------------------------------------
 
 
+def steps_of(pcm16: bytes) -> np.ndarray:
+    """Little-endian PCM16 as [n] int16, without a copy. pcm16: a whole number of samples."""
+    return np.frombuffer(pcm16, PCM16)
+
+
 def floats_of(pcm16: bytes) -> np.ndarray:
     """Little-endian PCM16 as [n] float32. pcm16: a whole number of samples."""
-    return np.frombuffer(pcm16, "<i2") * STEP
+    return steps_of(pcm16) * STEP
 
 
 def pcm16_of(samples: np.ndarray) -> bytes:

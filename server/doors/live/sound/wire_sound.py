@@ -8,10 +8,12 @@ from server.doors.core.tempo import Tempo
 from server.doors.live.sound.resample import (
     ENGINE_RATE,
     SPEECH_RATE,
+    STEP,
     Companding,
     StreamResampler,
     alaw,
     floats_of,
+    steps_of,
     ulaw,
 )
 
@@ -31,7 +33,10 @@ class SoundInput:
     def __init__(self, form: WireFormat):
         self.form = form
         self._law = _law(form)
-        self._resampler = StreamResampler(G711_RATE if self._law else SPEECH_RATE, ENGINE_RATE)
+        if self._law is None:
+            self._resampler = StreamResampler(SPEECH_RATE, ENGINE_RATE, STEP)
+        else:
+            self._resampler = StreamResampler(G711_RATE, ENGINE_RATE)
         self._odd = b""  # half a sample at the end of the last chunk
 
     def push(self, data: bytes) -> np.ndarray:
@@ -42,7 +47,7 @@ class SoundInput:
             data = self._odd + data
             n_whole = len(data) - len(data) % 2
             data, self._odd = data[:n_whole], data[n_whole:]
-        return self._resampler.push(floats_of(data))
+        return self._resampler.push(steps_of(data))
 
     def reset(self) -> None:
         """Forget the sound so far."""

@@ -3,10 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.doors.live.sound.resample import StreamResampler, alaw, floats_of, pcm16_of, ulaw
+from server.doors.live.sound.resample import STEP, StreamResampler, alaw, floats_of, pcm16_of, steps_of, ulaw
 from server.doors.live.sound.wire_sound import SoundInput, SoundOutput, without_padding
 
 SECOND = 24_000
+RATES = [(24_000, 16_000), (16_000, 24_000), (24_000, 8000), (8000, 16_000), (44_100, 16_000)]
 
 
 def tone(hz: float, n: int = 2 * SECOND, rate: int = SECOND) -> np.ndarray:
@@ -36,15 +37,22 @@ def test_tones_that_would_alias_are_suppressed(hz: float) -> None:
     assert 20 * np.log10(np.sqrt(np.mean(heard**2)) / np.sqrt(0.125)) < -70
 
 
-@given(st.lists(st.integers(0, 700), min_size=1, max_size=12), st.sampled_from([(24, 16), (16, 24), (24, 8), (8, 16)]))
+@given(st.lists(st.integers(0, 700) | st.just(9000), min_size=1, max_size=12), st.sampled_from(RATES))
 def test_any_split_gives_the_sound_of_one_piece(sizes: list[int], rates: tuple[int, int]) -> None:
     sound = np.random.default_rng(1).uniform(-1, 1, sum(sizes)).astype(np.float32)
-    whole, split = (StreamResampler(1000 * rates[0], 1000 * rates[1]) for _ in range(2))
+    whole, split = (StreamResampler(*rates) for _ in range(2))
     ends = np.cumsum(sizes)
     parts = [split.push(sound[end - n : end]) for n, end in zip(sizes, ends, strict=True)]
     expected = whole.push(sound)
     np.testing.assert_allclose(np.concatenate(parts), expected, atol=2e-6)
     assert abs(len(expected) - len(sound) * rates[1] / rates[0]) <= 1
+
+
+@pytest.mark.parametrize("rate", [16_000, 24_000])
+def test_steps_of_pcm16_give_the_sound_of_their_floats(rate: int) -> None:
+    data = np.random.default_rng(3).bytes(2 * rate)
+    of_steps = StreamResampler(rate, 16_000, STEP).push(steps_of(data))
+    np.testing.assert_array_equal(of_steps, StreamResampler(rate, 16_000).push(floats_of(data)))
 
 
 def test_24000_samples_are_a_unit() -> None:
