@@ -15,6 +15,7 @@ from pydantic_core import from_json
 
 from models.errors import ModelError
 from worker.describe import cut, shown
+from worker.protocol.base64_text import strict_base64
 from worker.protocol.codes import ErrorCode
 
 Form = Literal["base64", "pcm16", "float32"]  # encodings of sound
@@ -80,9 +81,9 @@ def base64_bytes(text: str, what: str) -> bytes:
     """Decoded base64. Whitespace is ignored, since many encoders insert line breaks. Raises: WireError bad_base64."""
     try:
         try:
-            return binascii.a2b_base64(text, strict_mode=True)
+            return strict_base64(text)
         except ValueError:
-            return binascii.a2b_base64("".join(text.split()), strict_mode=True)
+            return strict_base64("".join(text.split()))
     except ValueError as error:
         raise WireError(ErrorCode.BAD_BASE64, what, expected="base64", got=cut(str(error))) from None
 

@@ -1,6 +1,5 @@
 """The events of GPT-Live clients, as typed objects, and their reading. Unknown fields are errors."""
 
-import base64
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -8,6 +7,7 @@ from pydantic_core import from_json
 
 from server.doors.live.event_error import EventError, EventRefusedError, invalid_value, of_validation
 from server.doors.live.sound.wire_sound import WireFormat
+from worker.protocol.base64_text import strict_base64
 
 MAX_SOUND = 15 * 2**20  # bytes of one append, decoded
 MAX_CONTENT = 4000  # characters of an appended text; the public API allows 500 tokens
@@ -102,7 +102,7 @@ class GptLiveAppendAudio(GptLiveEvent):
     def sound(self) -> bytes:
         """The decoded bytes. Raises: EventError."""
         try:
-            return base64.b64decode(self.audio, validate=True)
+            return strict_base64(self.audio)
         except ValueError as error:  # text beyond ASCII is no `binascii.Error`
             raise invalid_value("audio", expected="base64", got=error) from None
 

@@ -1,18 +1,21 @@
 """Strict JSON, sound and pictures as text or bytes, binary frames."""
 
 import base64
+import binascii
 import struct
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from models.errors import ModelError
 from worker.describe import shown
 from worker.protocol import wire
+from worker.protocol.base64_text import strict_base64
 from worker.protocol.codes import ErrorCode
 from worker.protocol.wire import Sound, WireError
 
@@ -112,6 +115,21 @@ def test_clean_replaces_surrogates() -> None:
 
 
 # --- base64 and pictures --------------------------------------------------------------------------
+
+
+@given(st.one_of(st.text("AZaz09+/=-_ \né", max_size=40), st.binary(max_size=40).map(b64)))
+@example("QR==")  # bits after the last byte
+@example("QQ")
+@example("-_-_")
+def test_strict_base64_is_that_of_binascii(text: str) -> None:
+    def decoded(decode: Callable[[str], bytes]) -> bytes | str:
+        try:
+            return decode(text)
+        except ValueError as error:
+            return str(error)
+
+    expected = decoded(lambda given: binascii.a2b_base64(given, strict_mode=True))
+    assert decoded(strict_base64) == expected
 
 
 @given(data=st.binary(max_size=200), width=st.integers(1, 80))

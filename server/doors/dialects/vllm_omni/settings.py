@@ -1,6 +1,5 @@
 """The settings of a vLLM-Omni session, in the older and the newer spelling of the Realtime API, and its sound."""
 
-import base64
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,6 +20,7 @@ from server.doors.live.sound.resample import (
 )
 from server.doors.live.sound.wire_sound import G711_RATE
 from server.registry.sound_upload import MAX_FILE_BYTES
+from worker.protocol.base64_text import strict_base64
 from worker.protocol.messages import SYSTEM_PROMPT, Prepare
 from worker.protocol.wire import Sound
 
@@ -257,7 +257,7 @@ class OmniInput:
     def decode(self, text: str, form: str, rate: int) -> np.ndarray:
         """[n] float32 at 16 kHz. text: base64. Raises: ApiError."""
         try:
-            data = base64.b64decode(text, validate=True)
+            data = strict_base64(text)
         except ValueError as error:  # text beyond ASCII is no `binascii.Error`
             raise invalid("audio", expected="base64", got=error, code="bad_audio") from None
         size = SAMPLE_BYTES.get(form, 1)

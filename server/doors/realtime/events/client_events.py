@@ -1,14 +1,13 @@
 """The events that a client sends, as typed objects, and their reading. Contains no reaction to them."""
 
-import binascii
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from server.doors.live.event_error import EventError, EventRefusedError, of_validation
 from server.doors.realtime.events.session_patch import MAX_INSTRUCTIONS, MaxTokens, Modalities, OutputPatch
+from worker.protocol.base64_text import strict_base64
 
 MAX_SOUND = 15 * 2**20  # bytes of one append, decoded
 MAX_TEXT = 65_536  # characters of an item
@@ -32,8 +31,7 @@ class SessionUpdate(ClientEvent):
     session: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class AppendAudio:
+class AppendAudio(NamedTuple):
     """Sound of the client, fifty times a second, hence no model. sound: decoded bytes in the session's input format."""
 
     event_id: str | None
@@ -188,6 +186,6 @@ def decoded_sound(given: object, param: str) -> bytes:
     if len(given) > MAX_SOUND * 4 // 3 + 4:
         raise EventError("invalid_value", f"{param}: expected at most {MAX_SOUND} bytes, got more", param)
     try:
-        return binascii.a2b_base64(given, strict_mode=True)
+        return strict_base64(given)
     except ValueError as error:
         raise EventError("invalid_value", f"{param}: expected base64, got {str(error)[:60]}", param) from None
