@@ -8,7 +8,7 @@ import numpy as np
 
 from server.doors.live.sound.detector import RATE_MS, DetectorSettings, Heard, SpeechDetector
 from server.doors.live.sound.recent_sound import RecentSound
-from worker.vad_network import shared_network
+from worker.vad_network import WINDOW, shared_network
 
 CHUNK = 16_000  # samples at once at most, so that sessions with much sound do not delay the others
 MAX_WAITING = 60 * 16_000  # samples; the oldest beyond are skipped, if the detector is slower than real time
@@ -27,7 +27,9 @@ class DetectorFeed:
         self._waiting: list[np.ndarray] = []
         self._n_waiting = 0
         self.pushed_ms = 0.0
-        self._changed = asyncio.Event()
+        self._n_taken = 0  # samples that the detector got
+        self._n_needed = WINDOW  # samples that complete its next window
+        self._has_window = asyncio.Event()
         self._detector: SpeechDetector | None = None
         self._heard_ms = 0.0
         self._recent: RecentSound | None = None
@@ -40,14 +42,16 @@ class DetectorFeed:
 
     def push(self, samples: np.ndarray) -> None:
         """Add sound. samples: [n] float32 at 16 kHz."""
-        self.pushed_ms += len(samples) / RATE_MS
+        n = len(samples)
+        self.pushed_ms += n / RATE_MS
         self._waiting.append(samples)
-        self._n_waiting += len(samples)
+        self._n_waiting += n
         while self._n_waiting > MAX_WAITING and len(self._waiting) > 1:
             self._n_waiting -= len(self._waiting.pop(0))
         if self._recent is not None:
             self._recent.push(samples)
-        self._changed.set()
+        if self._n_waiting >= self._n_needed:
+            self._has_window.set()
 
     def keep_in(self, recent: RecentSound) -> None:
         """Pass on all sound from now on."""
@@ -57,12 +61,14 @@ class DetectorFeed:
         """Process sound until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            await self._changed.wait()
-            self._changed.clear()
+            await self._has_window.wait()
+            self._has_window.clear()
             if self._detector is None:
                 self._detector = await loop.run_in_executor(_POOL, self._make)
-            while self._waiting:
+            while self._n_waiting >= self._n_needed:
                 sound = np.concatenate(self._waiting)
+                self._n_taken += self._n_waiting
+                self._n_needed = WINDOW - self._n_taken % WINDOW
                 self._waiting, self._n_waiting = [], 0
                 for start in range(0, len(sound), CHUNK):
                     chunk = sound[start : start + CHUNK]

@@ -28,12 +28,14 @@ class UnitBuffer:
 
     def append(self, samples: np.ndarray) -> int:
         """Add sound. Returns: number of the oldest samples that were dropped, because more than a minute waits."""
-        if len(samples):
+        n = len(samples)
+        if n:
             self._parts.append(samples)
-            self._n += len(samples)
-        dropped = max(0, self._n - MAX_SAMPLES)
-        if dropped:
-            self._take(dropped)
+            self._n += n
+        dropped = self._n - MAX_SAMPLES
+        if dropped <= 0:
+            return 0
+        self._take(dropped)
         return dropped
 
     def add_picture(self, data: bytes, max_slices: int) -> None:
