@@ -179,13 +179,13 @@ class Reader(Generic[AnyMessage]):
             WireError: bad_message with the field's name as given, the allowed values and the value.
         """
         cls = self.kind(given)
-        given = cls.adapted(given)
-        fields, names = {}, {}
-        for name in cls.model_fields:
-            for key in (name, *cls.aliases.get(name, ())):
-                if given.get(key) is not None:
-                    fields[name], names[name] = given[key], key
-                    break
+        given, known = cls.adapted(given), cls.model_fields
+        fields = {name: value for name, value in given.items() if value is not None and name in known}
+        names: dict[str, str] = {}
+        for name, others in cls.aliases.items():
+            key = None if name in fields else next((key for key in others if given.get(key) is not None), None)
+            if key is not None:
+                fields[name], names[name] = given[key], key
         if cls.model_config.get("extra") == "allow":
             fields = {**given, **fields}
         try:
