@@ -97,11 +97,9 @@ async def _adapter_ms(n_units: int, chunk_ms: int) -> dict[str, list[float]]:
     for number in range(1, n_units + WARM_UP + 1):
         speaks = CYCLE[number % len(CYCLE)]
         answers = _answers(number, speaks=speaks, ends=speaks and not CYCLE[(number + 1) % len(CYCLE)])
-        # The resampler's delay completes the first unit one append later than the others.
-        unit_appends = appends if number > 1 else [*appends, appends[0]]
         now += 1.0
         begin = time.thread_time()
-        for text in unit_appends:
+        for text in appends:
             await session.handle(read_event(text))
         unit = worker.take_unit()
         for data in answers:
