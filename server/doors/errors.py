@@ -104,6 +104,8 @@ def missing(param: str) -> ApiError:
 def invalid_request(error: RequestValidationError) -> ApiError:
     """The error of a request that FastAPI refused, without the invalid input."""
     first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"body: expected JSON, got {first['ctx']['error']}", code="invalid_json")
     param = ".".join(str(part) for part in first["loc"][1:]) or None
     message = f"{param}: {first['msg']}" if param else str(first["msg"])
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"

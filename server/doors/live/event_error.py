@@ -1,8 +1,12 @@
 """The errors of a session that are sent to its client."""
 
+import re
+
 from pydantic import ValidationError
 
 MAX_SHOWN = 60  # characters of a value in an error
+# Names that pydantic gives the branches of a union, which are no fields.
+BRANCH = re.compile(r"(constrained-)?(int|str|float|bool)|(literal|dict|list)\[.*")
 
 
 class EventError(Exception):
@@ -46,7 +50,12 @@ def invalid_value(param: str, *, expected: object, got: object) -> EventError:
 def of_validation(error: ValidationError, prefix: str = "") -> EventError:
     """The error of the first invalid field, without the invalid input. prefix: of the field's name."""
     first = error.errors(include_url=False, include_input=False)[0]
-    parts = [str(part) for part in first["loc"]]
-    param = ".".join(([prefix] if prefix else []) + parts) or "event"
+    param = prefix
+    for part in first["loc"]:
+        if isinstance(part, int):
+            param += f"[{part}]"
+        elif not BRANCH.fullmatch(part):
+            param += f".{part}" if param else part
+    param = param or "event"
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
-    return EventError(code, f"{param}: {first['msg']}", param)
+    return EventError(code, f"{param}: {first['msg'].removeprefix('Value error, ')}", param)

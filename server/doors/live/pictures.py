@@ -53,6 +53,8 @@ def checked_picture(data: bytes, param: str) -> bytes:
                 )
             image.draft("RGB", (image.width // 8, image.height // 8))  # decodes a JPEG in a fraction of the time
             image.load()
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except UnidentifiedImageError:
+        raise invalid_value(param, expected="a JPEG, PNG, WEBP or GIF picture", got="another file") from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise invalid_value(param, expected="a JPEG, PNG, WEBP or GIF picture", got=str(error)) from None
     return data

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.access.identity import Identity
-from server.doors.errors import ApiError
+from server.doors.errors import ApiError, invalid
 from server.doors.live.event_error import EventError
 from server.doors.model_names import ModelNames
 from server.doors.realtime.events.session_patch import read_patch
@@ -23,7 +23,7 @@ def initial_config(names: ModelNames, identity: Identity, session: Mapping[str, 
     """
     model = (session or {}).get("model") or names.served
     if not isinstance(model, str):
-        raise ApiError(400, f"session.model: expected text, got {type(model).__name__}", param="session.model")
+        raise invalid("session.model", expected="text", got=type(model).__name__)
     config = RealtimeConfig(names.resolve_for(model, identity))
     if not session:
         return config

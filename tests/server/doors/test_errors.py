@@ -71,6 +71,13 @@ def test_errors_below_v1_have_openai_bodies(
     assert "a detail" not in error["message"]
 
 
+def test_a_body_that_is_no_json_names_no_field() -> None:
+    headers = {"content-type": "application/json"}
+    response = response_to("POST", "/v1/realtime/client_secrets", content=b"{", headers=headers)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, None, "invalid_json"), error
+
+
 def test_errors_of_other_paths_keep_detail() -> None:
     assert response_to("GET", "/api/no_such_path").json() == {"detail": "Not Found"}
     refused = response_to("GET", "/api/refuses")
