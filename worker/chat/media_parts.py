@@ -95,7 +95,11 @@ class MediaDecoder:
                 yield item.text
             case ImageContent():
                 self._reserve(IMAGE_ROWS)
-                yield EncodedImage.of(item.payload(what))
+                try:
+                    picture = EncodedImage.of(item.payload(what))
+                except ImageError as error:
+                    raise ImageError(what, expected=error.expected, got=error.got) from None
+                yield picture
             case AudioContent():
                 yield self._sound(item, what)
             case VideoContent():

@@ -161,7 +161,7 @@ def test_unfit_items_are_refused_by_place(clip: bytes, monkeypatch: pytest.Monke
         (AudioContent(data=b64(silence)), AudioError, "at most 1 s, got 1.1 s"),
         (AudioContent(data=b64(clip)), AudioError, "at most 1 s, got 2.0 s"),
         (AudioContent(data=b64(silence[:400]), sample_rate=8000), AudioError, "sample_rate: expected 16000, got 8000"),
-        (ImageContent(data=b64(b"GIF89a")), ImageError, "image"),
+        (ImageContent(data=b64(b"GIF89a")), ImageError, r"messages\[0\].content\[0\]: expected"),
         (VideoContent(data=b64(b"#EXTM3U\nfile:///etc/passwd\n")), MediaError, "a video file such as MP4 or WebM"),
         (VideoContent(data=b64(clip[:200])), MediaError, "expected"),
         (VideoContent(data=b64(clip)), MediaError, "at most 1 s, got 2 s or more"),
