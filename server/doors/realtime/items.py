@@ -94,11 +94,14 @@ class ConversationItem:
     def cut(self, audio_ms: int) -> None:
         """Keep the part of the transcript that belongs to the first `audio_ms` of its sound, also of what follows."""
         self.heard_ms = audio_ms
+        marks = [mark for mark in self.marks if mark.audio_ms <= audio_ms]
         for index, part in enumerate(self.parts):
             if part.transcript is not None:
                 kept = heard_text(part.transcript, self.marks, audio_ms)
+                if len(kept) < len(part.transcript):
+                    marks.append(HeardMark(audio_ms, len(kept)))
                 self.parts[index] = part.model_copy(update={"transcript": kept})
-        self.marks = [mark for mark in self.marks if mark.audio_ms <= audio_ms]
+        self.marks = marks
 
 
 def _described(part: ContentPart) -> Json:
@@ -162,14 +165,14 @@ def item_of(given: GivenItem) -> ConversationItem:
             room -= len(parts[-1].image_url or "")
         is_camera = bool(parts) and all(part.type == "input_image" for part in parts)
         return ConversationItem(item_id, "message", given.role, parts=parts, is_camera=is_camera)
-    if given.call_id is None:
+    if given.call_id is None and given.type == "function_call_output":
         raise EventError("missing_required_parameter", "item.call_id: expected an id, got none", "item.call_id")
     if given.type == "function_call" and given.name is None:
         raise EventError("missing_required_parameter", "item.name: expected a name, got none", "item.name")
     return ConversationItem(
         item_id,
         given.type,
-        call_id=given.call_id,
+        call_id=given.call_id or new_id("call"),
         name=given.name,
         arguments=given.arguments,
         output=given.output or "",
@@ -192,10 +195,10 @@ class Conversation:
     def __len__(self) -> int:
         return len(self._order)
 
-    def find(self, item_id: str, code: str) -> ConversationItem:
-        """The item with this id. Raises: EventError with this code."""
+    def find(self, item_id: str, code: str, param: str = "item_id") -> ConversationItem:
+        """The item with this id. Raises: EventError with this code. param: the field with the id."""
         if item_id not in self._items:
-            raise EventError(code, f"item_id: expected the id of an item, got {item_id[:60]}", "item_id")
+            raise EventError(code, f"{param}: expected the id of an item, got {item_id[:60]}", param)
         return self._items[item_id]
 
     def __contains__(self, item: object) -> bool:

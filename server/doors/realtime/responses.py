@@ -203,6 +203,10 @@ class RealtimeResponse:
         if not marks or (at > marks[-1].audio_ms and length >= marks[-1].n_chars):
             marks.append(HeardMark(at, length))
 
+    def mark_evenly(self) -> None:
+        """Record that the sound so far speaks the text so far at one pace: for text that comes before its sound."""
+        self.item.marks[:] = [HeardMark(self.sent_ms, len(self._text))]
+
     @property
     def n_calls(self) -> int:
         """Calls of functions so far."""

@@ -168,10 +168,10 @@ class TurnAnswers:
                 elif isinstance(event, TurnSound):
                     await self._wait_for_playback(response)
                     response.add_sound(output.push(pcm16_of(event.pcm)))
-                    response.mark()
+                    response.mark_evenly()
                 elif isinstance(event, TurnFinished):
                     response.add_sound(output.finish())
-                    response.mark()
+                    response.mark_evenly()
                     used = _usage_of(event.usage)
                     response.usage.add(used if counts_input else TokenUsage(audio_out=used.audio_out))
                     return TOO_LONG if event.stopped == "length" else COMPLETED

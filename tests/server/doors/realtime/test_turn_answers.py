@@ -53,6 +53,18 @@ def test_units_listen_while_a_chat_answers_in_the_duplex_lane() -> None:
     run(scenario)
 
 
+def test_text_that_came_before_its_sound_is_cut_with_it() -> None:
+    async def scenario() -> None:
+        async with stage(turns=StubTurns(), audio=MANUAL) as one:
+            item_id = (await answered(one))["output"][0]["id"]
+            for end_ms, heard in ((300, "Good"), (0, "")):
+                await one.send("conversation.item.truncate", item_id=item_id, content_index=0, audio_end_ms=end_ms)
+                await one.send("conversation.item.retrieve", item_id=item_id)
+                assert one.last("conversation.item.retrieved")["item"]["content"][0]["transcript"].strip() == heard
+
+    run(scenario)
+
+
 def test_the_oldest_items_are_left_out_until_the_rest_fits() -> None:
     turns = StubTurns(max_messages=3)
 
