@@ -32,7 +32,7 @@ class TrackPlayback:
         self._numbers = count(1)
         self._playing: OrderedDict[int, RealtimeResponse] = OrderedDict()  # not reported as stopped or cleared
         self._cut: set[str] = set()  # ids of open responses whose sound is dropped
-        self._last_id: str | None = None
+        self._last_id = ""
 
     @property
     def is_playing(self) -> bool:

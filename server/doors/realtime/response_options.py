@@ -19,7 +19,7 @@ def config_of_response(config: RealtimeConfig, options: ResponseOptions) -> Real
         check_tools(options.tools, "response.tools")
         changes["tools"] = tuple(options.tools)
     if options.tool_choice is not None:
-        changes["tool_choice"] = choice_of(options.tool_choice)
+        changes |= choice_of(options.tool_choice, "response.tool_choice")
     if options.max_output_tokens is not None:
         changes["max_output_tokens"] = limit_of(options.max_output_tokens)
     output = None if options.audio is None else options.audio.output

@@ -81,7 +81,7 @@ class RealtimeSession:
         self.config = config = self._transcripts.configure(self._on_track(config))
         self.conversation = Conversation()
         self.response: RealtimeResponse | None = None
-        self._last_response_id: str | None = None
+        self._last_response_id = ""
         self._send, self._context = send, context
         self._voice: str | None = None  # registered voice for `config.voice`
         self._override: tuple[RealtimeConfig, str | None] | None = None  # of the open response, with its voice
@@ -165,11 +165,11 @@ class RealtimeSession:
             self.lane_changed.set()
         self._send("session.updated", session=self.described())
 
-    async def _voice_of(self, name: str) -> str | None:
+    async def _voice_of(self, name: str, owner: str = "session") -> str | None:
         try:
             return await asyncio.to_thread(self._context.voices.resolve, name)
         except ApiError as error:
-            raise EventError("invalid_value", error.message, "session.audio.output.voice") from None
+            raise EventError("invalid_value", error.message, f"{owner}.audio.output.voice") from None
 
     def append_sound(self, samples: np.ndarray) -> None:
         """Add sound of the client's track, [n] float32 at 16 kHz."""
@@ -267,7 +267,7 @@ class RealtimeSession:
         if self._answers.is_full:
             raise EventError("too_many_responses", "response.create: expected fewer responses at the same time")
         items = None if options.input is None else await self._items_of(options.input)
-        voice = self._voice if config.voice == self.config.voice else await self._voice_of(config.voice)
+        voice = self._voice if config.voice == self.config.voice else await self._voice_of(config.voice, "response")
         if not is_aside and self.response is not None:
             message = f"Conversation already has an active response: {self.response.id}"
             raise EventError("conversation_already_has_active_response", message)
@@ -295,7 +295,7 @@ class RealtimeSession:
         items = []
         for one in given:
             if one.get("type") == "item_reference":
-                items.append(self.conversation.find(str(one.get("id")), "invalid_value"))
+                items.append(self.conversation.find(str(one.get("id")), "invalid_value", "response.input"))
                 continue
             try:
                 parsed = events.GivenItem.model_validate(one)

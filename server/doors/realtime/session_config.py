@@ -108,13 +108,20 @@ class TranscriptionSettings:
 
 @dataclass(frozen=True)
 class RealtimeConfig:
-    """All settings in force. max_output_tokens: None for no limit. echoed: fields that are shown and have no effect."""
+    """All settings in force.
+
+    Attributes:
+        forced_function: name of the function that `tool_choice` demands, which then is `required`; None: any.
+        max_output_tokens: None for no limit.
+        echoed: fields that are shown and have no effect.
+    """
 
     model: str
     instructions: str = SYSTEM_PROMPT
     modality: Literal["audio", "text"] = "audio"
     tools: tuple[Json, ...] = ()
     tool_choice: str = "auto"
+    forced_function: str | None = None
     max_output_tokens: int | None = None
     truncation: Truncation = AUTO
     input_format: WireFormat = "audio/pcm"
@@ -148,7 +155,7 @@ class RealtimeConfig:
         if "tools" in named:
             changes["tools"] = tuple(patch.tools or ())
         if "tool_choice" in named:
-            changes["tool_choice"] = choice_of(patch.tool_choice)
+            changes |= choice_of(patch.tool_choice, "session.tool_choice")
         if "max_output_tokens" in named:
             changes["max_output_tokens"] = limit_of(patch.max_output_tokens)
         if patch.truncation is not None:
@@ -220,15 +227,22 @@ def format_object(name: WireFormat) -> Json:
     return {"type": name, "rate": 24_000} if name == "audio/pcm" else {"type": name}
 
 
-def choice_of(given: str | Json | None) -> str:
-    """The tool choice as a word: a forced function shows as `required`, since stock clients accept words only."""
-    if given is None:
-        return "auto"
-    if isinstance(given, str):
-        if given not in ("auto", "none", "required"):
-            raise EventError("invalid_value", f"tool_choice: expected auto, none or required, got {given[:40]}")
-        return given
-    return "required"
+def choice_of(given: str | Json | None, param: str) -> Json:
+    """Fields of `RealtimeConfig` for a tool choice. param: its name. Raises: EventError.
+
+    A forced function shows as `required`, since stock clients accept words only.
+    """
+    if isinstance(given, Mapping):
+        kind, name = given.get("type", "function"), given.get("name")
+        if kind != "function":
+            raise EventError("unsupported_tool", f"{param}: expected a function, got the type {str(kind)[:40]}", param)
+        if not isinstance(name, str):
+            raise EventError("missing_required_parameter", f"{param}.name: expected a name, got none", f"{param}.name")
+        return {"tool_choice": "required", "forced_function": name}
+    if given not in (None, "auto", "none", "required"):
+        message = f"{param}: expected auto, none, required or a function, got {given[:40]}"
+        raise EventError("invalid_value", message, param)
+    return {"tool_choice": given or "auto", "forced_function": None}
 
 
 def limit_of(given: int | str | None) -> int | None:

@@ -8,7 +8,7 @@ from server.doors.core.chat_turn import TurnPath, TurnRequest
 from server.doors.core.tool_calls import CALL
 from server.doors.realtime.items import ConversationItem
 from server.doors.realtime.session_config import RealtimeConfig
-from worker.protocol.wire import Sound, WireError, read_object
+from worker.protocol.wire import Sound, WireError, json_text, read_object
 
 Json = dict[str, Any]
 DEFAULT_TOKENS = 1024
@@ -28,7 +28,7 @@ def turn_request(config: RealtimeConfig, voice: str | None, items: Sequence[Conv
     messages = _with_system_first(_messages(config.instructions, items))
     if not messages or messages[-1]["role"] not in ("user", "tool"):
         messages.append({"role": "user", "content": NO_INPUT})
-    tools = [] if config.tool_choice == "none" else [_tool(tool) for tool in config.tools]
+    tools = [] if config.tool_choice == "none" else [_tool(tool) for tool in _offered(config)]
     # Speech suppresses characters that calls need: with functions the text comes first, and is voiced afterwards.
     speaks = config.modality == "audio" and not tools
     speech: Json = {**registered_voice_fields(voice), "enabled": speaks}
@@ -73,7 +73,15 @@ def voicing_request(request: TurnRequest, text: str, voice: str | None) -> TurnR
 
 def answer_start(config: RealtimeConfig) -> str:
     """The text that the answer begins with: the beginning of a call if one is required."""
-    return f"{CALL}\n" if config.tool_choice == "required" and config.tools else ""
+    if config.tool_choice != "required" or not config.tools:
+        return ""
+    named = [tool["name"] for tool in config.tools if tool["name"] == config.forced_function]
+    return f'{CALL}\n{{"name": {json_text(named[0])}, "arguments": ' if named else f"{CALL}\n"
+
+
+def _offered(config: RealtimeConfig) -> list[Json]:
+    """The functions that the model may call: the forced one alone, if there is one."""
+    return [tool for tool in config.tools if tool["name"] == config.forced_function] or list(config.tools)
 
 
 def registered_voice_fields(voice: str | None) -> Json:

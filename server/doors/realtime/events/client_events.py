@@ -2,11 +2,17 @@
 
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
 from server.doors.live.event_error import EventError, EventRefusedError, of_validation
-from server.doors.realtime.events.session_patch import MAX_INSTRUCTIONS, MaxTokens, Modalities, OutputPatch
+from server.doors.realtime.events.session_patch import (
+    MAX_INSTRUCTIONS,
+    MaxTokens,
+    Modalities,
+    OutputPatch,
+    in_newer_spelling,
+)
 from worker.protocol.base64_text import strict_base64
 
 MAX_SOUND = 15 * 2**20  # bytes of one append, decoded
@@ -125,6 +131,11 @@ class ResponseOptions(_Fields):
     metadata: Annotated[dict[MetadataKey, MetadataValue] | None, BeforeValidator(_metadata)] = None
     conversation: Literal["auto", "none"] | None = None
     input: list[dict[str, Any]] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_beta(cls, given: object) -> object:
+        return in_newer_spelling(given)
 
 
 class CreateResponse(ClientEvent):

@@ -38,6 +38,8 @@ class _Patch(BaseModel):
 
 
 def _format(value: object) -> object:
+    if isinstance(value, Mapping) and value.get("type") is None:
+        return None if value.get("rate") is None else {**value, "type": "audio/pcm"}
     return {"type": BETA_FORMATS.get(value, value)} if isinstance(value, str) else value
 
 
@@ -169,13 +171,18 @@ class SessionPatch(_Patch):
     @model_validator(mode="before")
     @classmethod
     def _from_beta(cls, given: object) -> object:
-        if not isinstance(given, Mapping) or given.keys().isdisjoint(BETA_PLACES):
-            return given
-        found = dict(given)
-        for name, place in BETA_PLACES.items():
-            if name in found:
-                _put(found, place, found.pop(name))
-        return found
+        return in_newer_spelling(given)
+
+
+def in_newer_spelling(given: object) -> object:
+    """Settings of a session or of a response, without spellings of the beta."""
+    if not isinstance(given, Mapping) or given.keys().isdisjoint(BETA_PLACES):
+        return given
+    found = dict(given)
+    for name, place in BETA_PLACES.items():
+        if name in found:
+            _put(found, place, found.pop(name))
+    return found
 
 
 def _put(found: dict[str, Any], place: tuple[str, ...], value: object) -> None:

@@ -21,10 +21,6 @@ class UserTurns:
         self._open_id: str | None = None
         self._appended_ms = 0.0  # since the last commit
 
-    @property
-    def is_open(self) -> bool:
-        return self._open_id is not None
-
     def append(self, ms: float) -> None:
         """Count sound that may be committed."""
         self._appended_ms += ms
@@ -56,7 +52,7 @@ class UserTurns:
 
     def commit(self, take_sound: Callable[[], np.ndarray] | None) -> None:
         """The client ends the turn. take_sound: gives the item its sound; None: it has none. Raises: EventError."""
-        if self._open_id is None and self._appended_ms < MIN_COMMIT_MS:
+        if self._appended_ms < MIN_COMMIT_MS:
             message = f"input audio buffer: expected at least {MIN_COMMIT_MS} ms, got {self._appended_ms:.0f} ms"
             raise EventError("input_audio_buffer_commit_empty", message)
         item = self._commit()

@@ -125,7 +125,7 @@ def test_the_client_may_clear_the_playback(served: Served) -> None:
     async def scenario() -> None:
         async with calling(served.http, {"audio": {"input": {"turn_detection": None}}}, **KEY) as client:
             await client.send("output_audio_buffer.clear")
-            assert (await client.until("output_audio_buffer.cleared"))["response_id"] is None
+            assert (await client.until("output_audio_buffer.cleared"))["response_id"] == ""
             await client.send("input_audio_buffer.append", audio="AAAA")
             assert "track" in (await client.until("error"))["error"]["message"]
             client.microphone.say(tone(500, 0.4))

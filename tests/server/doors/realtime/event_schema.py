@@ -93,7 +93,7 @@ class TimeoutTriggered(Event):
 
 class OutputBufferEvent(Event):
     type: Literal["output_audio_buffer.started", "output_audio_buffer.stopped", "output_audio_buffer.cleared"]
-    response_id: str | None
+    response_id: str
 
 
 class TranscriptionDelta(Event):

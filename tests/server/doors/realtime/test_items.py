@@ -182,3 +182,10 @@ def test_an_item_that_is_cut_while_it_is_spoken_stays_cut() -> None:
     assert item.heard_ms == 1000
     item.cut(item.heard_ms)
     assert item.text.rstrip() == "One two and"
+    item.cut(500)
+    assert item.text.rstrip() == "One", "expected that an item may be cut again"
+
+
+def test_a_call_of_a_client_gets_an_id_if_it_has_none() -> None:
+    call = item_of(GivenItem(type="function_call", name="look", arguments="{}"))
+    assert call.call_id is not None and call.call_id.startswith("call_")

@@ -135,6 +135,24 @@ def test_a_failing_engine_is_no_error_of_the_client() -> None:
     run(scenario)
 
 
+def test_nothing_can_be_committed_after_a_clear_within_the_users_turn() -> None:
+    async def scenario() -> None:
+        async with stage() as one:
+            await one.append(0.5)
+            one.speak_up()
+            await one.send("input_audio_buffer.clear")
+            await one.send("input_audio_buffer.commit", event_id="e7")
+            error = one.last("error")["error"]
+            assert (error["code"], error["event_id"]) == ("input_audio_buffer_commit_empty", "e7")
+            one.fall_silent()
+            assert (
+                one.last("input_audio_buffer.committed")["item_id"]
+                == (one.last("input_audio_buffer.speech_started")["item_id"])
+            )
+
+    run(scenario)
+
+
 def test_an_item_that_is_deleted_while_it_is_spoken_is_not_heard_of_again() -> None:
     async def scenario() -> None:
         async with stage() as one:
@@ -154,7 +172,7 @@ def test_clearing_the_output_names_the_last_response() -> None:
     async def scenario() -> None:
         async with stage() as one:
             await one.send("output_audio_buffer.clear")
-            assert one.log[-1]["response_id"] is None
+            assert one.log[-1]["response_id"] == ""
             await one.append(1.0)
             one.speak(ends=True)
             await one.send("output_audio_buffer.clear")

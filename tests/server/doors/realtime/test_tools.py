@@ -4,8 +4,9 @@ import json
 from typing import Any
 
 from tests.server.doors.realtime.realtime_client import Json, RealtimeClient, realtime
+from tests.server.doors.realtime.session_stage import StubTurns, stage
 from tests.server.doors.stub_worker import DONE, PREFILLED, SPOKEN, TEXT, chunk, stub_gateway
-from tests.server.live_gateway import run
+from tests.server.live_gateway import run, wait_until
 
 WEATHER = {"type": "function", "name": "weather", "description": "The weather.", "parameters": {"type": "object"}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
@@ -88,5 +89,24 @@ def test_a_required_call_begins_the_answer() -> None:
             assert [item["type"] for item in done["output"]] == ["message"]
             assert done["output"][0]["content"] == [{"type": "output_text", "text": TEXT}]
             assert "tools" not in worker.requests[1][1]
+
+    run(scenario)
+
+
+def test_a_forced_function_is_offered_alone_and_begun() -> None:
+    async def scenario() -> None:
+        async with stage(turns=(turns := StubTurns()), audio={"input": {"turn_detection": None}}) as one:
+            tools = [{"type": "function", "name": name} for name in ("look", "listen")]
+            await one.update(tools=tools)
+            for choice, offered, start in (
+                ({"type": "function", "name": "listen"}, ["listen"], '<tool_call>\n{"name": "listen", "arguments": '),
+                ({"type": "function", "name": "unknown"}, ["look", "listen"], "<tool_call>\n"),
+                ("auto", ["look", "listen"], ""),
+            ):
+                await one.send("response.create", response={"tool_choice": choice, "output_modalities": ["text"]})
+                await wait_until(lambda: one.session.response is None, "the answer")
+                fields: Any = turns.requests[-1].fields
+                assert [tool["function"]["name"] for tool in fields["tools"]] == offered
+                assert fields["answer_start"] == start
 
     run(scenario)

@@ -43,6 +43,15 @@ def test_refusals_name_the_event_and_the_field() -> None:
     found = refusal('{"event_id": "e1", "type": "conversation.item.delete", "item_id": 5}')
     assert found.event_id == "e1" and found.error.param == "item_id"
     assert found.error.fields(found.event_id)["event_id"] == "e1"
+    for fields, param in (
+        ({"type": "response.create", "response": {"max_output_tokens": 5000}}, "response.max_output_tokens"),
+        ({"type": "response.create", "response": {"tool_choice": 5}}, "response.tool_choice"),
+        (
+            {"type": "conversation.item.create", "item": {"type": "message", "content": [{}, {"type": "text"}]}},
+            "item.content[0].type",
+        ),
+    ):
+        assert refusal(json.dumps(fields)).error.param == param
 
 
 def test_events_of_stock_clients_are_read() -> None:
@@ -64,6 +73,13 @@ def test_events_of_stock_clients_are_read() -> None:
     asked = read_event(json.dumps({"type": "response.create", "response": options}))
     assert isinstance(asked, CreateResponse) and asked.response is not None
     assert asked.response.metadata == {"client_event_id": "x"}
+    beta = {"modalities": ["text"], "max_response_output_tokens": 9, "voice": "ash", "output_audio_format": "g711_alaw"}
+    asked = read_event(json.dumps({"type": "response.create", "response": beta}))
+    assert isinstance(asked, CreateResponse) and asked.response is not None and asked.response.audio is not None
+    assert (asked.response.output_modalities, asked.response.max_output_tokens) == (["text"], 9)
+    output = asked.response.audio.output
+    assert output is not None and output.format is not None
+    assert (output.voice, output.format.type) == ("ash", "audio/pcma")
 
 
 @given(
