@@ -119,6 +119,11 @@ class UnitSteps(RunnerFacts):
         # Called at each step of each slot: slicing takes half the time of `_replace`.
         return Counters(self.runner.context_len(slot), self.speech_rows(slot), *self._counters[slot][2:])
 
+    def set_counters(self, slot: int, to: Counters) -> None:
+        """Record the slot's counters after a change that did not go through this class; the speech is unchanged."""
+        self.runner.set_context_len(slot, to.context_len)
+        self._counters[slot] = to
+
     def rewind(self, slot: int, to: Counters) -> None:
         """Restore the slot to an earlier state; later rows are overwritten, so no NaN remains beyond its length."""
         slots, state = self._slots(slot), self.state

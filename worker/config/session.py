@@ -130,6 +130,14 @@ class SessionConfig(Settings):
     early_sound: bool = Field(
         True, description="send sound before its unit is complete; no effect with compat reference"
     )
+    early_unit: Literal["off", "auto"] = Field(
+        "off",
+        description="auto: at a pause of the user, run the open unit at once, completed with silence, and keep it if "
+        "it speaks; for clients that send sound in pieces. No effect with compat reference",
+    )
+    early_pause_ms: int = Field(
+        200, ge=160, le=300, description="silence after speech at which early_unit auto runs the open unit"
+    )
     drain_s: float = Field(4.0, ge=0, le=10, description="most seconds of sound after the text of a turn has ended")
 
     @classmethod
@@ -203,6 +211,11 @@ class SessionConfig(Settings):
     def speech_sampling(self) -> SpeechSampling:
         """The sampling of this session's speech tokens; `decode_mode` applies to text only."""
         return replace(DUPLEX_SPEECH, temperature=self.tts_temperature, repetition_penalty=self.tts_repetition_penalty)
+
+    @property
+    def runs_early(self) -> bool:
+        """Whether units may run before their seconds are full."""
+        return self.early_unit == "auto" and self.compat == "fixed"
 
     @property
     def wants_side_lane(self) -> bool:

@@ -100,8 +100,8 @@ class AudioBuffer:
 
         A buffer that has a whole unit stays as it is.
         """
-        if self.n_whole == 0:
-            self.push(np.zeros(self._n_needed + LEAD_SAMPLES - LOOKAHEAD_SAMPLES - self._n, dtype=np.float32))
+        if n_missing := self.n_missing:
+            self.push(np.zeros(n_missing, dtype=np.float32))
 
     def peek(self) -> np.ndarray | None:
         """A copy of the next unit's samples, 16 480 for the first unit and 16 000 later; None if too few wait.
@@ -142,6 +142,11 @@ class AudioBuffer:
         """Units that can be taken now."""
         n = max(self._n, FIRST_UNIT_PADDED) if self._needs_padding else self._n
         return 0 if n < self._n_needed else 1 + (n - self._n_removed) // UNIT_SAMPLES
+
+    @property
+    def n_missing(self) -> int:
+        """Samples from here to the end of the client's second; 0 if a whole unit waits."""
+        return 0 if self.n_whole else self._n_needed + LEAD_SAMPLES - LOOKAHEAD_SAMPLES - self._n
 
     @property
     def lag_s(self) -> float:

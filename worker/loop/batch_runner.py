@@ -52,6 +52,10 @@ class BatchRunner:
         job.admit(self.unit_steps.counters(job.slot), self.clock())
         self.jobs.append(job)
 
+    def take_over(self, job: Job) -> None:
+        """Go on with a job that was admitted elsewhere."""
+        self.jobs.append(job)
+
     def remove(self, job: Job) -> None:
         self.jobs.remove(job)
 

@@ -340,6 +340,7 @@ class DuplexJob(Job):
             n_side_tokens=0 if decoder is None else decoder.n_side,
             rows=self._fed_rows(),
             times=self.times,
+            early=None if self.unit.early is None else self.unit.early.outcome,
         )
 
     def _fed_rows(self) -> FedRows:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from models.stages.runner import Rows
 from worker.loop.batch_runner import BatchRunner, RewindingStage
+from worker.loop.early.headroom import Headroom
 from worker.loop.job import Job
 from worker.loop.results import ReplyResult, UnitResult
 from worker.loop.window import Drop, Rebuild
@@ -16,8 +17,9 @@ from worker.loop.window import Drop, Rebuild
 class FinishStage:
     """run: finish jobs that are complete."""
 
-    def __init__(self, batch: BatchRunner):
-        self._batch, self._unit_steps = batch, batch.unit_steps
+    def __init__(self, batch: BatchRunner, headroom: Headroom):
+        """headroom: receives the times of units."""
+        self._batch, self._unit_steps, self._headroom = batch, batch.unit_steps, headroom
 
     def run(self, jobs: list[Job]) -> None:
         """Emit the results of `jobs`, then close their units."""
@@ -64,6 +66,8 @@ class FinishStage:
             job.session.move("generate")
             job.session.send(event)
             self._batch.observer.result_sent(job.session.id, event)
+            if self._headroom.is_on and isinstance(event, UnitResult):
+                self._headroom.count_unit(job.times.total, self._batch.clock())
         except Exception as error:
             self._batch.lose_context(job, error)
 

@@ -52,5 +52,8 @@ class Observer:
     def result_sent(self, session: str, event: Event) -> None:
         """The result or failure of a job was emitted; its context is not closed yet."""
 
+    def unit_taken_back(self, session: str) -> None:
+        """A unit that ran early is undone: the callbacks of its prefill and first token do not count."""
+
     def closed(self, session: str) -> None:
         """A unit's context is closed and the window has applied its evictions."""

@@ -5,6 +5,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from worker.early.trial import EarlyOutcome
+
 SOUND_RATE = 24_000
 UNIT_MS = 1000.0
 StageName = Literal["see", "hear", "prefill", "decode", "condition", "speech", "sound", "finalize"]
@@ -77,6 +79,7 @@ class UnitResult:
         turn_limit: the turn ends because of `max_turn_tokens`.
         side_texts: spans of the side lane that are complete with this unit; not part of `text`.
         n_side_tokens: tokens of the side lane.
+        early: the trial of a unit that might run early; None: it might not.
     """
 
     session: str
@@ -97,6 +100,7 @@ class UnitResult:
     n_side_tokens: int = 0
     rows: FedRows = NO_ROWS
     times: StageTimes = field(default_factory=StageTimes)
+    early: EarlyOutcome | None = None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from models.inputs.image import ImagePatches
 from models.inputs.tokens import TextStream
 from models.token2wav.stream.windows import TokenWindows
 from worker.config.session import SessionConfig
+from worker.early.trial import EarlyTrial
 from worker.loop.audio_buffer import AudioBuffer
 from worker.loop.results import Event, Failure
 from worker.loop.rounds import Rounds
@@ -78,6 +79,7 @@ class UnitInput:
         arrived: clock reading when the unit arrived.
         force_speak: speak whatever the model decides.
         close_early: complete sound that is too short for a unit with silence.
+        early: the unit may run early; None: it may not.
     """
 
     sound: np.ndarray | None
@@ -86,6 +88,7 @@ class UnitInput:
     arrived: float
     force_speak: bool = False
     close_early: bool = False
+    early: EarlyTrial | None = None
 
 
 @dataclass(frozen=True)

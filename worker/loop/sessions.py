@@ -17,6 +17,7 @@ from models.stages.unit_steps import UnitSteps
 from worker.config.session import SIDE_DUPLEX_SET, EngineConfig, SessionConfig
 from worker.loop.audio_buffer import AudioBuffer
 from worker.loop.duplex_job import DuplexJob
+from worker.loop.early.early_job import EarlyJob
 from worker.loop.language import Language
 from worker.loop.prompt.inserted_text import MAX_TEXT_CHARS, TextJob
 from worker.loop.prompt.prompts import PromptChange, Prompts, Snapshot
@@ -116,6 +117,7 @@ class Sessions:
         unit_steps.empty(slot)
         session.reset(config, self._audio_buffer(config), self._window(config))
         unit_steps.configure(slot, self._text_sampling(config), config.speech_sampling(), self.seed(config))
+        self._expect_early(config)
         self._voices.lend(session, prompt.voice)
         return self._prompts.start(session, prompt)
 
@@ -183,16 +185,32 @@ class Sessions:
 
     def dispatch(self) -> None:
         """Start the next waiting unit or text of every session that runs none; end sessions whose reply is over."""
+        early: list[Session] = []
         for session in list(self._open.values()):
             if session.closes_when_idle and not session.is_busy:
                 self._end(session)
             if session.waiting and not session.is_busy:
+                if isinstance(first := session.waiting[0], UnitInput) and first.early is not None:
+                    early.append(session)
+                    continue
                 waiting = session.waiting.popleft()
                 if isinstance(waiting, UnitInput):
                     self._loop.add(DuplexJob(session, waiting.arrived, waiting, self._language, self._voices))
                 else:
                     max_length = self._config.llm_len - session.config.unit_rows
                     self._loop.add(TextJob(session, waiting.arrived, waiting, max_length))
+        for session in early:
+            self._start_early(session)
+
+    def _start_early(self, session: Session) -> None:
+        """Try the session's waiting unit early, once all units whose time has come are prefilled."""
+        if self._loop.has_unfed_units:
+            return
+        unit = session.waiting.popleft()
+        assert isinstance(unit, UnitInput), "expected a unit that may run early"
+        given = session, unit.arrived, unit, self._language, self._voices
+        if not self._loop.run_early(EarlyJob(*given)):
+            self._loop.add(DuplexJob(*given))
 
     def adjust(self, session: Session, change: Adjustment) -> AdjustOutcome:
         """Change a session from the next unit on; its context, turn and random numbers stay. All changes, or none.
@@ -248,7 +266,12 @@ class Sessions:
             speech if speech != before.speech_sampling() else None,
         )
         session.window.configure(config.window, self._max_window_tokens(config))
+        self._expect_early(config)
         session.reconfigure(config)
+
+    def _expect_early(self, config: SessionConfig) -> None:
+        if config.runs_early:
+            self._loop.expect_early_units()
 
     def pause(self, session: Session) -> None:
         """Refuse units until `resume`; waiting units still run. Raises: OrderError."""

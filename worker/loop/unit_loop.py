@@ -20,6 +20,9 @@ from collections.abc import Callable
 from models.stages.unit_steps import UnitSteps
 from models.token2wav.stream.vocoder import Vocoder
 from worker.loop.batch_runner import BatchRunner
+from worker.loop.early.early_job import EarlyJob
+from worker.loop.early.early_units import EarlyUnits
+from worker.loop.early.headroom import Headroom
 from worker.loop.finish_stage import FinishStage
 from worker.loop.job import Job, JobPhase
 from worker.loop.observer import Observer
@@ -48,7 +51,9 @@ class UnitLoop:
         self.observer = observer or Observer()
         self._speaker = unit_steps.speaker
         self._batch = BatchRunner(unit_steps, voices, self.observer, clock)
-        self._text, self._finish = TextStages(self._batch), FinishStage(self._batch)
+        headroom = self._headroom = Headroom()
+        self._early = EarlyUnits(unit_steps, voices, self.observer, clock, headroom)
+        self._text, self._finish = TextStages(self._batch), FinishStage(self._batch, headroom)
         self._background = BackgroundPrefill(self._batch, self._text)
         self._search = SearchStage(self._batch)
         self._yielding = YieldingStage(self._batch, self._text)
@@ -68,6 +73,25 @@ class UnitLoop:
         """Take a job of a session that has none. Raises: OrderError."""
         job.session.move("prefill")
         self._batch.add(job)
+
+    def expect_early_units(self) -> None:
+        """Measure units from now on, so that `run_early` knows what time is left."""
+        self._headroom.turn_on()
+
+    def run_early(self, job: EarlyJob) -> bool:
+        """Run a unit of a session that has no job up to its decision, now.
+
+        Returns: whether it speaks and is in flight; otherwise its session is as before.
+        """
+        is_kept = self._early.run(job, self.jobs)
+        if is_kept:
+            self._batch.take_over(job)
+        return is_kept
+
+    @property
+    def has_unfed_units(self) -> bool:
+        """Whether units wait for their prefill, which comes before any early unit."""
+        return any(job.phase in (JobPhase.START, JobPhase.PREFILL) for job in self.jobs if not job.is_background)
 
     def run(self) -> bool:
         """One iteration: schedule each stage's jobs, run the stage once for them, finish the jobs that are complete.

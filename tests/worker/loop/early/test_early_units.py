@@ -1,0 +1,352 @@
+"""Units that run before their seconds are full: taken back without a trace, or kept as a unit that is closed early."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models.inputs.mel_stream import EDGE_SAMPLES, EDGES, MAX_FRAMES, RAW_FRAMES, SLIDE_BY, plan_emission, stable_count
+from models.layers.audio_overlap import needs_overlap
+from models.stages.unit_steps import REDUNDANCY, UnitSteps
+from tests.models.stages.slot_copies import assert_same, copy_state
+from tests.worker.engine.failing_regions import broken, poisoned
+from tests.worker.loop.engines import (
+    ALOUD,
+    QUIET,
+    Director,
+    SmallEngine,
+    assert_mirrors,
+    assert_same_events,
+    make_config,
+    make_prompt,
+    make_unit,
+    short_speech,
+)
+from worker.config.session import SessionConfig, WindowConfig
+from worker.early.trial import EarlyEnd, EarlyOutcome, EarlyTrial
+from worker.loop.early.early_job import EarlyJob
+from worker.loop.early.headroom import Headroom
+from worker.loop.results import Event, UnitResult
+from worker.loop.session import Session
+
+EARLY = {"early_unit": "auto"}
+CONFIGS = (
+    ALOUD.model_copy(update=EARLY),
+    ALOUD.model_copy(update={**EARLY, "window": WindowConfig(mode="basic", high_tokens=60, low_tokens=40)}),
+    QUIET.model_copy(update={**EARLY, "window": WindowConfig(mode="context", max_units=2, previous_max_tokens=12)}),
+    QUIET.model_copy(update={**EARLY, "force_listen_count": 1, "text_repetition_window_size": 4}),
+)
+# What the trial of a piece of sound does; "plain": there is none.
+TRIALS = ("plain", "speaks", "listens", "resumes", "fails", "nan")
+PIECES = (1_500, 4_000, 7_000, 16_000)
+GARBAGE = 3.0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One message of a client. trial: see `TRIALS`. other: samples of the neighbour's message; 0: it sends none."""
+
+    n: int
+    trial: str
+    picture: bool = False
+    other: int = 0
+
+
+class TrialDirector(Director):
+    """A director that decides as the trial requires. speaks_now: the unit of session a speaks without a trial."""
+
+    def __init__(self) -> None:
+        super().__init__(listen=0.4, turn_end=0.3, unit_end=0.3)
+        self.trial = "plain"
+        self.speaks_now = False
+        self.n_logits = 0  # of session a before the unit that runs
+        self.on_taken_back = lambda session: None
+
+    def token_sampled(self, session: str, job: Any, token: int) -> int:
+        is_first = not job.decoder.all_ids
+        if is_first and self.speaks_now and session == "a":
+            return job.language.special.speak
+        if is_first and isinstance(job, EarlyJob) and not job._is_kept:
+            if self.trial == "resumes":
+                job.trial.void()
+            return job.language.special.listen if self.trial == "listens" else job.language.special.speak
+        return super().token_sampled(session, job, token)
+
+    def unit_taken_back(self, session: str) -> None:
+        del self.logits[session][self.n_logits :]
+        self.on_taken_back(session)
+
+
+class TrialEngine(SmallEngine):
+    """Two sessions whose units may run early."""
+
+    def __init__(self) -> None:
+        self.director = TrialDirector()
+        super().__init__(make_config(), self.director)
+        self.director.on_taken_back = self.on_taken_back
+        self.before: list[Tensor] | None = None
+        self.n_taken_back = 0
+
+    def on_taken_back(self, name: str) -> None:
+        """Check what is restored; fill the places that are not with garbage, which later units must not read."""
+        slot = self.sessions.get(name).slot
+        self.n_taken_back += 1
+        assert_mirrors(self.unit_steps, slot)
+        places = leftovers(self.unit_steps, slot)
+        if self.before is not None:
+            copies = dict(zip(map(Tensor.data_ptr, self.unit_steps.state.tensors()), self.before, strict=True))
+            for tensor, place in places:
+                tensor[slot][place] = copies[tensor.data_ptr()][slot][place]
+            assert_same(self.unit_steps.state, self.before, [slot])
+        for tensor, place in places:
+            tensor[slot][place] = GARBAGE
+
+    def run_piece(
+        self, sessions: list[Session], number: int, piece: Piece, *, closes: bool | None
+    ) -> EarlyOutcome | None:
+        """Send a piece of session a, and one of its neighbour, and run them.
+
+        Args:
+            closes: None runs the trial; otherwise there is none, and the unit is closed early if it is true.
+        Returns: how the trial has ended; None without one.
+        """
+        a, b = sessions
+        trial = EarlyTrial() if closes is None and piece.trial != "plain" else None
+        unit = make_unit(number, piece.n, pictures=[number] if piece.picture else ())
+        self.director.trial, self.director.speaks_now = piece.trial, bool(closes)
+        self.director.n_logits = len(self.director.logits["a"])
+        self.sessions.unit(a, replace(unit, early=trial, close_early=bool(closes)))
+        if piece.other:
+            self.send(b, 500 + number, piece.other)
+        self.before = copy_state(self.unit_steps.state) if trial is not None else None
+        with self._failing(piece.trial if trial is not None else "plain"):
+            self.settle()
+        self.before = None
+        return None if trial is None else trial.outcome
+
+    @contextmanager
+    def _failing(self, trial: str) -> Iterator[None]:
+        """Let the trial itself fail; units outside of a trial run as usual."""
+        table = self.unit_steps.regions
+        if trial == "fails":
+            with broken(table, "unit_prefill", lambda tensors: self._tries, "before"):
+                yield
+        elif trial == "nan":
+            with poisoned(table, "audio_unit", lambda tensors: 0 if self._tries else None):
+                yield
+        else:
+            yield
+
+    @property
+    def _tries(self) -> bool:
+        """Whether a trial runs now, which is alone in its batch."""
+        return bool(self.loop._early._runner.jobs)
+
+
+def leftovers(unit_steps: UnitSteps, slot: int) -> list[tuple[Tensor, Any]]:
+    """Tensors, and the places of a slot that a unit which is taken back leaves changed."""
+    at, state = unit_steps.counters(slot), unit_steps.state
+    n_after = at.n_samples + (16_000 if at.n_samples else 16_480)
+    first, end, _ = plan_emission(n_after, at.n_frames, REDUNDANCY)
+    refills = needs_overlap(at.audio_rows, first, end, state.apm.max_len)
+    frames = torch.arange(*(int(stable_count(torch.tensor(n))) for n in (at.n_samples, n_after)))
+    edge, unit = max((n_after - EDGE_SAMPLES) // SLIDE_BY, 0), at.n_units % state.recent_mel.mel.shape[1]
+    places: list[tuple[Tensor, Any]] = [(rows, slice_from(at.context_len)) for rows in (*state.llm.k, *state.llm.v)]
+    places += [(rows, slice_from(0 if refills else at.audio_rows)) for rows in (*state.apm.k, *state.apm.v)]
+    places += [(state.mel.raw, frames % RAW_FRAMES), (state.mel.frame_max, frames % MAX_FRAMES)]
+    places += [(state.mel.edge_max, edge % EDGES)]
+    return places + [(tensor, unit) for tensor in (state.recent_mel.mel, state.recent_mel.first, state.recent_mel.end)]
+
+
+def slice_from(row: int) -> tuple[slice, slice]:
+    """Rows of a cache from `row` on, of all heads."""
+    return slice(None), slice(row, None)
+
+
+class Run(NamedTuple):
+    """Events and digests of logits by session, and how each trial has ended."""
+
+    events: dict[str, list[Event]]
+    logits: dict[str, list[str]]
+    ends: list[EarlyEnd | None]
+
+
+@cache
+def engine() -> TrialEngine:
+    """One engine for all runs, so that state left by one of them affects the next."""
+    return TrialEngine()
+
+
+def play(config: SessionConfig, pieces: Sequence[Piece], closes: Sequence[bool] | None = None) -> Run:
+    """Run a conversation beside another one. closes: pieces whose units are closed early; None: run the trials."""
+    small = engine()
+    small.close_all()
+    small.director.logits.clear()
+    speaker = 0 if config.generate_audio else None
+    sessions = [small.open(name, config, make_prompt(speaker=speaker)) for name in ("a", "b")]
+    ends = []
+    for number, piece in enumerate(pieces):
+        outcome = small.run_piece(sessions, number, piece, closes=None if closes is None else closes[number])
+        ends.append(outcome and outcome.end)
+    events = {name: [without_trial(event) for event in small.take(name)] for name in ("a", "b")}
+    logits = {name: list(small.director.logits[name]) for name in ("a", "b")}
+    return Run(events, logits, ends)
+
+
+def without_trial(event: Event) -> Event:
+    return replace(event, early=None) if isinstance(event, UnitResult) else event
+
+
+def check_equal_runs(config: SessionConfig, pieces: Sequence[Piece]) -> list[EarlyEnd | None]:
+    """A run with trials equals one without, in which units that were kept are closed early. Returns: the ends."""
+    tried = play(config, pieces)
+    plain = play(config, pieces, [end is EarlyEnd.COMMITTED for end in tried.ends])
+    for name in ("a", "b"):
+        assert_same_events(name, tried.events[name], plain.events[name])
+        assert tried.logits[name] == plain.logits[name], f"{name}: expected the same logits to the last bit"
+    return tried.ends
+
+
+@pytest.fixture(autouse=True)
+def empty_engine() -> Iterator[None]:
+    yield
+    engine().close_all()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def much_time() -> Iterator[None]:
+    """Units are short, and there is always time for a trial."""
+    with short_speech(), mock.patch.object(Headroom, "allows", return_value=True):
+        yield
+
+
+def trial_of(kind: str, n: int = 4_000) -> Piece:
+    return Piece(n, kind, other=16_000)
+
+
+WHOLE = Piece(16_000, "plain", other=16_000)
+# Past the fourth unit, where the audio encoder starts over, and beyond five seconds of sound.
+LONG = (
+    WHOLE,
+    WHOLE,
+    WHOLE,
+    trial_of("listens"),
+    trial_of("resumes"),
+    WHOLE,
+    trial_of("speaks"),
+    trial_of("nan"),
+    WHOLE,
+)
+
+
+@settings(max_examples=8, phases=[Phase.explicit, Phase.generate])
+@given(
+    config=st.sampled_from(CONFIGS),
+    pieces=st.lists(
+        st.builds(
+            Piece,
+            st.sampled_from(PIECES),
+            st.sampled_from(TRIALS),
+            st.sampled_from((False, False, True)),
+            st.sampled_from((0, 16_000)),
+        ),
+        min_size=3,
+        max_size=8,
+    ),
+)
+@example(config=CONFIGS[1], pieces=list(LONG))
+@example(config=CONFIGS[2], pieces=list(LONG))
+def test_trials_leave_no_trace(config: SessionConfig, pieces: list[Piece]) -> None:
+    check_equal_runs(config, pieces)
+
+
+@pytest.mark.parametrize(
+    ("kind", "end"),
+    [
+        ("speaks", EarlyEnd.COMMITTED),
+        ("listens", EarlyEnd.TAKEN_BACK),
+        ("resumes", EarlyEnd.TAKEN_BACK),
+        ("fails", EarlyEnd.TAKEN_BACK),
+        ("nan", EarlyEnd.TAKEN_BACK),
+    ],
+)
+def test_how_trials_end(kind: str, end: EarlyEnd) -> None:
+    pieces = [Piece(4_000, kind, picture=True, other=16_000), Piece(16_000, "plain")]
+    assert check_equal_runs(CONFIGS[0], pieces) == [end, None]
+
+
+def test_kept_unit_shifts_the_clock() -> None:
+    """After a unit that was kept, the next one takes a whole second of sound again."""
+    small = engine()
+    session = small.open("a", CONFIGS[3].model_copy(update={"force_listen_count": 0}))
+    small.director.trial = "speaks"
+    trial = EarlyTrial()
+    small.sessions.unit(session, replace(make_unit(0, 6_000), early=trial))
+    small.settle()
+    kept = small.take("a")[-1]
+    assert (trial.outcome.end, trial.outcome.shift_ms, kept.early) == (EarlyEnd.COMMITTED, 625.0, trial.outcome)
+    results = [small.run_unit(session, number, 8_000) for number in (1, 2)]
+    assert [bool(one.tokens) for one in (kept, *results)] == [True, False, True], results
+
+
+@pytest.mark.parametrize(
+    ("change", "unit"),
+    [
+        ({"compat": "reference"}, {}),
+        ({"force_listen_count": 1}, {}),
+        ({}, {"force_listen": True}),
+        ({}, {"force_speak": True}),
+        ({}, {"close_early": True}),
+        ({}, {"n": 14_500}),
+        ({}, {"n": 20_000}),
+        ({}, {"seed": None, "pictures": (1,)}),
+    ],
+    ids=str,
+)
+def test_units_that_are_not_tried(change: dict[str, Any], unit: dict[str, Any]) -> None:
+    small, trial = engine(), EarlyTrial()
+    session = small.open("a", CONFIGS[3].model_copy(update={"force_listen_count": 0, **change}))
+    small.sessions.unit(session, replace(make_unit(**{"seed": 0, "n": 4_000, **unit}), early=trial))
+    small.settle()
+    assert trial.outcome == EarlyOutcome(), f"expected no trial, got {trial.outcome}"
+
+
+def test_speaking_session_is_not_tried() -> None:
+    small, trials = engine(), [EarlyTrial(), EarlyTrial()]
+    session = small.open("a", QUIET)
+    small.director.trial = "speaks"
+    with mock.patch.object(small.director, "turn_end", 0.0):
+        for number, trial in enumerate(trials):
+            small.sessions.unit(session, replace(make_unit(number, 4_000), early=trial))
+            small.settle()
+    assert [trial.outcome.end for trial in trials] == [EarlyEnd.COMMITTED, EarlyEnd.SKIPPED]
+
+
+def test_trial_waits_for_units_whose_time_has_come() -> None:
+    """Both sessions send in the same moment: the neighbour is prefilled before the trial runs."""
+    small = engine()
+    early, other = (small.open(name, QUIET) for name in ("a", "b"))
+    small.director.trial = "speaks"
+    order: list[str] = []
+    with mock.patch.object(TrialDirector, "audio_encoded", lambda self, session, rows: order.append(session)):
+        small.sessions.unit(early, replace(make_unit(0, 4_000), early=EarlyTrial()))
+        small.send(other, 1)
+        small.settle()
+    assert order == ["b", "a"], f"expected the neighbour first, got {order}"
+
+
+def test_no_time_no_trial() -> None:
+    small, trial = engine(), EarlyTrial()
+    session = small.open("a", QUIET)
+    with mock.patch.object(Headroom, "allows", return_value=False):
+        small.sessions.unit(session, replace(make_unit(0, 4_000), early=trial))
+        small.settle()
+    assert trial.outcome == EarlyOutcome(), f"expected no trial, got {trial.outcome}"

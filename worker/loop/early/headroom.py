@@ -1,0 +1,54 @@
+"""Whether the engine thread has time for a unit that may be in vain. Torch-free.
+
+A trial delays every unit in flight by its own time at most. It is allowed while the slowest unit of the last seconds,
+together with all trials of the last second and one more, stays far below a second.
+"""
+
+from collections import deque
+
+HISTORY_S = 10  # seconds whose slowest unit counts
+MAX_BUSY_MS = 600.0  # of a second: slowest unit and trials
+FORGETTING = 0.9  # of the cost that a slow trial has left, per trial
+
+
+class Headroom:
+    """Times of units and trials on one engine thread. All clock readings are in seconds, all other times in ms.
+
+    is_on: units are measured; `turn_on` starts it.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._slowest: deque[tuple[int, float]] = deque(maxlen=HISTORY_S)  # second, slowest unit that ended in it
+        self._spent: deque[tuple[float, float]] = deque(maxlen=64)  # end and time of each of the newest trials
+        self._cost_ms: float | None = None  # of a trial
+
+    def turn_on(self) -> None:
+        """Measure units from now on: a session may run units early."""
+        self.is_on = True
+
+    def count_unit(self, ms: float, now: float) -> None:
+        """Count a unit that took `ms` from its arrival to its result."""
+        second = int(now)
+        if self._slowest and self._slowest[-1][0] == second:
+            ms = max(ms, self._slowest.pop()[1])
+        self._slowest.append((second, ms))
+
+    def count_trial(self, ms: float, now: float) -> None:
+        """Count a trial that has taken `ms` of the engine thread."""
+        self._spent.append((now, ms))
+        self._cost_ms = ms if self._cost_ms is None else max(ms, FORGETTING * self._cost_ms + (1 - FORGETTING) * ms)
+
+    def allows(self, now: float, oldest_ms: float) -> bool:
+        """Whether a trial may run now; not before a unit was measured.
+
+        Args:
+            oldest_ms: age of the oldest unit in flight.
+        """
+        units = [ms for second, ms in self._slowest if second > now - HISTORY_S - 1]
+        if not units:
+            return False
+        slowest = max(*units, oldest_ms)
+        spent = sum(ms for end, ms in self._spent if end > now - 1)
+        cost = slowest if self._cost_ms is None else self._cost_ms
+        return slowest + spent + cost <= MAX_BUSY_MS
