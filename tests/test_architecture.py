@@ -37,6 +37,7 @@ key_text
 version log status describe decoding
 config protocol media transcript
 voice_registry vad_network
+early
 loop
 assembly chat
 compile
@@ -103,6 +104,7 @@ models.inputs.messages models.inputs.prompts models.inputs.image models.inputs.p
 models.sampling.settings
 worker.assembly.hub worker.config.* worker.protocol.* worker.transcript.* worker.describe worker.key_text worker.log
 worker.version worker.status worker.main worker.media worker.voice_registry
+worker.early.* worker.loop.early.headroom
 worker.loop.audio_buffer worker.loop.results worker.loop.session
 worker.loop.unit_decoder worker.loop.window
 worker.chat.reply worker.chat.config worker.chat.vad worker.compile.state worker.compile.targets worker.http.metrics

@@ -12,6 +12,7 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import replace
 
+from worker.early.pause_listener import PauseListener
 from worker.engine import EngineError
 from worker.http.error_codes import code_of, not_now
 from worker.http.idle_clock import IdleClock
@@ -81,6 +82,7 @@ class DuplexConversation:
         self._pause_ends: float | None = None
         self._pause_timeout = 0.0
         self._idle = IdleClock(service.settings.idle_timeout, self._loop.time)
+        self._pauses = PauseListener()
         self._frames = WaitingFrames(service.settings.max_backlog)
         self._inserting: asyncio.Future[InsertedText | Failure] | None = None
         self._counters = TurnCounters()
@@ -101,6 +103,7 @@ class DuplexConversation:
 
     def leave(self) -> None:
         """Free the slot; later events of the engine are ignored."""
+        self._pauses.close()
         lease, self._lease, self._session = self._lease, None, None
         if lease is not None:
             lease.close()
@@ -119,6 +122,8 @@ class DuplexConversation:
         await self._inbox.wait_for_room()
         if isinstance(message, Interrupt):
             self._interrupt()
+        if isinstance(message, AudioChunk):
+            self._pauses.push(message)
         self._inbox.put(message, n_bytes, received)
 
     def emit(self, event: Event) -> None:
@@ -209,6 +214,7 @@ class DuplexConversation:
         preparing = self._handle.prepare(prompt, config)  # an error before this line keeps the previous context
         self._prepared = False
         await asyncio.wrap_future(preparing)
+        await self._pauses.configure(config, starts_over=True)
         self._prepared, self._spec, self._prompt = True, message.spec, prompt
         self._speaks = self._will_speak = config.generate_audio and prompt.voice is not None
         self._turn_open = self._interrupting = self.paused = False
@@ -237,6 +243,7 @@ class DuplexConversation:
             outcome = await asyncio.wrap_future(self._handle.adjust(replace(change, config=config)))
         finally:
             self._prepared = self._handle.is_live
+        await self._pauses.configure(config, starts_over=False)
         self._prompt, self._will_speak = change.prompt or self._prompt, outcome.speaks
         if not self._turn_open:
             self._speaks = self._will_speak
@@ -269,6 +276,7 @@ class DuplexConversation:
     async def _unit(self, chunk: AudioChunk, received: float) -> None:
         keep = self._spec.backlog == "keep"
         await self._wait_in_flight(0 if keep else self._handle.max_waiting_units - 1)
+        trial = await self._pauses.trial_of(chunk)
         clock = UnitClock(received, time.monotonic())
         frames = self._frames.take()
         try:
@@ -278,7 +286,8 @@ class DuplexConversation:
                 raise not_now(ErrorCode.PAUSED, "Worker is paused")
             self._in_flight.append(clock)
             try:
-                await asyncio.wrap_future(await send_unit(self._service.decoders, self._handle, chunk, frames))
+                sending = send_unit(self._service.decoders, self._handle, chunk, frames, trial)
+                await asyncio.wrap_future(await sending)
             except BaseException:
                 if clock in self._in_flight:  # a failing engine sends a Failure for the unit before refusing it
                     self._in_flight.remove(clock)

@@ -54,6 +54,11 @@ def health(
         "current_session_id": next((one.name for one in conversations), None),
         "total_requests": int(totals["requests"]),
         "avg_inference_time_ms": round(totals["ms"] / totals["requests"], 1) if totals["requests"] else 0.0,
+        "early_units": {
+            "speculations": int(totals["speculations"]),
+            "committed": int(totals["committed"]),
+            "wasted_ms": round(totals["wasted_ms"], 1),
+        },
         "kv_cache_length": max(rows, default=0),
         "state": standing.state.value,
         "error": standing.error,

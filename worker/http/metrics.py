@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from worker.compile.state import TargetPhase
+from worker.early.trial import EarlyEnd, EarlyOutcome
 from worker.loop.results import ReplyResult, UnitResult
 from worker.protocol.messages import Result
 from worker.status import State
@@ -22,12 +23,13 @@ class WorkerMetrics:
     """The metrics in a registry of their own; `text` renders them for /metrics.
 
     Attributes:
-        totals: `requests` (units and replies) answered and the `ms` they took, for /health.
+        totals: for /health: `requests` (units and replies) answered and the `ms` they took; `speculations`, the units
+            run before their second was full, those of them `committed`, and the `wasted_ms` of the others.
     """
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.totals = {"requests": 0.0, "ms": 0.0}
+        self.totals = dict.fromkeys(("requests", "ms", "speculations", "committed", "wasted_ms"), 0.0)
 
         def histogram(name: str, text: str, *labels: str) -> Histogram:
             return Histogram(f"{PREFIX}_{name}", text, labels, buckets=SECONDS, registry=registry)
@@ -46,6 +48,8 @@ class WorkerMetrics:
         self._stage = histogram("stage_seconds", "duration of a stage of a unit", "stage")
         self._first_sound = histogram("first_sound_seconds", "from a unit's arrival to its first sound")
         self._lag = histogram("lag_seconds", "from a chunk's arrival to the start of its unit")
+        self._early = counter("early_units_total", "units that might run before their second was full", "end")
+        self._early_seconds = counter("early_seconds_total", "time of the engine thread for such units", "end")
         self._missed = counter("deadline_misses_total", "units answered more than a second after they arrived")
         self._chats = counter("chats_total", "chat requests that ended", "how")
         self._errors = counter("errors_total", "errors sent to clients", "code")
@@ -79,6 +83,17 @@ class WorkerMetrics:
             self._first_sound.observe(times.first_sound / 1000)
         if message.headroom_ms is not None and message.headroom_ms < 0:
             self._missed.inc()
+        if event.early is not None:
+            self._count_early(event.early)
+
+    def _count_early(self, early: EarlyOutcome) -> None:
+        self._early.labels(early.end.value).inc()
+        self._early_seconds.labels(early.end.value).inc(early.spent_ms / 1000)
+        if early.end is not EarlyEnd.SKIPPED:
+            is_committed = early.end is EarlyEnd.COMMITTED
+            self.totals["speculations"] += 1
+            self.totals["committed"] += is_committed
+            self.totals["wasted_ms"] += 0.0 if is_committed else early.spent_ms
 
     def reply(self, event: ReplyResult) -> None:
         """Count a turn-based answer."""

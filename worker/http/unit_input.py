@@ -8,6 +8,7 @@ import numpy as np
 
 from models.inputs.image import EncodedImage
 from worker.decoding import DecodingThreads
+from worker.early.trial import EarlyTrial
 from worker.loop.audio_buffer import checked
 from worker.loop.session_handle import SessionHandle
 from worker.protocol.codes import ErrorCode
@@ -18,7 +19,11 @@ LONG_SOUND = 2**18  # samples; longer sound is checked on a thread
 
 
 async def send_unit(
-    decoders: DecodingThreads, handle: SessionHandle, chunk: AudioChunk, frames: Sequence[VideoFrame]
+    decoders: DecodingThreads,
+    handle: SessionHandle,
+    chunk: AudioChunk,
+    frames: Sequence[VideoFrame],
+    early: EarlyTrial | None,
 ) -> "Future[None]":
     """Decode a unit, one picture after the other, and send it to the engine.
 
@@ -27,6 +32,7 @@ async def send_unit(
         handle: the session.
         chunk: the unit.
         frames: pictures that came before it.
+        early: the unit may run early.
     Raises: as `unpacked_unit` and `SessionHandle.send`.
     """
     samples, pictures = await decoders.run(unpacked_unit, chunk, frames)
@@ -42,6 +48,7 @@ async def send_unit(
         force_listen=chunk.force_listen,
         force_speak=chunk.force_speak,
         close_early=chunk.close_early,
+        early=early,
         max_slice_nums=chunk.max_slice_nums,
     )
     return await decoders.run(send) if len(samples) > LONG_SOUND else send()

@@ -2,9 +2,11 @@
 
 import time
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
+from worker.early.trial import EarlyEnd
 from worker.loop.results import SOUND_RATE, UNIT_MS, PartialResult, UnitResult
 from worker.protocol.messages import Partial, Result
 from worker.protocol.unit_counters import Mark, UnitUsage
@@ -68,7 +70,15 @@ def result_message(
         n_parts=n_parts,
         turn_limit=True if event.turn_limit else None,
         side_texts=list(event.side_texts) or None,
+        **_early(event),
     )
+
+
+def _early(event: UnitResult) -> dict[str, Any]:
+    """The fields of a unit that has run before its second was full."""
+    if event.early is None or event.early.end is not EarlyEnd.COMMITTED:
+        return {}
+    return {"early": True, "shift_ms": event.early.shift_ms}
 
 
 class TurnCounters:

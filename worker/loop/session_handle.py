@@ -15,6 +15,7 @@ from models.errors import AudioError, SettingsError
 from models.inputs.audio_sizes import SAMPLE_RATE
 from models.inputs.image import EncodedImage, ImagePatches, image_patches, open_image, plan
 from worker.config.session import SessionConfig
+from worker.early.trial import EarlyTrial
 from worker.loop.audio_buffer import checked
 from worker.loop.command_queue import CommandQueue
 from worker.loop.prompt.system_prompt import Adjustment, AdjustOutcome, SystemPrompt
@@ -87,6 +88,7 @@ class SessionHandle:
         force_listen: bool = False,
         force_speak: bool = False,
         close_early: bool = False,
+        early: EarlyTrial | None = None,
         max_slice_nums: int | Sequence[int] | None = None,
     ) -> Future[None]:
         """Send one unit; its outcome is emitted as an event.
@@ -97,6 +99,7 @@ class SessionHandle:
             force_listen: listen whatever the model decides.
             force_speak: speak whatever the model decides, also in the first units; not with `force_listen`.
             close_early: complete sound that is too short for a unit with silence.
+            early: the same, if the unit then speaks and there is time for it.
             max_slice_nums: slices per image, one number or one each; None: as the session's settings. Images from
                 `cut` keep theirs.
         Returns: a future that is done when the unit is queued. Future errors: as `Sessions.unit`.
@@ -114,7 +117,7 @@ class SessionHandle:
             frame if isinstance(frame, list) else self.cut(frame, limit)
             for frame, limit in zip(frames, limits, strict=True)
         ]
-        unit = UnitInput(sound, slices, force_listen, arrived, force_speak, close_early)
+        unit = UnitInput(sound, slices, force_listen, arrived, force_speak, close_early, early)
         return self._commands.submit(self._sessions.unit, self._session, unit)
 
     def insert_text(self, role: str, text: str) -> Future[None]:

@@ -229,7 +229,7 @@ class Result(FromServer):
     """The outcome of one `audio_chunk`."""
 
     sound_field = "audio_data"
-    left_out = frozenset({"turn_limit", "usage", "marks", "side_texts"})
+    left_out = frozenset({"turn_limit", "usage", "marks", "side_texts", "early", "shift_ms"})
 
     type: Literal["result"] = "result"
     is_listen: bool = Field(description="the unit listened; otherwise it spoke")
@@ -260,6 +260,11 @@ class Result(FromServer):
     side_texts: list[str] | None = Field(
         None,
         description="complete texts of the side lane, which are not spoken: calls of functions",
+    )
+    early: bool | None = Field(None, description="true: the unit ran at a pause, before its second was full")
+    shift_ms: Ms | None = Field(
+        None,
+        description="silence in an early unit for the rest of its second, ms: later units end so much sooner",
     )
     usage: UsageField | None = Field(None, description="what the unit has cost; only with `counters`")
     marks: list[MarkField] | None = Field(None, description="the turn's text and sound so far; only with `counters`")

@@ -38,6 +38,7 @@ WHOLE = {
     "text_repetition_window_size": (0, 4096),
     "listen_top_k": (1, MAX_COUNT),
     "max_slice_nums": (1, 9),
+    "early_pause_ms": (160, 300),
     "euler_steps": (1, 50),
     "seed": (0, 2**64 - 1),
 }
@@ -55,6 +56,7 @@ CHOICES = {
     "ls_mode": ("explicit", "implicit"),
     "decode_mode": ("sampling", "greedy"),
     "compat": ("fixed", "reference"),
+    "early_unit": ("off", "auto"),
     "chunk_ms": (1000,),
     "sample_rate": (16000,),
 }

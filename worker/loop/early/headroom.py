@@ -48,7 +48,7 @@ class Headroom:
         units = [ms for second, ms in self._slowest if second > now - HISTORY_S - 1]
         if not units:
             return False
-        slowest = max(*units, oldest_ms)
+        slowest = max(units)
         spent = sum(ms for end, ms in self._spent if end > now - 1)
         cost = slowest if self._cost_ms is None else self._cost_ms
-        return slowest + spent + cost <= MAX_BUSY_MS
+        return max(slowest, oldest_ms) + spent + cost <= MAX_BUSY_MS
