@@ -159,7 +159,8 @@ class DuplexClient(SocketClient[ServerMessage]):
         """Send one unit; iteration yields its result.
 
         Args:
-            sound: [16000] float32 at 16 kHz in [-1, 1]; any shorter length with `close_early`.
+            sound: [16000] float32 at 16 kHz in [-1, 1]; any shorter length with `close_early`, and for a piece of a
+                unit, which waits for the rest of its second.
             jpegs: encoded pictures.
             force_listen: whether the unit must listen.
             force_speak: whether the unit must speak; not with `force_listen`.

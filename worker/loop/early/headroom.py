@@ -20,7 +20,7 @@ class Headroom:
     def __init__(self) -> None:
         self.is_on = False
         self._slowest: deque[tuple[int, float]] = deque(maxlen=HISTORY_S)  # second, slowest unit that ended in it
-        self._spent: deque[tuple[float, float]] = deque(maxlen=64)  # end and time of each of the newest trials
+        self._spent: deque[tuple[float, float]] = deque()  # end and time of each trial of the last second
         self._cost_ms: float | None = None  # of a trial
 
     def turn_on(self) -> None:
@@ -37,6 +37,8 @@ class Headroom:
     def count_trial(self, ms: float, now: float) -> None:
         """Count a trial that has taken `ms` of the engine thread."""
         self._spent.append((now, ms))
+        while self._spent[0][0] <= now - 1:
+            self._spent.popleft()
         self._cost_ms = ms if self._cost_ms is None else max(ms, FORGETTING * self._cost_ms + (1 - FORGETTING) * ms)
 
     def allows(self, now: float, oldest_ms: float) -> bool:

@@ -1,0 +1,67 @@
+"""Units that run early over a real socket: sound in pieces, silero-vad and the embedded model."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from tests.worker.http.client_scripts import QUIET, chunk
+from tests.worker.http.processes import WorkerProcess
+from tests.worker.http.scripted_client import ScriptedClient
+from worker.protocol.messages import Result
+
+pytestmark = pytest.mark.usefixtures("all_slots_free")
+
+PIECE = 1_600
+SPOKEN_S, SILENT_S = 0.5, 0.4
+EARLY = {**QUIET, "early_unit": "auto"}
+PATIENCE_S = 120.0
+
+
+@pytest.fixture
+def pieces(root: Path) -> list[np.ndarray]:
+    """The middle of a sentence, then silence: less than a unit in all."""
+    greeting = soundfile.read(root / "tests/data/greeting.wav", dtype="float32")[0]
+    start = int(np.argmax(np.abs(greeting) > 0.1))
+    spoken = greeting[start : start + int(SPOKEN_S * 16_000)]
+    sound = np.concatenate((spoken, np.zeros(int(SILENT_S * 16_000), np.float32)))
+    return list(sound.reshape(-1, PIECE))
+
+
+def results(client: ScriptedClient, pieces: list[np.ndarray]) -> list[Result]:
+    """Send pieces one after the other, each when the one before is answered."""
+    found = []
+    for piece in pieces:
+        client.send(chunk(sound=piece))
+        found.append(client.expect(Result))
+    return found
+
+
+def test_model_answers_at_the_pause(worker: WorkerProcess, pieces: list[np.ndarray]) -> None:
+    """On a busy machine there may be no time for a trial at first."""
+    before, ends = worker.health()["early_units"], time.monotonic() + PATIENCE_S
+    early: list[Result] = []
+    while not early and time.monotonic() < ends:
+        with ScriptedClient(worker) as client:
+            client.prepare(EARLY)
+            client.unit(0, force_listen=True)  # measures the time of a unit
+            answers = results(client, pieces)
+            early = [one for one in answers if one.early]
+    assert len(early) == 1, f"expected one early unit, got {early}"
+    assert not early[0].is_listen and early[0].text, f"expected an answer, got {early[0]}"
+    at = answers.index(early[0])
+    missing = 1000 - 100 * (at + 1)
+    assert early[0].shift_ms == missing, f"expected the {missing} ms that the second lacked, got {early[0].shift_ms}"
+    assert at >= 6 and all(one.is_listen and not one.n_tokens for one in answers[:at]), answers
+    after = worker.health()["early_units"]
+    assert after["committed"] == before["committed"] + 1 and after["speculations"] > before["speculations"], after
+
+
+def test_pieces_wait_for_their_second_without_the_setting(worker: WorkerProcess, pieces: list[np.ndarray]) -> None:
+    before = worker.health()["early_units"]
+    with ScriptedClient(worker) as client:
+        client.prepare(QUIET)
+        assert [one.is_listen for one in results(client, [*pieces, pieces[0]])] == [True] * 9 + [False]
+    assert worker.health()["early_units"] == before
