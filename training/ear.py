@@ -1,4 +1,4 @@
-"""`python -m training.ear SAMPLES`: word errors of an independent recogniser on the sound files of `training.evaluate`.
+"""`python -m training.ear SAMPLES`: word errors of an independent recogniser on files of `training.evaluate_vocoder`.
 
 The errors of `source` (the recorded voice) are the measure: `copy` and `chain` are judged as points above them. Needs
 pocketsphinx (the extra `training`), whose US English model comes with it.
@@ -12,7 +12,7 @@ from pathlib import Path
 import soundfile
 import soxr
 
-from training.tokenizer import edit_distance
+from training.edits import edit_distance
 
 RATE = 16_000
 KINDS = ("source", "copy", "chain")
@@ -40,8 +40,7 @@ def word_errors(samples: Path) -> dict[str, float]:
             decoder.end_utt()
             heard = decoder.hyp().hypstr if decoder.hyp() else ""
             expected = words(samples.joinpath(f"{file.name[:2]}.txt").read_text())
-            numbers = {word: n for n, word in enumerate({*expected, *words(heard)})}
-            edits += edit_distance([numbers[word] for word in words(heard)], [numbers[word] for word in expected])
+            edits += edit_distance(words(heard), expected)
             total += len(expected)
         if total:
             errors[kind] = round(edits / total, 4)

@@ -239,8 +239,8 @@ def watch(stages: list[StageProcess], work: Path, out: Path, training_end: float
 def evaluate(work: Path, out: Path, corpus: Path, seconds: float) -> None:
     """Export the folder, measure it, and save samples; without them if the time is not enough."""
     samples = work / "samples"
-    command = [sys.executable, "-m", "training.evaluate", "--weights", str(work / "weights"), "--corpus", str(corpus)]
-    command += ["--samples", str(samples), "--table", str(out / "table.json"), "--count", "10"]
+    command = [sys.executable, "-m", "training.evaluate_vocoder", "--weights", str(work / "weights")]
+    command += ["--corpus", str(corpus), "--samples", str(samples), "--table", str(out / "table.json"), "--count", "10"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=max(seconds - 8, 5))
         print(done.stdout[-3000:] + done.stderr[-3000:], flush=True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from models.token2wav.prompt.s3_tokenizer import DIGITS, LEVEL_SCALE, LEVELS, S3Tokenizer
 from models.token2wav.settings import FRAMES_PER_TOKEN, SILENCE_TOKEN
+from training.edits import edit_distance
 from training.loop import RunPlan, Trainer, WeightGroup
 from training.segments import SegmentSampler
 from training.sizes import TOKENIZER
@@ -173,16 +174,6 @@ def held_out_errors(
         "perplexity": round(float((-(share * share.log()).sum()).exp()), 1),
         "silence_share": round(float(counts[SILENCE_TOKEN] / counts.sum()), 4),
     }
-
-
-def edit_distance(got: list[int], expected: list[int]) -> int:
-    """Insertions, deletions and substitutions between two sequences."""
-    row = list(range(len(expected) + 1))
-    for i, left in enumerate(got, start=1):
-        before, row[0] = row[0], i
-        for j, right in enumerate(expected, start=1):
-            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (left != right))
-    return row[-1]
 
 
 def _without_repeats(frames: Tensor) -> list[int]:

@@ -54,14 +54,29 @@ MAX_WAITING = 256  # messages; further ones are not read
 NORMAL = 1000
 
 
+class ScriptedUnit(NamedTuple):
+    """What a unit says. ends: its turn ends in it."""
+
+    text: str
+    ends: bool
+
+
+# Session, number of the unit from 1, the client's message -> what the unit says; None: it listens.
+UnitScript = Callable[[str, int, AudioChunk], ScriptedUnit | None]
+
+
 class WorkerBehaviour(Protocol):
-    """Behaviour of the worker, which may change at any time. Times in s. thawed: nothing is sent until it is set."""
+    """Behaviour of the worker, which may change at any time.
+
+    Times in s. thawed: nothing is sent until it is set. script: decides in place of the cycle.
+    """
 
     think_s: float
     n_listen: int
     n_speak: int
     speaks: bool
     pause_timeout: float
+    script: UnitScript | None
     thawed: asyncio.Event
 
     def count(self, ms: float) -> None:
@@ -243,18 +258,22 @@ class FakeConversation:
 
     async def _decide(self, chunk: AudioChunk, n_pictures: int, received: float, started: float) -> None:
         decided, self.units = time.monotonic(), self.units + 1
-        worker, was_open = self._worker, self._turn_open
+        worker, was_open, text = self._worker, self._turn_open, ""
         if chunk.force_listen or self._interrupt_requested.is_set():
             self._interrupt_requested.clear()
             self._cycle_position, is_listen, ends = 0, True, was_open
+        elif worker.script is not None:
+            scripted = worker.script(self.name, self.units, chunk)
+            is_listen, ends = scripted is None, scripted is not None and scripted.ends
+            text = "" if scripted is None else scripted.text
         else:
             if chunk.force_speak and worker.n_speak:
                 self._cycle_position = max(self._cycle_position, worker.n_listen)
             is_listen = self._cycle_position < worker.n_listen
             self._cycle_position = (self._cycle_position + 1) % (worker.n_listen + worker.n_speak)
             ends = not is_listen and self._cycle_position == 0
+            text = "" if is_listen else f"second {self.units}. "
         self._turn_open = not is_listen and not ends
-        text = "" if is_listen else f"second {self.units}. "
         sounds, first_sound, n_parts = self._sounds and not is_listen, None, 0
         if sounds and self._spec.partial_results:
             n_parts = N_PARTS

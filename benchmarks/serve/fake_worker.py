@@ -31,7 +31,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from benchmarks.serve.fake_replies import FakeConversation
+from benchmarks.serve.fake_replies import FakeConversation, UnitScript
 from worker import log
 from worker.config.compile import CompileConfig
 from worker.protocol.messages import PROTOCOL_VERSION
@@ -51,8 +51,8 @@ ODD = re.compile(r"[^A-Za-z0-9_-]")
 class FakeWorker:
     """`async with FakeWorker()` starts a server and waits until it listens.
 
-    port: its port. think_s, n_listen, n_speak, speaks, pause_timeout: reply settings, which may change at any time.
-    total_requests: units answered.
+    port: its port. total_requests: units answered.
+    think_s, n_listen, n_speak, speaks, script, pause_timeout: reply settings, which may change at any time.
     """
 
     def __init__(
@@ -67,17 +67,19 @@ class FakeWorker:
         host: str = "127.0.0.1",
         gpu_id: int = 0,
         pause_timeout: float = 60.0,
+        script: UnitScript | None = None,
         tls: ssl.SSLContext | None = None,
     ):
         """think_s: duration of a unit. port: 0 chooses a free one. n_listen, n_speak: units of a cycle.
         speaks: replies have sound; otherwise only text. pause_timeout: s, for a pause without a timeout. tls: for wss.
+        script: decides for each unit, in place of the cycle.
         """
         assert n_listen >= 0 and n_speak >= 0 and n_listen + n_speak > 0, (
             "FakeWorker: expected at least one unit per cycle"
         )
         self.slots, self.think_s, self.port = slots, think_s, port
         self.n_listen, self.n_speak, self.speaks, self.pause_timeout = n_listen, n_speak, speaks, pause_timeout
-        self.host, self.gpu_id, self._tls = host, gpu_id, tls
+        self.host, self.gpu_id, self.script, self._tls = host, gpu_id, script, tls
         self.total_requests, self._spent_ms = 0, 0.0
         self.thawed = asyncio.Event()
         self.thawed.set()

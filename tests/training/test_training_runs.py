@@ -18,13 +18,14 @@ from models.token2wav.settings import (
     HiftConfig,
     S3TokenizerConfig,
 )
+from training.edits import edit_distance
 from training.export import write_vocoder
 from training.loop import OutOfTimeError, RunPlan, Trainer, WeightGroup, read_weights, weights_file
 from training.run import ATTEMPTS, StageProcess
 from training.speech.corpus import NO_PHONE, PHONES, frame_phones
 from training.speech.generate import plan, texts_of
 from training.speech.sentences import in_words, sentence
-from training.tokenizer import edit_distance, silence_digits, tokens_of
+from training.tokenizer import silence_digits, tokens_of
 from training.utterances import batches
 from training.weights import derive, new_flow, new_hift, new_speaker_encoder, new_tokenizer
 

@@ -1,4 +1,4 @@
-"""`python -m training.evaluate --weights DIR --corpus DIR`: the trained vocoder, measured through the served code.
+"""`python -m training.evaluate_vocoder --weights DIR --corpus DIR`: the vocoder, measured through served code.
 
 Exports the folder, loads it strictly, and speaks held-out sentences of the talker's voice twice: from their own mel
 (`copy`, HiFT alone) and, where the flow has weights, from their speech tokens in served chunks (`chain`: tokens, flow,

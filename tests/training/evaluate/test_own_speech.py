@@ -1,0 +1,60 @@
+"""The model's own speech: replies for the ear, the words it may hear, and a voice that stays or changes."""
+
+import re
+
+import numpy as np
+import pytest
+
+from training.evaluate.acts import Case, Happened, HeardUnit, Played, Say
+from training.evaluate.speech import MINUTE, equal_words, replies_of, voice_kept
+from worker.protocol.wire import SOUND_RATE
+
+SILENT = HeardUnit("", np.zeros(0, np.float32), speaks=False, listens=True, ends=False, ms=10.0, is_late=False)
+
+
+def spoken(text: str, hz: float) -> HeardUnit:
+    """A unit with a buzz of this pitch."""
+    time = np.arange(SOUND_RATE) / SOUND_RATE
+    sound = 0.1 * sum(np.sin(2 * np.pi * hz * k * time) / k for k in range(1, 12))
+    return HeardUnit(text, sound.astype(np.float32), speaks=True, listens=False, ends=False, ms=10.0, is_late=False)
+
+
+def conversation(first_hz: float, last_hz: float) -> Played:
+    units = [*([spoken("a ", first_hz)] * 12), *([SILENT] * (2 * MINUTE - 24)), *([spoken("a ", last_hz)] * 12)]
+    return Played(Case("long", "conversation", "", 0, ()), units)
+
+
+def test_a_voice_that_changes_is_noticed() -> None:
+    same, other = voice_kept(conversation(120, 120)), voice_kept(conversation(120, 260))
+    assert same is not None and other is not None
+    assert same.n == other.n == 12
+    assert same.value == pytest.approx(1, abs=1e-3)
+    assert other.value < 0.8, f"expected another voice, got a cosine of {other.value:.2f}"
+    silent = Played(Case("long", "conversation", "", 0, ()), [SILENT] * (2 * MINUTE))
+    assert voice_kept(silent) is None and voice_kept(Played(silent.case, silent.units[:MINUTE])) is None
+
+
+def test_replies_of_three_words_are_heard_from_their_first_sound_on() -> None:
+    say = Say("greet", "hello", np.zeros(16_000, np.float32), 0.5, "Hello!")
+    short = Say("greet", "hi", np.zeros(16_000, np.float32), 0.5, "Hello!")
+    units = [
+        SILENT,
+        SILENT,
+        spoken("Hello there ", 120),
+        spoken("friend.", 120),
+        SILENT,
+        SILENT,
+        spoken("Hi.", 120),
+        SILENT,
+    ]
+    happened = [Happened(say, 0.5, 1.5, 5), Happened(short, 5.5, 6.0, 8)]
+    [(text, sound)] = replies_of([Played(Case("one", "requests", "", 0, (say, short)), units, happened)], 5)
+    assert text == "Hello there friend."
+    assert len(sound) == pytest.approx(2 * 16_000, abs=16), "expected the two units with sound"
+
+
+def test_words_are_equally_likely() -> None:
+    model = equal_words(["red", "blue"])
+    shares = {word: float(share) for share, word in re.findall(r"^(-[\d.]+)\t(\S+)\t", model, re.MULTILINE)}
+    assert "ngram 1=4" in model
+    assert sum(10**share for share in shares.values()) == pytest.approx(1, abs=1e-3)

@@ -1,0 +1,119 @@
+"""`python -m training.evaluate --model DIR`: the talker through the served system, against what it must reach.
+
+Starts a gateway and a worker with the checkpoint, or takes the gateway at `--url`, plays held-out requests, scenes,
+watches and interruptions over the duplex protocol, then one long conversation, and prints the table of figures.
+`training/README.md` explains the figures; `--quick` plays a small part, and `--bounds` makes a gate of it.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from training.evaluate import figures, speech, targets
+from training.evaluate.acts import Case, Played
+from training.evaluate.material import FULL, QUICK, Voices, draw_cases, draw_conversation
+from training.evaluate.playing import play, play_all
+from training.evaluate.system import served
+
+HEARD_REPLIES = {"full": 60, "quick": 10}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the evaluation. Returns: 1 if a figure is worse than its bound, else 0."""
+    options = parse(argv)
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("training").setLevel(logging.INFO if options.verbose else logging.WARNING)
+    begun = time.monotonic()
+    sizes = QUICK if options.quick else FULL
+    voices = Voices.of_engines(options.work / "voices")
+    cases = [one for one in draw_cases(sizes, voices, options.seed) if not options.parts or one.part in options.parts]
+    minutes = sizes.minutes if options.minutes is None else options.minutes
+    long = draw_conversation(minutes, voices, options.seed) if minutes else None
+    with ExitStack() as stack:
+        url, start_s = options.url, None
+        if url is None:
+            system = stack.enter_context(served(options.model, options.work / "system"))
+            url, start_s = system.url, system.start_s
+        played, conversation = asyncio.run(play_material(url, cases, long, options))
+    found = figures.figures_of(played)
+    if start_s is not None:
+        found["start to ready"] = figures.Measured(start_s, start_s, start_s, 1)
+    if conversation is not None:
+        found |= figures.figures_of_conversation(conversation)
+        found["voice, first and last minute"] = speech.voice_kept(conversation)
+    if not options.no_ear:
+        replies = speech.replies_of(played, HEARD_REPLIES["quick" if options.quick else "full"])
+        found["word errors above the voice"] = speech.word_errors_above_voice(replies, options.work / "voices")
+    everything = [*played, *([] if conversation is None else [conversation])]
+    result = {
+        "command": ["python", "-m", "training.evaluate", *(sys.argv[1:] if argv is None else argv)],
+        "machine": {"cores": len(os.sched_getaffinity(0)), "processor": platform.processor() or platform.machine()},
+        "seconds": round(time.monotonic() - begun, 1),
+        "seed": options.seed,
+        "figures": targets.as_json(found),
+        "skills": figures.outcomes_by_skill(played),
+        "sessions": {one.case.name: len(one.units) for one in everything},
+        "records": figures.records_of(everything),
+    }
+    print(targets.table(found))
+    for row in [one for one in result["records"] if "error" in one]:
+        print(f"session {row['case']} broke off: {row['error']}")
+    if options.json:
+        _write(options.json, result)
+    if options.write_bounds:
+        _write(options.write_bounds, targets.bounds_of(found))
+    failed = targets.failures(found, targets.read_bounds(options.bounds)) if options.bounds else []
+    for line in failed:
+        print(f"worse than its bound: {line}")
+    return 1 if failed else 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The options. Exits with a usage error if there is neither a model nor a URL."""
+    parser = argparse.ArgumentParser(prog="python -m training.evaluate", description=__doc__.partition("\n")[0])
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--model", type=Path, help="checkpoint folder; starts a gateway and a worker with it")
+    source.add_argument("--url", help="ws://host:port of a running gateway")
+    parser.add_argument("--work", type=Path, default=Path("tmp/evaluate"), help="folder of voices, logs and data")
+    parser.add_argument("--quick", action="store_true", help="a small part of the material")
+    parser.add_argument("--seed", type=int, default=0, help="of the material; default: %(default)s")
+    parser.add_argument(
+        "--parts", type=lambda text: text.split(","), default=[], help="requests, scenes, watch, interruptions"
+    )
+    parser.add_argument("--minutes", type=float, help="length of the long conversation; 0: none; default: by size")
+    parser.add_argument("--concurrency", type=int, choices=(1, 2), default=2, help="sessions at once")
+    parser.add_argument("--real-time", action="store_true", help="send a unit each second, not as fast as possible")
+    parser.add_argument("--verbose", action="store_true", help="a line for each session")
+    parser.add_argument("--no-ear", action="store_true", help="do not count word errors, which needs pocketsphinx")
+    parser.add_argument("--json", type=Path, help="file for the result")
+    parser.add_argument("--bounds", type=Path, help="file of bounds; exit status 1 if a figure is worse")
+    parser.add_argument("--write-bounds", type=Path, help="file for bounds made of this run")
+    return parser.parse_args(argv)
+
+
+async def play_material(
+    url: str, cases: Sequence[Case], long: Case | None, options: argparse.Namespace
+) -> tuple[list[Played], Played | None]:
+    """Play all cases, then the long conversation alone, so that its times are those of one session."""
+    played = await play_all(url, cases, concurrency=options.concurrency, real_time=options.real_time)
+    return played, None if long is None else await play(url, long, real_time=options.real_time)
+
+
+def _write(file: Path, value: Any) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the served system ends too
+    sys.exit(main())

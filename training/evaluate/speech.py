@@ -1,0 +1,158 @@
+"""The model's own speech: word errors by an independent recogniser, and whether its voice stays the same.
+
+The recogniser is pocketsphinx with its US English model; it chooses among the words of the grammar's replies. Its
+errors on the same sentences by the voice that the talker has learned from are subtracted.
+"""
+
+import math
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import soxr
+
+from training.edits import edit_distance
+from training.evaluate.acts import Played
+from training.evaluate.figures import Measured, reply_to, said_in
+from training.grammar.corpus import corpus
+from training.mind.voices import EngineVoice
+from training.speech.voices import TARGET, VOICES
+from training.timelines.speech import RATE, Samples
+from worker.protocol.wire import SOUND_RATE
+
+MIN_WORDS = 3
+RESAMPLES = 1000
+MINUTE = 60
+PIECE = 2 * RATE  # of speech for one speaker vector
+WEIGHTS = Path(__file__).parents[1] / "weights"
+
+
+class Ear:
+    """Hears sentences made of the words of the grammar's replies. Raises: ImportError without pocketsphinx."""
+
+    def __init__(self) -> None:
+        from pocketsphinx import Decoder
+
+        self._decoder = Decoder(samprate=RATE, lm=None)
+        known = sorted(word for word in set(words(corpus())) if self._decoder.lookup_word(word))
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "replies.arpa"
+            file.write_text(equal_words(known), encoding="ascii")
+            self._decoder.add_lm_file("replies", str(file))
+        self._decoder.activate_search("replies")
+
+    def errors(self, sound: Samples, text: str) -> int:
+        """Edits between the words that are heard and those of a text. sound: [n] samples at 16 kHz."""
+        levels = (sound.clip(-1, 1) * 32_767).astype(np.int16)
+        self._decoder.start_utt()
+        self._decoder.process_raw(levels.tobytes(), full_utt=True)
+        self._decoder.end_utt()
+        found = self._decoder.hyp()
+        return edit_distance(words(found.hypstr if found else ""), words(text))
+
+
+def equal_words(known: Sequence[str]) -> str:
+    """A language model, in ARPA's format, of sentences of these words, each as likely as the others in every place."""
+    entries = ["<s>", "</s>", *known]
+    share = -math.log10(len(entries) - 1)
+    lines = [f"{-99.0 if word == '<s>' else share:.4f}\t{word}\t0.0" for word in entries]
+    return "\n".join(["", "\\data\\", f"ngram 1={len(entries)}", "", "\\1-grams:", *lines, "", "\\end\\", ""])
+
+
+def words(text: str) -> list[str]:
+    """The words of a text in lower case without punctuation."""
+    return re.findall(r"[a-z']+", text.lower())
+
+
+def replies_of(played: Sequence[Played], count: int) -> list[tuple[str, Samples]]:
+    """Up to `count` replies of at least three words, spread over all cases: text and sound at 16 kHz."""
+    found = []
+    for one in played:
+        for _, done in said_in(one):
+            if done is not None and len(words(text := reply_to(one, done))) >= MIN_WORDS:
+                first = next((unit for unit in range(int(done.start), done.until) if one.units[unit].speaks), 0)
+                sound = np.concatenate([unit.sound for unit in one.units[first : done.until]])
+                if len(sound):
+                    found.append((text, resampled(sound)))
+    step = max(1, len(found) // max(count, 1))
+    return found[::step][:count]
+
+
+def word_errors_above_voice(replies: Sequence[tuple[str, Samples]], cache: Path) -> Measured | None:
+    """Word errors of the model's sound above those of its source voice on the same sentences; None without replies.
+
+    Args:
+        cache: folder of the voice's utterances.
+    Raises: ImportError without pocketsphinx, ModelError without the voice.
+    """
+    if not replies:
+        return None
+    ear = Ear()
+    source = EngineVoice(next(voice for voice in VOICES if voice.name == TARGET), cache)
+    rows = np.array(
+        [(ear.errors(sound, text), ear.errors(source(text), text), len(words(text))) for text, sound in replies]
+    )
+    rng = np.random.default_rng(0)
+
+    def above(chosen: np.ndarray) -> float:
+        own, voice, n_words = chosen.sum(0)
+        return float((own - voice) / n_words)
+
+    drawn = [above(rows[rng.integers(len(rows), size=len(rows))]) for _ in range(RESAMPLES)]
+    return Measured(above(rows), float(np.quantile(drawn, 0.025)), float(np.quantile(drawn, 0.975)), len(rows))
+
+
+def voice_kept(played: Played) -> Measured | None:
+    """Cosine between the speaker vectors of the speech in the first and in the last minute; None without speech.
+
+    The interval is that between pieces of two seconds, one of each minute. n: pieces of both.
+    """
+    if len(played.units) < 2 * MINUTE:
+        return None
+    first, last = (
+        _pieces([unit.sound for unit in part if unit.speaks])
+        for part in (played.units[:MINUTE], played.units[-MINUTE:])
+    )
+    if not (len(first) and len(last)):
+        return None
+    a, b = _vectors(first), _vectors(last)
+    pairs = (a @ b.T).ravel()
+    whole = float(_unit(a.mean(0)) @ _unit(b.mean(0)))
+    return Measured(whole, float(np.quantile(pairs, 0.025)), float(np.quantile(pairs, 0.975)), len(a) + len(b))
+
+
+def resampled(sound: Samples) -> Samples:
+    """The server's sound at 16 kHz."""
+    return np.asarray(soxr.resample(sound, SOUND_RATE, RATE), np.float32)
+
+
+def _pieces(sounds: Sequence[Samples]) -> np.ndarray:
+    """[n, PIECE] at 16 kHz."""
+    if not sounds:
+        return np.zeros((0, PIECE), np.float32)
+    sound = resampled(np.concatenate(sounds))
+    n = len(sound) // PIECE
+    return sound[: n * PIECE].reshape(n, PIECE)
+
+
+def _vectors(pieces: np.ndarray) -> np.ndarray:
+    """[n, embedding] normalised speaker vectors by the encoder of `training/weights`."""
+    import torch
+
+    from training.loop import read_weights, weights_file
+    from training.sizes import SPEAKER
+    from training.speech.features import fbank_80
+    from training.weights import new_speaker_encoder
+
+    encoder = new_speaker_encoder(SPEAKER).eval()
+    encoder.load_state_dict(read_weights(weights_file(WEIGHTS, "speaker")))
+    with torch.no_grad():
+        energies = torch.stack([fbank_80(torch.from_numpy(piece)) for piece in pieces])
+        vectors = encoder(energies - energies.mean(1, keepdim=True))
+    return np.stack([_unit(vector) for vector in vectors.numpy()])
+
+
+def _unit(vector: np.ndarray) -> np.ndarray:
+    return vector / max(float(np.linalg.norm(vector)), 1e-9)
