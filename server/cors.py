@@ -15,10 +15,12 @@ from server.origins import Origins
 PATHS = re.compile(r"/v1/realtime/(calls(/[^/]+/hangup)?|client_secrets)|/v1/live/sessions(/[^/]+/hangup)?")
 ALLOWED = {
     "Access-Control-Allow-Methods": "POST",
-    "Access-Control-Allow-Headers": "authorization, content-type, openai-beta, openai-organization, openai-project, "
-    "openai-safety-identifier",
     "Access-Control-Max-Age": "600",
+    "Vary": "Access-Control-Request-Headers",
 }
+# Names of headers, each of which is allowed: clients have their own, such as `x-stainless-lang`.
+NAMES = re.compile(r"[a-z0-9-]{1,60}( *, *[a-z0-9-]{1,60}){0,40}", re.IGNORECASE)
+USUAL_NAMES = "authorization, content-type"
 EXPOSED = "location, retry-after, x-request-id"
 
 
@@ -47,7 +49,9 @@ class ApiCors:
 
         asks = scope["method"] == "OPTIONS" and "access-control-request-method" in connection.headers
         if asks:
-            answer = Response(status_code=204, headers=ALLOWED) if is_allowed else Response(status_code=403)
+            names = connection.headers.get("access-control-request-headers", "")
+            allowed = {**ALLOWED, "Access-Control-Allow-Headers": names if NAMES.fullmatch(names) else USUAL_NAMES}
+            answer = Response(status_code=204, headers=allowed) if is_allowed else Response(status_code=403)
             await answer(scope, receive, send_with_permission)
             return
         await self._app(scope, receive, send_with_permission)

@@ -256,10 +256,11 @@ def test_a_server_without_webrtc_says_what_is_missing(served: Served, monkeypatc
 
 def test_pages_of_allowed_origins_may_call(served: Served) -> None:
     async def scenario() -> None:
-        asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        names = "authorization,content-type,x-openai-agents-sdk,x-stainless-lang"
+        asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": names}
         allowed = await served.http.options(CALLS, headers={**asks, "Origin": ORIGIN})
         assert allowed.status_code == 204 and allowed.headers["access-control-allow-origin"] == ORIGIN
-        assert "authorization" in allowed.headers["access-control-allow-headers"]
+        assert allowed.headers["access-control-allow-headers"] == names
         other = await served.http.options(CALLS, headers={**asks, "Origin": "https://evil.example"})
         assert other.status_code == 403 and "access-control-allow-origin" not in other.headers
         elsewhere = await served.http.options("/v1/models", headers={**asks, "Origin": ORIGIN})
