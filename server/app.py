@@ -174,7 +174,7 @@ def build_app(gateway: Gateway) -> FastAPI:
         gateway.slot_window,
         gateway.picture_urls,
     )
-    app.include_router(secret_routes(gateway.access, gateway.model_names, gateway.transcriber))
+    app.include_router(secret_routes(gateway.access, names, voice_names, gateway.transcriber))
     duplex = VllmOmniDoor(door)
     calls = CallDoor(door, gateway.peers, gateway.access.clients)
     app.include_router(call_routes(calls))

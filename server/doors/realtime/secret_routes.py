@@ -1,5 +1,6 @@
 """Routes that make ephemeral secrets for browsers, each with the settings of its sessions."""
 
+import asyncio
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,8 +18,10 @@ from server.doors.errors import ApiError, ApiErrorBody
 from server.doors.model_names import ModelNames
 from server.doors.realtime.initial_config import initial_config
 from server.doors.realtime.session_config import Json
+from server.doors.voices import VoiceNames
 
 DEFAULT_S, MIN_S, MAX_S = 600, 10, 7200
+PARAMS = {"voice": "session.audio.output.voice"}
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ApiErrorBody, "description": "the settings are invalid"},
     403: {"model": ApiErrorBody, "description": "a secret makes no secrets"},
@@ -51,15 +54,19 @@ class SecretAnswer(BaseModel):
     session: dict[str, Any]
 
 
-def secret_routes(access: Access, names: ModelNames, transcriber: Transcriber) -> APIRouter:
+def secret_routes(access: Access, names: ModelNames, voices: VoiceNames, transcriber: Transcriber) -> APIRouter:
     """Routes that make secrets, in the newer and the older form."""
     router = APIRouter()
 
-    def make(request: Request, session: Mapping[str, Any], seconds: int) -> tuple[ClientSecret, Json]:
+    async def make(request: Request, session: Mapping[str, Any], seconds: int) -> tuple[ClientSecret, Json]:
         identity = identity_of(request)
         if identity.kind is IdentityKind.SECRET:
             raise ApiError(403, "key: expected an API key, got an ephemeral secret")
         config = initial_config(names, identity, session)
+        try:
+            await asyncio.to_thread(voices.resolve, config.voice)
+        except ApiError as error:
+            raise error.renamed(PARAMS) from None
         try:
             secret = access.secrets.make(identity, access.keys, seconds, session)
         except AccessRefusedError as error:
@@ -72,7 +79,7 @@ def secret_routes(access: Access, names: ModelNames, transcriber: Transcriber) -
     @router.post("/v1/realtime/client_secrets", responses=ERRORS)
     async def client_secret(request: Request, response: Response, body: SecretRequest | None = None) -> SecretAnswer:
         body = body or SecretRequest()
-        secret, shown = make(request, body.session or {}, (body.expires_after or ExpiresAfter()).seconds)
+        secret, shown = await make(request, body.session or {}, (body.expires_after or ExpiresAfter()).seconds)
         response.headers["Cache-Control"] = "no-store"
         return SecretAnswer(value=secret.value, expires_at=secret.expires_at, session=shown)
 
@@ -80,7 +87,7 @@ def secret_routes(access: Access, names: ModelNames, transcriber: Transcriber) -
     async def legacy_session(
         request: Request, response: Response, session: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        secret, shown = make(request, session or {}, DEFAULT_S)
+        secret, shown = await make(request, session or {}, DEFAULT_S)
         response.headers["Cache-Control"] = "no-store"
         return {**shown, "client_secret": {"value": secret.value, "expires_at": secret.expires_at}}
 

@@ -13,7 +13,7 @@ from server.dispatch.dispatcher import PendingSession
 from server.doors.core.door_ticket import MAX_WAIT_S, accept_socket, ticket_within_wait
 from server.doors.core.event_writer import ClientGoneError, EventWriter
 from server.doors.core.unit_session import UnitSession
-from server.doors.errors import ApiError
+from server.doors.errors import ApiError, invalid
 from server.doors.live.client_channel import ClientChannel, WebSocketChannel
 from server.doors.live.door_context import LARGE_EVENT, DoorContext
 from server.doors.live.ends import (
@@ -74,7 +74,7 @@ class RealtimeDoor:
         """The settings that the session begins with. Raises: ApiError."""
         query = websocket.query_params
         if query.get("intent") == "transcription":
-            raise ApiError(400, "intent: expected a conversation, got transcription", param="intent")
+            raise invalid("intent", expected="a conversation", got="transcription")
         refusal = self._context.admission.refusal(websocket, "audio_duplex")
         if refusal is not None:
             raise ApiError(403, refusal)

@@ -8,6 +8,7 @@ import pytest
 import websockets
 
 from benchmarks.serve.fake_worker import FakeWorker
+from server.access.identity import Identity
 from server.doors.core.unit_session import UnitListener, UnitSession
 from server.doors.live.door_context import SessionLimits
 from server.doors.live.ends import MAX_FRAME
@@ -102,12 +103,15 @@ def test_an_end_by_the_gateway_tells_its_reason(close: SocketClose, code: int, e
     in_session(check)
 
 
-def test_a_secret_with_an_unknown_voice_begins_no_session() -> None:
+def test_a_secret_whose_voice_is_gone_begins_no_session() -> None:
     async def scenario() -> None:
         async with FakeWorker() as worker, running_gateway(worker) as gateway:
             session = {"type": "realtime", "audio": {"output": {"voice": "nowhere"}}}
-            made = await gateway.http.post("/v1/realtime/client_secrets", json={"session": session})
-            headers = {"Authorization": f"Bearer {made.json()['value']}"}
+            refused = await gateway.http.post("/v1/realtime/client_secrets", json={"session": session})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "session.audio.output.voice")
+            access = gateway.gateway.access
+            secret = access.secrets.make(Identity(address="127.0.0.1"), access.keys, 60, session)
+            headers = {"Authorization": f"Bearer {secret.value}"}
             url = f"ws://127.0.0.1:{gateway.port}/v1/realtime"
             async with websockets.connect(url, additional_headers=headers, proxy=None) as socket:
                 error = json.loads(await socket.recv())["error"]
