@@ -13,11 +13,11 @@ from typing import Any, cast
 from unittest import mock
 
 import numpy as np
-from pydantic_core import to_json
 
 from benchmarks.doors.stock_session import BYTES_PER_MS
 from benchmarks.serve.fake_replies import N_PARTS, SOUND_RATE, tone
 from server.access.identity import Identity
+from server.doors.core.event_writer import event_text
 from server.doors.core.unit_session import UNIT_SPEC, UnitSession
 from server.doors.live.sound import detector_feed
 from server.doors.live.sound.detector import Heard
@@ -79,7 +79,7 @@ async def _adapter_ms(n_units: int, chunk_ms: int) -> dict[str, list[float]]:
 
     def put(event: dict[str, Any]) -> None:
         nonlocal texts
-        texts += len(to_json(event))
+        texts += len(event_text(event))
 
     unused = cast(Any, None)
     context = SessionContext(

@@ -1,6 +1,7 @@
 """Sends one client's events in order, from a bounded queue."""
 
 import asyncio
+import binascii
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -13,9 +14,24 @@ MAX_UNSENT = 16 * 2**20  # characters of events that the client does not read
 CLOSE_S = 2.0
 
 
+class Base64Text(str):
+    """Base64 that was made here, so that none of it needs to be escaped in JSON."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, data: bytes) -> "Base64Text":
+        return cls(binascii.b2a_base64(data, newline=False).decode("ascii"))
+
+
 def event_text(event: dict[str, Any]) -> str:
-    """The event as JSON."""
-    return to_json(event).decode()  # four times as fast as `json` with the base64 text of sound
+    """The event as JSON. The field `delta` comes last if it is a `Base64Text`."""
+    sound = event.get("delta")
+    if type(sound) is not Base64Text:
+        return to_json(event).decode()
+    head = to_json({name: value for name, value in event.items() if name != "delta"}).decode()
+    # As text: searching the sound for characters to escape would take most of the time.
+    return f'{head[:-1]},"delta":"{sound}"}}'
 
 
 class ClientGoneError(Exception):

@@ -1,7 +1,6 @@
 """One GPT-Live session: the reaction to each event, and the events that follow. Contains no socket."""
 
 import asyncio
-import base64
 import logging
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -9,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from server.access.identity import Identity
+from server.doors.core.event_writer import Base64Text
 from server.doors.core.transcriber import Transcriber
 from server.doors.errors import ApiError
 from server.doors.gpt_live.client_events import (
@@ -358,7 +358,7 @@ class GptLiveSession:
             self._track.play(TRACK_NUMBER, pcm16_of(sound))
         else:
             data = self._sound.encode(sound)
-            self._send.plain("session.output_audio.delta", delta=base64.b64encode(data).decode())
+            self._send.plain("session.output_audio.delta", delta=Base64Text.of(data))
         self.lane.wake()
 
     # --- texts ---------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """One response and its events, in the order that stock clients rely on. Contains no decision when it begins or ends."""
 
-import base64
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from server.doors.core.event_writer import Base64Text
 from server.doors.core.tool_calls import FoundCall
 from server.doors.live.event_error import EventError
 from server.doors.live.sound.wire_sound import WireFormat
@@ -186,7 +186,7 @@ class RealtimeResponse:
             self._playback.add(self, data)
         size = DELTA_MS * BYTES_PER_MS[self.shape.form]
         for start in range(0, len(data) if self._playback is None else 0, size):
-            delta = base64.b64encode(data[start : start + size]).decode("ascii")
+            delta = Base64Text.of(data[start : start + size])
             self._send("response.output_audio.delta", **self._ids, delta=delta)
         self.item.sent_ms += len(data) / BYTES_PER_MS[self.shape.form]
 

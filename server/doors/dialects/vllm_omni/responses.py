@@ -1,8 +1,8 @@
 """The events of one response of a vLLM-Omni session, from its begin to its end."""
 
-import base64
 import secrets
 
+from server.doors.core.event_writer import Base64Text
 from server.doors.dialects.vllm_omni.events import OmniEvents
 from server.doors.dialects.vllm_omni.items import OmniItem, OmniItems
 from server.doors.dialects.vllm_omni.settings import OmniOutput
@@ -60,7 +60,7 @@ class OmniResponse:
             "audio_text_marks": [{"text_chars": len(self.item.transcript), "audio_end_ms": sent_ms}],
             "playback": playback.shown(),
         }
-        delta = base64.b64encode(data).decode()
+        delta = Base64Text.of(data)
         form = {"format": self._output.form, "sample_rate_hz": self._output.rate}
         self._send("response.output_audio.delta", **self._place, delta=delta, **form, metadata=metadata)
 
