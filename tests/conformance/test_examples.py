@@ -63,10 +63,8 @@ def test_full_duplex_client_hears_a_given_text(servers: Servers, tmp_path: Path)
         "openai_live.py", INPUT, "--say", "Good morning.", "--limit", 2 * LIMIT_S, "--save", file, "--base-url", url
     )
     sound, rate = soundfile.read(file)
-    expected = soundfile.info(INPUT).duration + 2 * LIMIT_S
-    assert rate == 24_000 and abs(len(sound) / rate - expected) < 1.5, (
-        f"expected {expected:.1f} s, got {len(sound) / rate}"
-    )
+    least = soundfile.info(INPUT).duration + LIMIT_S
+    assert rate == 24_000 and len(sound) / rate > least, f"expected over {least:.1f} s, got {len(sound) / rate}"
     assert abs(sound).max() > 0.01, "expected speech, got silence"
 
 

@@ -64,7 +64,7 @@ def test_reports_failure_while_decoding(tmp_path: Path, clip: Path, monkeypatch:
     script = (
         "if 'framecrc' in sys.argv: sys.exit(print('#media_type 0: audio'))\n"
         "sys.stdout.buffer.write(bytes(96000)); sys.stdout.flush()\n"
-        "sys.exit('complaint\\n' * 100_000 + 'out of luck')"
+        "sys.exit('complaint\\n' * 10_000 + 'out of luck')"
     )
     fake_ffmpeg(tmp_path, script, monkeypatch)
     iterator = iter(read_units(clip))
