@@ -196,7 +196,7 @@ class Engine:
         Raises: as `chat`; SettingsError.
         """
         settings = config or HalfDuplexConfig()
-        conversation = HalfDuplex(self._reader, settings, emit)
+        conversation = HalfDuplex(self._reader, settings, emit, self.max_context_len)
         options = replace(settings.reply.prompt_options(), add_generation_prompt=False)
         content = self._reader.cut(self._reader.read([{"role": "system", "content": list(system)}], options))
 

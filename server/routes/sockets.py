@@ -8,6 +8,8 @@ from server.live.kinds import Kind, new_session_id, request_type_of
 from server.live.sockets import GatewaySockets
 from worker.protocol.session_id import session_id_of
 
+HALF_DUPLEX_OMNI = "/ws/half_duplex_omni"  # half duplex with pictures, as clients of other servers call it
+
 
 def add_sockets(app: FastAPI, sockets: GatewaySockets, admission: Admission) -> None:
     """Serve the sockets of all kinds."""
@@ -19,10 +21,10 @@ def add_sockets(app: FastAPI, sockets: GatewaySockets, admission: Admission) -> 
             return
         await sockets.serve(websocket, kind, session_id)
 
-    def add(kind: Kind, *, with_id: bool) -> None:
+    def add(kind: Kind, path: str | None = None, *, with_id: bool) -> None:
         if with_id:
 
-            @app.websocket(f"{kind.path}/{{session_id}}")
+            @app.websocket(f"{path or kind.path}/{{session_id}}")
             async def named(websocket: WebSocket, session_id: str) -> None:
                 await serve(websocket, kind, session_id_of(session_id))
 
@@ -34,6 +36,7 @@ def add_sockets(app: FastAPI, sockets: GatewaySockets, admission: Admission) -> 
 
     add(Kind.DUPLEX, with_id=True)
     add(Kind.HALF_DUPLEX, with_id=True)
+    add(Kind.HALF_DUPLEX, HALF_DUPLEX_OMNI, with_id=True)
     add(Kind.CHAT, with_id=False)
     add(Kind.STREAMING, with_id=True)
     add(Kind.STREAMING, with_id=False)

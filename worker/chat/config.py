@@ -197,6 +197,8 @@ class HalfDuplexConfig(Settings):
         False, description="speech during an answer interrupts it; false: sound during an answer is ignored"
     )
     barge_in_ms: int = Field(200, ge=0, le=10_000, description="speech after which an answer is interrupted")
+    frame_interval_s: float = Field(1.0, ge=0.1, le=60, description="seconds between two pictures of a turn")
+    max_slice_nums: int = Field(1, ge=1, le=9, description="slices of a large picture")
     deaf_s: float = Field(0.5, ge=0, le=10, description="sound is ignored for this long after the start")
     high_tokens: int = Field(
         8000, ge=1, le=1_000_000, description="context rows above which the oldest rounds are dropped"

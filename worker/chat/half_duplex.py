@@ -10,18 +10,20 @@ interrupts an answer that is made or played, and is the next turn. `interrupt` d
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
-from models.inputs.audio_sizes import CLIP_SAMPLES, SAMPLE_RATE
+from models.inputs.audio_sizes import SAMPLE_RATE
+from models.inputs.image import EncodedImage
 from models.inputs.messages import ChatMessage
-from models.inputs.prompts import PromptOptions
+from models.inputs.prompts import Prompt, PromptOptions
 from models.stages.message_reader import Content, MessageReader
 from worker.chat.config import HalfDuplexConfig, ReplyConfig
+from worker.chat.turn_pictures import RecentPictures, SpokenTurn, joined
 from worker.chat.vad import SpeechEnded, SpeechStarted, VoiceDetector, VoiceEvent, VoiceSettings
 from worker.loop.audio_buffer import checked
 from worker.loop.results import (
@@ -35,7 +37,7 @@ from worker.loop.results import (
     VoiceState,
 )
 
-SEGMENT = PromptOptions(stream_input=True)  # a pair of audio marks around every second
+SEGMENT = PromptOptions(stream_input=True, use_image_id=False)  # a pair of audio marks around every second
 
 
 class SessionPort(Protocol):
@@ -86,6 +88,7 @@ class HalfDuplex:
     Args:
         reader: turns a segment into content for the engine.
         emit: receives every event; it must return at once.
+        max_rows: length of the slot's context.
         clock: seconds, monotonic.
     Raises: SettingsError.
     """
@@ -95,6 +98,7 @@ class HalfDuplex:
         reader: MessageReader,
         config: HalfDuplexConfig,
         emit: Callable[[Event], None],
+        max_rows: int,
         *,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -102,6 +106,9 @@ class HalfDuplex:
         self._reader, self._emit, self._clock = reader, emit, clock
         settings = VoiceSettings(config.threshold, config.min_speech_ms, config.min_silence_ms, config.speech_pad_ms)
         self._detector = VoiceDetector(settings)
+        self._pictures = RecentPictures(config.frame_interval_s)
+        self._options = replace(SEGMENT, max_slice_nums=config.max_slice_nums)
+        self._max_rows, self._max_turn_rows = max_rows, config.marks(max_rows)[0] // 2
         self._opened: SessionPort | None = None
         self._accepts_from = float("inf")
         self._is_speaking = False  # the user
@@ -109,7 +116,7 @@ class HalfDuplex:
         self._n_turns = 0
         self._lock = threading.RLock()  # reentrant, since a port may run the engine at once
         self._answering = Answering()
-        self._waiting: list[np.ndarray] = []  # segments that ended while an interrupted answer was still made
+        self._waiting: list[SpokenTurn] = []  # segments that ended while an interrupted answer was still made
 
     @property
     def _port(self) -> SessionPort:
@@ -121,24 +128,33 @@ class HalfDuplex:
         """Context rows of the conversation."""
         return self._port.context_len
 
+    @property
+    def n_pixels(self) -> int:
+        """Pixels of the pictures that the next push or `answer_waiting` may decode, beside the push's own."""
+        return self._pictures.n_pixels + sum(one.image.n_pixels for turn in self._waiting for one in turn.pictures)
+
     def begin(self, port: SessionPort) -> None:
         """Connect the open session; sound counts from `deaf_s` later on."""
         self._opened = port
         self._accepts_from = self._clock() + self.config.deaf_s
 
-    def push(self, samples: np.ndarray) -> None:
-        """Process more sound: [n] float in [-1, 1] at 16 kHz.
+    def push(self, samples: np.ndarray, pictures: Sequence[EncodedImage] = ()) -> None:
+        """Process more sound.
 
-        Sound is dropped during the first `deaf_s` seconds, after `close`, and without barge-in while an answer is made.
-        Raises: AudioError; the samples have no effect then.
+        Args:
+            samples: [n] float in [-1, 1] at 16 kHz.
+            pictures: what the user saw meanwhile.
+        Both are dropped during the first `deaf_s` seconds, after `close`, and without barge-in while an answer is made.
+        Raises: AudioError, and the samples have no effect; ImageError, and the turn has no answer.
         """
         samples, arrived = checked(samples), self._clock()
         drops = self._answering.is_made and not self.config.barge_in
         if self._is_over or drops or arrived < self._accepts_from:
             return
         onset_ms = self._onset_ms(arrived)
+        self._pictures.push(pictures, len(samples), is_turn_open=self._detector.speech_ms is not None)
         segments = [
-            event.samples
+            self._pictures.turn(event.samples, event.end)
             for event in self._detector.push(samples)
             if self._on_voice(event, onset_ms) and isinstance(event, SpeechEnded)
         ]
@@ -157,7 +173,7 @@ class HalfDuplex:
         """
         if self._waiting and not self._answering.is_made and not self._is_over:
             segments, self._waiting = self._waiting, []
-            self._request_answer(np.concatenate(segments), self._clock() if arrived is None else arrived)
+            self._request_answer(joined(segments), self._clock() if arrived is None else arrived)
 
     def _onset_ms(self, now: float) -> float:
         """Speech after which the user counts as speaking."""
@@ -188,17 +204,27 @@ class HalfDuplex:
             self._is_speaking = is_speaking
             self._emit(VoiceState(self._port.name, is_speaking))
 
-    def _request_answer(self, sound: np.ndarray, arrived: float) -> None:
+    def _request_answer(self, turn: SpokenTurn, arrived: float) -> None:
         self._report_speaking(False)
         if not self.config.barge_in:  # the sound that follows is dropped
             self._detector.reset()
-        sound = sound[-CLIP_SAMPLES:]
-        content = self._reader.cut(self._reader.read_segment(ChatMessage("user", (sound,)), SEGMENT))
+            self._pictures.reset()
+        prompt, n_pictures = self._fitting(turn)
+        content = self._reader.cut(prompt)
         with self._lock:  # so that the engine has the request before an interrupt of another thread
             self._answering = Answering(is_made=True)
-            self._emit(Generating(self._port.name, 1000 * len(sound) / SAMPLE_RATE))
+            self._emit(Generating(self._port.name, 1000 * len(turn.sound) / SAMPLE_RATE, n_pictures))
             request = self._port.answer(content, self.config.reply, arrived)
         request.add_done_callback(self._on_answer_requested)
+
+    def _fitting(self, turn: SpokenTurn) -> tuple[Prompt, int]:
+        """The turn with as many of its newest pictures as the context takes, and their number."""
+        free = self._max_rows - self.context_len - self.config.reply.max_rows
+        while True:
+            prompt = self._reader.read_segment(ChatMessage("user", turn.parts()), self._options)
+            if not turn.pictures or len(prompt.ids) <= min(free, self._max_turn_rows):
+                return prompt, len(turn.pictures)
+            turn = turn.without_oldest()
 
     def _on_answer_requested(self, request: Future[None]) -> None:
         if not request.cancelled() and isinstance(error := request.exception(), Exception):

@@ -72,10 +72,12 @@ class SpeechEnded:
     Attributes:
         samples: [n] float32 at 16 kHz, from the padding before speech to the end of the silence.
         speech_ms: from its first speech window to the silence that closes it.
+        end: number of samples since the last reset, up to its end.
     """
 
     samples: np.ndarray
     speech_ms: float
+    end: int
 
 
 @dataclass(frozen=True)
@@ -163,4 +165,4 @@ class VoiceDetector:
         speech_ms = (self._ended_at - self._n_silence - self._spoken_from) / SAMPLES_PER_MS
         if speech_ms < self.settings.min_speech_ms:
             return SpeechDiscarded()
-        return SpeechEnded(np.concatenate(segment), speech_ms)
+        return SpeechEnded(np.concatenate(segment), speech_ms, self._ended_at)

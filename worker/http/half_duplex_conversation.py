@@ -7,10 +7,13 @@ the engine, and no message waits for an answer. Contains no sockets, JSON or ten
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from enum import Enum
+from functools import partial
 
 import numpy as np
 
+from models.inputs.image import EncodedImage
 from models.token2wav.voice.voice import Voice
 from worker.chat.config import HalfDuplexConfig, ReplyConfig
 from worker.chat.half_duplex import HalfDuplex
@@ -20,6 +23,7 @@ from worker.http.idle_clock import IdleClock
 from worker.http.inbox import InboxClosedError, MessageInbox, PendingMessage
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd
+from worker.http.unit_input import unpacked_pictures
 from worker.loop.results import (
     SOUND_RATE,
     Event,
@@ -164,8 +168,8 @@ class HalfDuplexConversation:
                 self._idle.on_unit()
             case Notice.ANSWER_OVER:
                 self._idle.on_unit()
-                if self._talk is not None:
-                    await self._service.decoders.run(self._talk.answer_waiting)
+                if (talk := self._talk) is not None:
+                    await self._service.decoders.run_sized(talk.n_pixels, talk.answer_waiting)
             case HalfDuplexPrepare():
                 await self._prepare(message)
             case Interrupt():
@@ -183,7 +187,9 @@ class HalfDuplexConversation:
                 ErrorCode.NOT_PREPARED, "audio_chunk", expected=expected, got="none", text="Not prepared yet"
             )
         if chunk.audio_base64:
-            await self._service.decoders.run(_push, talk, chunk)
+            pictures = await self._service.decoders.run(unpacked_pictures, chunk)
+            n_pixels = talk.n_pixels + sum(picture.n_pixels for picture in pictures)
+            await self._service.decoders.run_sized(n_pixels, partial(_push, talk, chunk, pictures))
 
     # --- preparing -----------------------------------------------------------------------------
 
@@ -225,7 +231,8 @@ class HalfDuplexConversation:
                 self._send(VadState(speaking=event.is_speaking))
             case Generating():
                 self._is_answering, self._n_chunks, self._text = True, 0, ""
-                self._send(TurnHeard(speech_duration_ms=round(event.speech_ms)))
+                heard = TurnHeard(speech_duration_ms=round(event.speech_ms), video_frames=event.n_pictures or None)
+                self._send(heard)
             case PartialResult():
                 self._text += event.text
                 self._send_part(event)
@@ -299,11 +306,13 @@ def engine_settings(config: HalfDuplexSettings) -> HalfDuplexConfig:
         speech_pad_ms=vad.speech_pad_ms,
         barge_in=vad.barge_in,
         barge_in_ms=vad.barge_in_ms,
+        frame_interval_s=config.vision.frame_interval_s,
+        max_slice_nums=config.vision.max_slice_nums,
     )
 
 
-def _push(talk: HalfDuplex, chunk: SpeechChunk) -> None:
+def _push(talk: HalfDuplex, chunk: SpeechChunk, pictures: Sequence[EncodedImage]) -> None:
     """Decode sound and pass it to the detector. Slow: call on a thread."""
     samples = chunk.samples()
     if samples is not None:
-        talk.push(samples)
+        talk.push(samples, pictures)

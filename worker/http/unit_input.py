@@ -12,6 +12,7 @@ from worker.early.trial import EarlyTrial
 from worker.loop.audio_buffer import checked
 from worker.loop.session_handle import SessionHandle
 from worker.protocol.codes import ErrorCode
+from worker.protocol.half_duplex_messages import SpeechChunk
 from worker.protocol.messages import MAX_UNIT_PICTURES, MAX_UNIT_PIXELS, AudioChunk, VideoFrame
 from worker.protocol.wire import WireError
 
@@ -60,15 +61,31 @@ def unpacked_unit(chunk: AudioChunk, frames: Sequence[VideoFrame]) -> tuple[np.n
     Slow: call on a thread. Arguments as in `send_unit`.
     Raises: WireError bad_base64, bad_audio, bad_image, too_large; AudioError; ImageError.
     """
-    n_pictures = len(frames) + len(chunk.frame_base64_list)
+    _check_number(len(frames) + len(chunk.frame_base64_list))
+    encoded, samples = [*(frame.picture() for frame in frames), *chunk.pictures()], checked(chunk.samples())
+    return samples, _opened(encoded)
+
+
+def unpacked_pictures(chunk: SpeechChunk) -> list[EncodedImage]:
+    """The pictures of a half-duplex message, whose headers are valid and whose pixels are not decoded.
+
+    Slow: call on a thread. Raises: WireError bad_base64, bad_image, too_large; ImageError.
+    """
+    _check_number(len(chunk.frame_base64_list))
+    return _opened(chunk.pictures())
+
+
+def _check_number(n_pictures: int) -> None:
     if n_pictures > MAX_UNIT_PICTURES:
         raise _too_large(f"at most {MAX_UNIT_PICTURES} pictures in a unit", n_pictures)
-    encoded, samples = [*(frame.picture() for frame in frames), *chunk.pictures()], checked(chunk.samples())
+
+
+def _opened(encoded: Sequence[bytes]) -> list[EncodedImage]:
     pictures = [EncodedImage.of(data) for data in encoded]
     n_pixels = sum(picture.n_pixels for picture in pictures)
     if n_pixels > MAX_UNIT_PIXELS:
         raise _too_large(f"at most {MAX_UNIT_PIXELS} pixels in the pictures of a unit", n_pixels)
-    return samples, pictures
+    return pictures
 
 
 def _too_large(expected: str, got: int) -> WireError:

@@ -166,10 +166,11 @@ class VoiceState:
 
 @dataclass(frozen=True)
 class Generating:
-    """Half duplex: the user's turn is over and its reply has started. speech_ms: length of the user's turn."""
+    """Half duplex: the user's turn is over and its reply has started. speech_ms, n_pictures: of the user's turn."""
 
     session: str
     speech_ms: float
+    n_pictures: int = 0
 
 
 @dataclass(frozen=True)

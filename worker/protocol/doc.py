@@ -35,6 +35,7 @@ from worker.protocol.half_duplex_messages import (
     SystemText,
     TurnChunk,
     VadFields,
+    VisionFields,
 )
 from worker.protocol.messages import CLIENT, SERVER, Spec
 from worker.protocol.queue_messages import StartProgress
@@ -116,6 +117,7 @@ def half_duplex_sections() -> str:
         "`config.vad`": VadFields,
         "`config.generation`": AnswerFields,
         "`config.tts`": SpokenFields,
+        "`config.vision`": VisionFields,
         "`config.session`": LengthFields,
         **_own(HALF_DUPLEX_SERVER.classes, shared),
     }

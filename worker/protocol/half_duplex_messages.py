@@ -9,11 +9,28 @@ import numpy as np
 from pydantic import Field
 
 from worker.describe import TypeWords
-from worker.protocol.codec import FieldGroup, FromClient, FromServer, OneDecimal, Reader, SoundField, known_fields
-from worker.protocol.messages import SYSTEM_PROMPT, Error, Interrupt, Stop, Stopped
+from worker.protocol.codec import (
+    FieldGroup,
+    FromClient,
+    FromServer,
+    OneDecimal,
+    PictureField,
+    Reader,
+    SoundField,
+    known_fields,
+)
+from worker.protocol.messages import (
+    MAX_UNIT_PICTURES,
+    MAX_UNIT_PIXELS,
+    SYSTEM_PROMPT,
+    Error,
+    Interrupt,
+    Stop,
+    Stopped,
+)
 from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
 from worker.protocol.system_content import known_items
-from worker.protocol.wire import SOUND_RATE
+from worker.protocol.wire import SOUND_RATE, picture_bytes
 
 TIMEOUT_S = 300.0
 
@@ -74,6 +91,13 @@ class LengthFields(FieldGroup):
     timeout_s: float = Field(TIMEOUT_S, ge=1, le=86_400, description="seconds after which the conversation ends")
 
 
+class VisionFields(FieldGroup):
+    """The pictures of the user's turns."""
+
+    frame_interval_s: float = Field(1.0, ge=0.1, le=60, description="seconds between two pictures of a turn")
+    max_slice_nums: int = Field(1, ge=1, le=9, description="slices of a large picture")
+
+
 class HalfDuplexSettings(FieldGroup):
     """The `config` of `prepare`. Unknown keys are ignored."""
 
@@ -83,6 +107,9 @@ class HalfDuplexSettings(FieldGroup):
     )
     tts: Annotated[SpokenFields, known_fields(SpokenFields)] = Field(
         SpokenFields(), description="the speech of an answer"
+    )
+    vision: Annotated[VisionFields, known_fields(VisionFields)] = Field(
+        VisionFields(), description="the pictures of the user's turns"
     )
     session: Annotated[LengthFields, known_fields(LengthFields)] = Field(
         LengthFields(), description="the length of the conversation"
@@ -135,17 +162,28 @@ class HalfDuplexPrepare(FromClient):
 
 
 class SpeechChunk(FromClient):
-    """Any length of the user's sound. Not answered by itself."""
+    """Any length of the user's sound, and what the user saw meanwhile. Not answered by itself."""
 
-    aliases: ClassVar = {"audio_base64": ("audio",)}
+    aliases: ClassVar = {"audio_base64": ("audio",), "frame_base64_list": ("video_frames",)}
     sound_field = "audio_base64"
+    pictures_field = "frame_base64_list"
 
     type: Literal["audio_chunk"] = "audio_chunk"
     audio_base64: SoundField | None = Field(None, description="float32 at 16 kHz; without sound the message is ignored")
 
+    frame_base64_list: list[PictureField] = Field(
+        [],
+        description=f"JPEG or another common format, at most {MAX_UNIT_PICTURES} of {MAX_UNIT_PIXELS} pixels in total",
+    )
+
     def samples(self) -> np.ndarray | None:
         """[n] float32 at 16 kHz, unchecked: may contain NaN; None without sound. Raises: WireError."""
         return self.audio_base64.samples("audio_chunk.audio_base64") if self.audio_base64 else None
+
+    def pictures(self) -> list[bytes]:
+        """Encoded pictures. Raises: WireError bad_base64, bad_image."""
+        frames = self.frame_base64_list
+        return [picture_bytes(frames[i], f"audio_chunk.frame_base64_list[{i}]") for i in range(len(frames))]
 
 
 # --- to the client --------------------------------------------------------------------------------
@@ -172,8 +210,11 @@ class VadState(FromServer):
 class TurnHeard(FromServer):
     """The user's turn is over, and its answer is made."""
 
+    left_out = frozenset({"video_frames"})
+
     type: Literal["generating"] = "generating"
     speech_duration_ms: int = Field(description="length of the user's turn, ms")
+    video_frames: int | None = Field(None, description="number of its pictures, if it has any")
 
 
 class TurnChunk(FromServer):

@@ -167,7 +167,8 @@ def test_conversations_with_reference_worker() -> None:
     run(scenario)
 
 
-def test_half_duplex_has_its_own_path_and_type() -> None:
+@pytest.mark.parametrize("path", ["/ws/half_duplex/", "/ws/half_duplex_omni/"])
+def test_half_duplex_has_its_own_paths_and_type(path: str) -> None:
     async def scenario() -> None:
         paths = []
 
@@ -180,7 +181,7 @@ def test_half_duplex_has_its_own_path_and_type() -> None:
 
         async with scripted_worker(talk, slots=1) as port, running_gateway(port) as gateway:
             await gateway.wait_for_slot()
-            client = await gateway.connect("hdx_1", path="/ws/half_duplex/")
+            client = await gateway.connect("hdx_1", path=path)
             await client.send({"type": "prepare"})  # before any message of the queue
             for kind in ("queue_done", "prepared", "turn_done"):
                 await client.receive(kind)
@@ -200,7 +201,7 @@ def test_half_duplex_has_its_own_path_and_type() -> None:
     ("app", "paths"),
     [
         ("turnbased", ("/ws/chat", "/ws/streaming", "/ws/streaming/s")),
-        ("half_duplex_audio", ("/ws/half_duplex/h",)),
+        ("half_duplex_audio", ("/ws/half_duplex/h", "/ws/half_duplex_omni/h")),
         ("omni", ("/ws/duplex/d1",)),
     ],
 )

@@ -93,7 +93,9 @@ class Conversation:
     ):
         self.engine, self.name, self.clock = engine, name, Clock()
         self.events = engine.events[name]
-        self.half_duplex = HalfDuplex(engine.reader, config, self.events.append, clock=self.clock)
+        self.half_duplex = HalfDuplex(
+            engine.reader, config, self.events.append, engine.unit_steps.max_context_len, clock=self.clock
+        )
         prompt = engine.reader.read(
             [{"role": "system", "content": list(system)}], reply_config.PromptOptions(add_generation_prompt=False)
         )

@@ -67,7 +67,7 @@ class Talk:
         self.clock, self.port = Clock(), Port()
         self.events: list[Event] = []
         self.times: dict[type, float] = {}
-        self.half_duplex = HalfDuplex(Reader(), config, self.emit, clock=self.clock)
+        self.half_duplex = HalfDuplex(Reader(), config, self.emit, 8192, clock=self.clock)
         self.half_duplex.begin(self.port)
         self.clock.now += 1
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from models.errors import AudioError, ContextOverflowError, MessageError
-from tests.models.stages.conversations import sound
+from models.errors import AudioError, ContextOverflowError, ImageError, MessageError
+from models.inputs.image import EncodedImage
+from tests.models.stages.conversations import picture, sound
 from tests.worker.chat.half_duplex_driver import (
     CHUNK,
     CONFIG,
@@ -21,6 +22,7 @@ from tests.worker.chat.half_duplex_driver import (
     script,
 )
 from tests.worker.chat.reply_engine import LLM_LEN, SPOKEN, AnsweringEngine, rows_of, short_chunks
+from tests.worker.http.client_scripts import jpeg
 from tests.worker.loop.engines import make_config, voice
 from worker.assembly.parts import EngineParts
 from worker.chat import config as reply_config
@@ -142,6 +144,49 @@ def test_refuses_invalid_sound(engine: AnsweringEngine) -> None:
     for invalid in (np.zeros(0, np.float32), np.full(99, np.nan, np.float32), np.zeros(99, np.int16)):
         with pytest.raises(AudioError):
             conversation.half_duplex.push(invalid)
+
+
+# --- pictures -------------------------------------------------------------------------------------
+
+
+def test_a_turn_with_pictures_is_in_the_context_as_far_as_there_is_room(
+    engine: AnsweringEngine, greeting: np.ndarray
+) -> None:
+    pictures = [EncodedImage.of(jpeg(picture(60, 40, seed))) for seed in range(8)]
+
+    def turn(*given: EncodedImage, **config: Any) -> tuple[int, int]:
+        """Rows of a conversation after a turn, and the number of its pictures."""
+        talk = Conversation(engine, config=WRITING.model_copy(update=config))
+        script(engine, "x")
+        half, wave = iter(given), np.concatenate((greeting, np.zeros(PAUSE, np.float32)))
+        for start in range(0, len(wave), CHUNK):
+            talk.half_duplex.push(wave[start : start + CHUNK], [one for one in (next(half, None),) if one is not None])
+        engine.settle()
+        [generating] = [event for event in talk.events if isinstance(event, Generating)]
+        assert isinstance(talk.events[-1], ReplyResult), talk.events[-1]
+        n_rows = talk.n_rows
+        engine.sessions.close(talk.session)
+        engine.take("talk")
+        return n_rows, generating.n_pictures
+
+    n_rows, n_pictures = turn()
+    assert n_pictures == 0
+    n_with_one, n_pictures = turn(pictures[0])
+    assert n_pictures == 1 and n_with_one > n_rows
+    row_of_picture = n_with_one - n_rows
+    n_full, n_pictures = turn(*pictures, frame_interval_s=0.1)
+    assert 1 <= n_pictures < len(pictures), "expected as many pictures as half of the context takes"
+    assert n_full == n_rows + n_pictures * row_of_picture <= LLM_LEN
+
+
+def test_a_damaged_picture_ends_its_turn_alone(engine: AnsweringEngine, greeting: np.ndarray) -> None:
+    conversation = Conversation(engine, config=WRITING)
+    script(engine, "x")
+    damaged = EncodedImage.of(jpeg(picture(60, 40))[:-200])
+    wave = np.concatenate((greeting, np.zeros(PAUSE, np.float32)))
+    with pytest.raises(ImageError):
+        conversation.half_duplex.push(wave, [damaged])
+    assert conversation.say(greeting).text == "x"
 
 
 # --- context -----------------------------------------------------------------------------------

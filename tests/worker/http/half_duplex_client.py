@@ -50,10 +50,10 @@ class HalfDuplexScript(ScriptedClient):
         time.sleep(DEAF_S + 0.05)
         return prepared
 
-    def push(self, wave: np.ndarray) -> None:
-        """Send sound in pieces of half a second, without pacing."""
+    def push(self, wave: np.ndarray, **fields: Any) -> None:
+        """Send sound in pieces of half a second, without pacing. fields: others of each message."""
         for start in range(0, len(wave), PIECE):
-            self.send({"type": "audio_chunk", "audio_base64": base64_of(wave[start : start + PIECE])})
+            self.send({"type": "audio_chunk", "audio_base64": base64_of(wave[start : start + PIECE]), **fields})
 
     def until(self, kind: type, timeout: float | None = None) -> list[HalfDuplexAnswer]:
         """All messages up to the first of this kind."""

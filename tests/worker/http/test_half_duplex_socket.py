@@ -1,11 +1,12 @@
 """A worker's half-duplex socket: settings, errors, stops, barge-in and slots, in a real process."""
 
+import base64
 from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
-from tests.worker.http.client_scripts import base64_of
+from tests.worker.http.client_scripts import base64_of, picture_of
 from tests.worker.http.half_duplex_client import QUIET, HalfDuplexScript, sentence
 from tests.worker.http.processes import WorkerProcess
 from tests.worker.http.scripted_client import HandshakeRefused, ScriptedClient
@@ -44,6 +45,20 @@ def test_prompt_of_texts_and_sounds_is_in_the_context(worker: WorkerProcess) -> 
     assert rows(system_prompt="You are rude.", system_content=texts) == plain, "expected the content to count"
     assert rows(system_content=with_sound) == rows(system_prompt="You are kind.", ref_audio_base64=sound) > plain
     assert rows(system_content=[]) == rows()
+
+
+def test_a_turn_has_the_pictures_that_came_with_it(worker: WorkerProcess) -> None:
+    with HalfDuplexScript(worker) as client:
+        client.begin(QUIET)
+        rows = [worker.health()["sessions"][0]["kv_rows"]]
+        for number, frames in enumerate(([], [base64.b64encode(picture_of(1)).decode()])):
+            client.push(sentence(), frame_base64_list=frames)
+            [heard] = [one for one in client.until(TurnDone) if isinstance(one, TurnHeard)]
+            assert (heard.video_frames is None) == (number == 0), heard
+            rows.append(worker.health()["sessions"][0]["kv_rows"])
+        without, with_pictures = rows[1] - rows[0], rows[2] - rows[1]
+        assert heard.video_frames is not None and with_pictures >= without + 60 * heard.video_frames
+        client.stop()
 
 
 def test_second_prepare_starts_anew(worker: WorkerProcess) -> None:

@@ -1,7 +1,7 @@
 """`HalfDuplexConversation` without a socket and a model: failures, timeouts, events of a former context."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from models.inputs.image import EncodedImage
+from tests.worker.http.client_scripts import jpeg
 from tests.worker.http.conversations.duplex_stage import PATIENCE_S, SETTINGS, MovableClock, staged
 from worker.decoding import DecodingThreads
 from worker.engine import EngineError
@@ -33,7 +36,7 @@ from worker.protocol.half_duplex_messages import (
     TurnTimeout,
     VadState,
 )
-from worker.protocol.messages import Error, Stop, Stopped
+from worker.protocol.messages import MAX_UNIT_PICTURES, Error, Stop, Stopped
 from worker.protocol.wire import Sound
 
 CHUNK = SpeechChunk(audio_base64=Sound(np.zeros(8_000, np.float32)))
@@ -42,15 +45,17 @@ CHUNK = SpeechChunk(audio_base64=Sound(np.zeros(8_000, np.float32)))
 class Talk:
     """A fake conversation of the engine. pushed: the lengths of the sounds. n_resumed: calls of `answer_waiting`."""
 
-    context_len = 7
+    context_len, n_pixels = 7, 0
 
     def __init__(self, emit: Callable[[Event], None]):
         self.emit = emit
         self.pushed: list[int] = []
+        self.pictures: list[EncodedImage] = []
         self.n_resumed = 0
 
-    def push(self, samples: np.ndarray) -> None:
+    def push(self, samples: np.ndarray, pictures: Sequence[EncodedImage]) -> None:
         self.pushed.append(len(samples))
+        self.pictures += pictures
 
     def answer_waiting(self) -> None:
         self.n_resumed += 1
@@ -123,7 +128,7 @@ async def test_answer_becomes_messages() -> None:
     talk = await stage.prepare()
     talk.emit(VoiceState("c", True))
     talk.emit(VoiceState("c", False))
-    talk.emit(Generating("c", 1234.6))
+    talk.emit(Generating("c", 1234.6, n_pictures=2))
     talk.emit(PartialResult("c", 1, "Hi"))
     talk.emit(PartialResult("c", 1, "", np.zeros(2_400, np.float32)))
     talk.emit(ReplyResult("c", "Hi", "stop", 1))
@@ -131,7 +136,7 @@ async def test_answer_becomes_messages() -> None:
     assert got[:4] == [
         VadState(speaking=True),
         VadState(speaking=False),
-        TurnHeard(speech_duration_ms=1235),
+        TurnHeard(speech_duration_ms=1235, video_frames=2),
         TurnChunk(chunk_index=0, text_delta="Hi"),
     ]
     sound = got[4]
@@ -141,6 +146,19 @@ async def test_answer_becomes_messages() -> None:
     await stage.say(Stop())
     assert isinstance(await stage.hear(), Stopped)
     assert talk.n_resumed == 1, "expected a turn that waits to be answered after the answer"
+
+
+@staged
+async def test_pictures_reach_the_turn_and_invalid_ones_end_nothing() -> None:
+    stage = Stage()
+    talk = await stage.prepare()
+    sound, valid = CHUNK.audio_base64, jpeg(Image.new("RGB", (60, 40)))
+    for frames in ([b"no picture"], [valid] * (MAX_UNIT_PICTURES + 1)):
+        await stage.say(SpeechChunk(audio_base64=sound, frame_base64_list=frames))
+        assert isinstance(await stage.hear(), Error)
+    await stage.say(SpeechChunk(audio_base64=sound, frame_base64_list=[valid]), Stop())
+    assert isinstance(await stage.hear(), Stopped)
+    assert talk.pushed == [8_000] and [one.size for one in talk.pictures] == [(60, 40)]
 
 
 @staged
