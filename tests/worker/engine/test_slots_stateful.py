@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+from unittest import mock
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -29,6 +30,8 @@ from tests.worker.loop.engines import (
     voice,
 )
 from worker.config.session import WindowConfig
+from worker.early.trial import EarlyTrial
+from worker.loop.early.headroom import Headroom
 from worker.loop.prompt.system_prompt import Adjustment
 from worker.loop.results import Failure, UnitResult
 from worker.loop.session import Gate, OrderError, Session, SessionPhase
@@ -104,11 +107,11 @@ class Conversations(RuleBasedStateMachine):
             self.small.sessions.prepare(session, make_prompt(speaker=0))
         return session
 
-    @initialize(target=sessions, config=st.sampled_from(CONFIGS))
-    def open_first_session(self, config: Any) -> Any:
+    @initialize(target=sessions, config=st.sampled_from(CONFIGS), n_samples=st.sampled_from((16_000, 9_000)))
+    def open_first_session(self, config: Any, n_samples: int) -> Any:
         """Open, prepare and send a unit: most rules need a session that has one."""
         session = self.open_session(NAMES[0], config, ready=1)
-        self.send_to_all(seed=0, n=12)
+        self.send_to_all(seed=0, n=12, n_samples=n_samples)
         return session
 
     @rule(session=sessions, text=st.sampled_from(PROMPTS), speaker=st.sampled_from((None, 0)))
@@ -127,13 +130,15 @@ class Conversations(RuleBasedStateMachine):
     @rule(
         session=sessions,
         seed=st.one_of(st.none(), st.integers(0, 9)),
-        n=st.sampled_from((16_000, 16_000, 300, 33_000)),
+        n=st.sampled_from((16_000, 16_000, 300, 9_000, 33_000)),
         pictures=st.sampled_from(((), (), (1,))),
         force_listen=st.sampled_from((False, False, True)),
     )
     def send(self, session: Session, seed: int | None, n: int, **settings: Any) -> None:
+        """A unit; a short one may run early."""
+        early = EarlyTrial() if n < 16_000 else None
         with self._lawful("unit", session):
-            self.small.send(session, seed, n, **settings)
+            self.small.send(session, seed, n, early=early, **settings)
             self.taken[session.id] += 1
 
     @rule(session=sessions, event=st.sampled_from(("pause", "resume", "resume", "stop", "clear_stop", "clear_stop")))
@@ -178,8 +183,8 @@ class Conversations(RuleBasedStateMachine):
 
     # --- engine ------------------------------------------------------------------
 
-    @rule(seed=st.integers(0, 9), n=st.integers(1, 20))
-    def send_to_all(self, seed: int, n: int) -> None:
+    @rule(seed=st.integers(0, 9), n=st.integers(1, 20), n_samples=st.sampled_from((16_000, 16_000, 9_000)))
+    def send_to_all(self, seed: int, n: int, n_samples: int) -> None:
         """Send a unit to every session that accepts one, and run the loop for some iterations."""
         for one in self.open:
             if one.phase is SessionPhase.NEW:
@@ -187,7 +192,7 @@ class Conversations(RuleBasedStateMachine):
             if one.gate is not Gate.OPEN:
                 self.change_gate(one, "resume" if one.gate is Gate.PAUSED else "clear_stop")
             if is_legal("unit", one):
-                self.send(one, seed, 16_000)
+                self.send(one, seed, n_samples)
         self.step(n)
 
     @rule(n=st.integers(1, 4))
@@ -289,5 +294,5 @@ class TestConversations(Conversations.TestCase):
     settings = settings(max_examples=20, stateful_step_count=30)
 
     def run(self, result: Any = None) -> Any:
-        with short_speech():
+        with short_speech(), mock.patch.object(Headroom, "allows", return_value=True):
             return super().run(result)
