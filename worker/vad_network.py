@@ -1,7 +1,7 @@
 """Probability that a window of sound contains speech: silero-vad's released ONNX model for 16 kHz, run by onnxruntime.
 
-Contains the model file's location and its call. Does not contain thresholds, segments or per-session state: the caller
-passes the state of the recurrent layer.
+Contains the model file's location and its call, and the division of a session's sound into windows. Does not contain
+thresholds or segments.
 """
 
 import functools
@@ -43,6 +43,28 @@ class SpeechNetwork:
         """
         output, after = self._session.run(None, {"input": sound[None], "state": state, "sr": self._rate})
         return float(output[0, 0]), after
+
+
+class SpeechWindows:
+    """Probabilities of one session's sound, window by window, however the sound is split."""
+
+    def __init__(self, network: SpeechNetwork):
+        self._network = network
+        self._state = network.start()
+        self._before = np.zeros(CONTEXT, np.float32)
+        self._rest = np.zeros(0, np.float32)
+
+    def push(self, samples: np.ndarray) -> list[float]:
+        """The probabilities of the windows that sound, [n] float32 at 16 kHz, completes. About 0.2 ms for each."""
+        sound = np.concatenate((self._rest, samples))
+        n_whole = len(sound) // WINDOW * WINDOW
+        self._rest = sound[n_whole:].copy()
+        found: list[float] = []
+        for window in sound[:n_whole].reshape(-1, WINDOW):
+            p, self._state = self._network.probability(np.concatenate((self._before, window)), self._state)
+            self._before = window[-CONTEXT:].copy()
+            found.append(p)
+        return found
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worker.vad_network import CONTEXT, WINDOW, SpeechNetwork
+from worker.vad_network import WINDOW, SpeechNetwork, SpeechWindows
 
 RATE_MS = 16  # samples a ms
 WINDOW_MS = WINDOW / RATE_MS
@@ -62,22 +62,14 @@ class SpeechDetector:
 
     def __init__(self, network: SpeechNetwork, settings: DetectorSettings):
         self.settings = settings
-        self._network = network
-        self._state = network.start()
-        self._before = np.zeros(CONTEXT, np.float32)
-        self._rest = np.zeros(0, np.float32)
+        self._windows = SpeechWindows(network)
         self._at = 0  # index of the next window's first sample
         self._turns = TurnFinder()
 
     def push(self, samples: np.ndarray) -> list[Heard]:
         """What the sound so far says. samples: [n] float32 at 16 kHz. Takes about 0.2 ms for a window."""
-        sound = np.concatenate((self._rest, samples))
-        n_whole = len(sound) // WINDOW * WINDOW
-        self._rest = sound[n_whole:].copy()
         found: list[Heard] = []
-        for window in sound[:n_whole].reshape(-1, WINDOW):
-            p, self._state = self._network.probability(np.concatenate((self._before, window)), self._state)
-            self._before = window[-CONTEXT:].copy()
+        for p in self._windows.push(samples):
             self._at += WINDOW
             found += self._turns.push(p, self._at / RATE_MS, self.settings)
         return found
