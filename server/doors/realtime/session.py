@@ -15,6 +15,7 @@ from server.doors.core.picture_urls import PictureUrls
 from server.doors.core.transcriber import Transcriber
 from server.doors.errors import ApiError
 from server.doors.live.event_error import EventError, of_validation
+from server.doors.live.sound.unit_buffer import MAX_SAMPLES, UNIT_SAMPLES
 from server.doors.live.sound.wire_sound import SoundInput, SoundOutput
 from server.doors.live.truncation import SlotWindow
 from server.doors.realtime.engine_settings import EngineSettings
@@ -38,6 +39,7 @@ from server.doors.voices import VoiceNames
 from worker.protocol.text_messages import InsertText
 
 LOG = logging.getLogger(__name__)
+UNITS_S = MAX_SAMPLES // UNIT_SAMPLES  # of sound that may wait for units
 LARGE_SOUND = 2**18  # bytes, from which on sound is converted on a thread
 Json = dict[str, Any]
 
@@ -391,5 +393,6 @@ class RealtimeSession:
 
     def report_overflow(self, n_samples: int) -> None:
         """Sound was dropped, because too much waits."""
-        if (error := self._overflow.add(n_samples)) is not None:
+        max_s = UNITS_S if self.is_duplex else MAX_S
+        if (error := self._overflow.add(n_samples, max_s)) is not None:
             self._send.error(error)

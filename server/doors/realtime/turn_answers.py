@@ -24,8 +24,7 @@ from server.doors.realtime.responses import (
 from server.doors.realtime.session_config import RealtimeConfig
 from server.doors.realtime.turn_request import answer_start, turn_request, voicing_request, without_oldest
 from server.doors.realtime.turns.unit_timer import send_at
-from server.doors.realtime.usage import TokenUsage
-from worker.protocol.chat_messages import ReplyUsage
+from server.doors.realtime.usage import AnswerUsage
 
 LOG = logging.getLogger(__name__)
 MAX_ANSWERS = 4  # of one session at the same time
@@ -138,14 +137,15 @@ class TurnAnswers:
     ) -> tuple[ResponseEnd, str]:
         """Send the calls of an answer. Returns: how it ended, and its text if it calls no function."""
         reader, said, n_calls, end = ToolCallReader(), "", 0, COMPLETED
+        used = AnswerUsage(response.usage)
         parts = list(reader.push(answer_start(config)))
         async with self._turns.open(request, self._identity) as turn:
             async for event in turn.events():
+                used.record(event)
                 if isinstance(event, TurnText):
                     parts += reader.push(event.text)
                 elif isinstance(event, TurnFinished):
                     parts += reader.finish()
-                    response.usage.add(_usage_of(event.usage))
                     end = TOO_LONG if event.stopped == "length" else COMPLETED
                 for part in parts:
                     if isinstance(part, FoundCall):
@@ -161,8 +161,10 @@ class TurnAnswers:
     ) -> ResponseEnd:
         """Send the text and the sound of a turn. counts_input: false if its text and its input were counted before."""
         output = SoundOutput(config.output_format, config.speed)
+        used = AnswerUsage(response.usage, counts_input=counts_input)
         async with self._turns.open(request, self._identity) as turn:
             async for event in turn.events():
+                used.record(event)
                 if isinstance(event, TurnText):
                     response.add_text(event.text)
                 elif isinstance(event, TurnSound):
@@ -172,8 +174,6 @@ class TurnAnswers:
                 elif isinstance(event, TurnFinished):
                     response.add_sound(output.finish())
                     response.mark_evenly()
-                    used = _usage_of(event.usage)
-                    response.usage.add(used if counts_input else TokenUsage(audio_out=used.audio_out))
                     return TOO_LONG if event.stopped == "length" else COMPLETED
         return COMPLETED
 
@@ -183,14 +183,3 @@ class TurnAnswers:
         if response.first_sound_at is None:
             response.first_sound_at = now
         await asyncio.sleep(send_at(response.first_sound_at, response.sent_ms, now) - now)
-
-
-def _usage_of(usage: ReplyUsage) -> TokenUsage:
-    media = usage.input_audio_tokens + usage.input_image_tokens
-    return TokenUsage(
-        text_in=usage.input_tokens - media,
-        audio_in=usage.input_audio_tokens,
-        image_in=usage.input_image_tokens,
-        text_out=usage.text_tokens,
-        audio_out=usage.speech_tokens,
-    )

@@ -14,12 +14,12 @@ class Overflow:
         self._clock = clock
         self._n_samples, self._due_at = 0, 0.0
 
-    def add(self, n_samples: int) -> EventError | None:
-        """Count dropped samples at 16 kHz. Returns: the error to send now, if any."""
+    def add(self, n_samples: int, max_s: float) -> EventError | None:
+        """Count dropped samples at 16 kHz. max_s: of sound that may wait. Returns: the error to send now, if any."""
         self._n_samples += n_samples
         now = self._clock()
         if now < self._due_at:
             return None
         ms, self._n_samples, self._due_at = self._n_samples / 16, 0, now + EVERY_S
-        message = f"input audio buffer: expected at most 60 s ahead of the units, dropped {ms:.0f} ms"
+        message = f"input audio buffer: expected at most {max_s:g} s that wait, dropped {ms:.0f} ms"
         return EventError("input_audio_buffer_overflow", message)
