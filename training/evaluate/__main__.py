@@ -25,20 +25,23 @@ from training.evaluate.material import FULL, QUICK, Voices, draw_cases, draw_con
 from training.evaluate.playing import play, play_all
 from training.evaluate.system import served
 
+CONVERSATION = "conversation"
+PARTS = ("requests", "scenes", "watch", "interruptions", CONVERSATION)
 HEARD_REPLIES = {"full": 60, "quick": 10}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the evaluation. Returns: 1 if a figure is worse than its bound, else 0."""
+    """Run the evaluation. Returns: 1 if a session broke off or a figure is worse than its bound, else 0."""
     options = parse(argv)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("training").setLevel(logging.INFO if options.verbose else logging.WARNING)
     begun = time.monotonic()
     sizes = QUICK if options.quick else FULL
     voices = Voices.of_engines(options.work / "voices")
-    cases = [one for one in draw_cases(sizes, voices, options.seed) if not options.parts or one.part in options.parts]
+    cases = [one for one in draw_cases(sizes, voices, options.seed) if one.part in options.parts]
     minutes = sizes.minutes if options.minutes is None else options.minutes
-    long = draw_conversation(minutes, voices, options.seed) if minutes else None
+    is_long = minutes > 0 and CONVERSATION in options.parts
+    long = draw_conversation(minutes, voices, options.seed) if is_long else None
     with ExitStack() as stack:
         url, start_s = options.url, None
         if url is None:
@@ -66,15 +69,15 @@ def main(argv: list[str] | None = None) -> int:
         "records": figures.records_of(everything),
     }
     print(targets.table(found))
-    for row in [one for one in result["records"] if "error" in one]:
-        print(f"session {row['case']} broke off: {row['error']}")
+    failed = [f"session {one.case.name} broke off: {one.error}" for one in everything if one.error]
     if options.json:
         _write(options.json, result)
     if options.write_bounds:
         _write(options.write_bounds, targets.bounds_of(found))
-    failed = targets.failures(found, targets.read_bounds(options.bounds)) if options.bounds else []
+    if options.bounds:
+        failed += targets.failures(found, targets.read_bounds(options.bounds))
     for line in failed:
-        print(f"worse than its bound: {line}")
+        print(line)
     return 1 if failed else 0
 
 
@@ -87,9 +90,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("tmp/evaluate"), help="folder of voices, logs and data")
     parser.add_argument("--quick", action="store_true", help="a small part of the material")
     parser.add_argument("--seed", type=int, default=0, help="of the material; default: %(default)s")
-    parser.add_argument(
-        "--parts", type=lambda text: text.split(","), default=[], help="requests, scenes, watch, interruptions"
-    )
+    parser.add_argument("--parts", type=_parts, default=PARTS, help=f"some of {', '.join(PARTS)}; default: all")
     parser.add_argument("--minutes", type=float, help="length of the long conversation; 0: none; default: by size")
     parser.add_argument("--concurrency", type=int, choices=(1, 2), default=2, help="sessions at once")
     parser.add_argument("--real-time", action="store_true", help="send a unit each second, not as fast as possible")
@@ -99,6 +100,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--bounds", type=Path, help="file of bounds; exit status 1 if a figure is worse")
     parser.add_argument("--write-bounds", type=Path, help="file for bounds made of this run")
     return parser.parse_args(argv)
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := sorted(set(names) - set(PARTS)):
+        raise argparse.ArgumentTypeError(f"expected {', '.join(PARTS)}, got {', '.join(unknown)}")
+    return names
 
 
 async def play_material(

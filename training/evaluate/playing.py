@@ -28,6 +28,7 @@ SETTLED = 2  # silent units after which a reply is over
 MAX_REPLY = 20  # units
 LOUD = 0.003  # root mean square of a unit that speaks; speech has about 0.08
 UNIT_MS = 1000.0
+RESULT_S = 120.0
 QUALITY = 80  # of JPEG files, as the page sends them
 SPEC = Spec(sound_in="pcm16", sound_out="pcm16")
 
@@ -42,10 +43,7 @@ def photograph(picture: Picture) -> bytes:
 async def play_all(
     url: str, cases: Sequence[Case], *, concurrency: int = 2, real_time: bool = False, render: Render = photograph
 ) -> list[Played]:
-    """Play all cases, in their order, at most `concurrency` at once.
-
-    Raises: ClientError if a session could not begin. One that breaks off later has an `error`.
-    """
+    """Play all cases, in their order, at most `concurrency` at once."""
     waiting = list(reversed(cases))
     done: dict[str, Played] = {}
 
@@ -62,28 +60,27 @@ async def play_all(
 
 
 async def play(url: str, case: Case, *, real_time: bool = False, render: Render = photograph) -> Played:
-    """Play one case. Raises: ClientError if the session could not begin."""
-    async with connect(url, f"evaluate_{case.name}") as client:
-        await client.prepare(SYSTEM, config={"seed": case.seed}, spec=SPEC)
-        player = Player(client, case, real_time=real_time, render=render)
-        try:
-            await player.run()
-        except ClientError as error:
-            player.played.error = str(error)
-        else:
+    """Play one case. A session that cannot begin, or breaks off, has an `error`."""
+    played = Played(case)
+    try:
+        async with connect(url, f"evaluate_{case.name}") as client:
+            await client.prepare(SYSTEM, config={"seed": case.seed}, spec=SPEC)
+            await Player(client, played, real_time=real_time, render=render).run()
             await client.stop()
-        return player.played
+    except ClientError as error:
+        played.error = str(error)
+    return played
 
 
 class Player:
     """One session. played: what came of it so far."""
 
-    def __init__(self, client: DuplexClient, case: Case, *, real_time: bool, render: Render):
-        self.played = Played(case)
+    def __init__(self, client: DuplexClient, played: Played, *, real_time: bool, render: Render):
+        self.played = played
         self._client, self._render, self._real_time = client, render, real_time
         self._view: View | None = None
         self._pending = np.zeros(0, np.float32)  # sound from the next unit on
-        self._noise = np.random.default_rng(case.seed)
+        self._noise = np.random.default_rng(played.case.seed)
         self._begun = time.monotonic()
 
     async def run(self) -> None:
@@ -166,21 +163,18 @@ class Player:
         self.played.units.append(heard(result, ms))
 
     async def _result(self) -> Result:
-        async for message in self._client:
-            match message:
-                case Result():
-                    return message
-                case Error() | Timeout():
-                    raise UnitFailedError(message)
-        raise UnitFailedError(None)
-
-
-class UnitFailedError(ClientError):
-    """A unit without a result."""
-
-    def __init__(self, message: Error | Timeout | None):
-        got = "the end" if message is None else message.model_dump_json()
-        super().__init__("unit", expected="a result", got=got)
+        got = "the end of the session"
+        try:
+            async with asyncio.timeout(RESULT_S):
+                async for message in self._client:
+                    if isinstance(message, Result):
+                        return message
+                    if isinstance(message, Error | Timeout):
+                        got = message.model_dump_json()
+                        break
+        except TimeoutError:
+            got = f"nothing for {RESULT_S:.0f} s"
+        raise ClientError(f"unit {self._now}", expected="a result", got=got)
 
 
 def heard(result: Result, ms: float) -> HeardUnit:

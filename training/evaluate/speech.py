@@ -1,10 +1,9 @@
 """The model's own speech: word errors by an independent recogniser, and whether its voice stays the same.
 
-The recogniser is pocketsphinx with its US English model; it chooses among the words of the grammar's replies. Its
-errors on the same sentences by the voice that the talker has learned from are subtracted.
+The recogniser is pocketsphinx with its US English model and a language model of the grammar's replies. Its errors on
+the same sentences by the voice that the talker has learned from are subtracted.
 """
 
-import math
 import re
 import tempfile
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import soxr
 from training.edits import edit_distance
 from training.evaluate.acts import Played
 from training.evaluate.figures import Measured, reply_to, said_in
+from training.evaluate.reply_model import reply_model
 from training.grammar.corpus import corpus
 from training.mind.voices import EngineVoice
 from training.speech.voices import TARGET, VOICES
@@ -23,6 +23,7 @@ from training.timelines.speech import RATE, Samples
 from worker.protocol.wire import SOUND_RATE
 
 MIN_WORDS = 3
+PAD, HISS = RATE // 5, 0.0005  # what the recogniser needs around and below speech: silence, which is not digital
 RESAMPLES = 1000
 MINUTE = 60
 PIECE = 2 * RATE  # of speech for one speaker vector
@@ -30,35 +31,29 @@ WEIGHTS = Path(__file__).parents[1] / "weights"
 
 
 class Ear:
-    """Hears sentences made of the words of the grammar's replies. Raises: ImportError without pocketsphinx."""
+    """Hears replies of the grammar. Raises: ImportError without pocketsphinx."""
 
     def __init__(self) -> None:
         from pocketsphinx import Decoder
 
         self._decoder = Decoder(samprate=RATE, lm=None)
-        known = sorted(word for word in set(words(corpus())) if self._decoder.lookup_word(word))
+        sentences = [words(line) for line in corpus().splitlines()]
+        known = {word for sentence in sentences for word in sentence if self._decoder.lookup_word(word)}
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "replies.arpa"
-            file.write_text(equal_words(known), encoding="ascii")
+            file.write_text(reply_model(sentences, known), encoding="ascii")
             self._decoder.add_lm_file("replies", str(file))
         self._decoder.activate_search("replies")
 
     def errors(self, sound: Samples, text: str) -> int:
         """Edits between the words that are heard and those of a text. sound: [n] samples at 16 kHz."""
-        levels = (sound.clip(-1, 1) * 32_767).astype(np.int16)
+        quiet = np.pad(sound, PAD) + HISS * np.random.default_rng(0).standard_normal(len(sound) + 2 * PAD)
+        levels = (quiet.clip(-1, 1) * 32_767).astype(np.int16)
         self._decoder.start_utt()
         self._decoder.process_raw(levels.tobytes(), full_utt=True)
         self._decoder.end_utt()
         found = self._decoder.hyp()
         return edit_distance(words(found.hypstr if found else ""), words(text))
-
-
-def equal_words(known: Sequence[str]) -> str:
-    """A language model, in ARPA's format, of sentences of these words, each as likely as the others in every place."""
-    entries = ["<s>", "</s>", *known]
-    share = -math.log10(len(entries) - 1)
-    lines = [f"{-99.0 if word == '<s>' else share:.4f}\t{word}\t0.0" for word in entries]
-    return "\n".join(["", "\\data\\", f"ngram 1={len(entries)}", "", "\\1-grams:", *lines, "", "\\end\\", ""])
 
 
 def words(text: str) -> list[str]:

@@ -95,7 +95,8 @@ def failures(figures: Figures, bounds: Mapping[str, float]) -> list[str]:
         goal, measured = GOALS[name], figures.get(name)
         got = "nothing" if measured is None else goal.text(measured.value)
         if measured is None or not goal.is_met(measured.value, bound):
-            found.append(f"{name}: expected {'at least' if goal.at_least else 'at most'} {goal.text(bound)}, got {got}")
+            side = "at least" if goal.at_least else "at most"
+            found.append(f"bound of {name}: expected {side} {goal.text(bound)}, got {got}")
     return found
 
 

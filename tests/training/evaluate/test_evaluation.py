@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.serve.fake_replies import ScriptedUnit
 from benchmarks.serve.fake_worker import FakeWorker
 from tests.server.live_gateway import running_gateway
 from tests.training.evaluate.scripted_talker import Flaw, ScriptedTalker, label, tone_voice
@@ -15,8 +16,9 @@ from training.evaluate import __main__ as command
 from training.evaluate import figures, targets
 from training.evaluate.acts import Appear, Idle, Played, Say
 from training.evaluate.material import SPLIT, Sizes, Voices, draw_cases, draw_conversation
-from training.evaluate.playing import play_all
+from training.evaluate.playing import play, play_all
 from training.grammar.phrases import intents
+from worker.protocol.messages import AudioChunk
 
 GROUPS = ("training voices", "unseen voice", "15 dB noise")
 VOICES = Voices(dict.fromkeys(GROUPS, (tone_voice,)))
@@ -73,6 +75,25 @@ def test_figures_are_those_of_the_script(played: list[Played]) -> None:
     watched = sum(act.units for one in played for act in one.case.acts if isinstance(act, Idle) and act.watching)
     assert alarms is not None and alarms[1] == watched
     assert figures.false_alarms(one for one in played if one.case.part == "watch") == (1, watched)
+
+
+def test_requests_of_a_session_that_breaks_off_are_wrong() -> None:
+    case = next(one for one in CASES if one.name == "unseen-voice-0")
+    talker = ScriptedTalker([case], {})
+
+    def breaks_off(session: str, number: int, chunk: AudioChunk) -> ScriptedUnit | None:
+        if number > 12:
+            raise RuntimeError("the worker's conversation fails")
+        return talker(session, number, chunk)
+
+    async def run() -> Played:
+        async with FakeWorker(2, script=breaks_off) as worker, running_gateway(worker) as gateway:
+            return await play(f"ws://127.0.0.1:{gateway.port}", case, render=label)
+
+    one = asyncio.run(run())
+    assert "expected" in one.error and len(one.units) == 12
+    answers = figures.figures_of([one])["answers, unseen voice"]
+    assert answers is not None and answers.n == 6 and 0 < answers.value * 6 < 6
 
 
 def test_every_sentence_is_heard_where_it_is_said(played: list[Played]) -> None:
@@ -166,6 +187,6 @@ def test_the_command_prints_the_table_and_its_gate_fails_below_a_bound(
     bounds.write_text(json.dumps({**kept, "scenes": 0.99, "answers, 15 dB noise": 0.5}))
     capsys.readouterr()
     assert run("--bounds", str(bounds)) == 1
-    assert "answers, 15 dB noise: expected at least 50.0 %, got 0.0 %" in capsys.readouterr().out
+    assert "bound of answers, 15 dB noise: expected at least 50.0 %, got 0.0 %" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"expected answers, training voices.*got sums"):
         targets.failures({}, {"sums": 1.0})

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from training.evaluate.acts import Case, Happened, HeardUnit, Played, Say
-from training.evaluate.speech import MINUTE, equal_words, replies_of, voice_kept
+from training.evaluate.reply_model import reply_model
+from training.evaluate.speech import MINUTE, replies_of, voice_kept
 from worker.protocol.wire import SOUND_RATE
 
 SILENT = HeardUnit("", np.zeros(0, np.float32), speaks=False, listens=True, ends=False, ms=10.0, is_late=False)
@@ -53,8 +54,21 @@ def test_replies_of_three_words_are_heard_from_their_first_sound_on() -> None:
     assert len(sound) == pytest.approx(2 * 16_000, abs=16), "expected the two units with sound"
 
 
-def test_words_are_equally_likely() -> None:
-    model = equal_words(["red", "blue"])
-    shares = {word: float(share) for share, word in re.findall(r"^(-[\d.]+)\t(\S+)\t", model, re.MULTILINE)}
-    assert "ngram 1=4" in model
-    assert sum(10**share for share in shares.values()) == pytest.approx(1, abs=1e-3)
+def test_the_language_model_adds_up() -> None:
+    sentences = [["it", "is", "red"], ["it", "is", "blue"], ["red", "unheard"]]
+    model = reply_model(sentences, ["it", "is", "red", "blue", "far"])
+    assert "ngram 1=7" in model and "ngram 2=7" in model and "unheard" not in model
+    single = {
+        word: (10 ** float(share), 10 ** float(backoff))
+        for share, word, backoff in re.findall(r"^(-[\d.]+)\t(\S+)\t(-?[\d.]+)$", model, re.MULTILINE)
+    }
+    pairs = {
+        (first, second): 10 ** float(share)
+        for share, first, second in re.findall(r"^(-[\d.]+)\t(\S+) (\S+)$", model, re.MULTILINE)
+    }
+    assert sum(share for share, _ in single.values()) == pytest.approx(1, abs=1e-3)
+    for first, (_, backoff) in single.items():
+        if first != "</s>":
+            follow = [pairs.get((first, word), backoff * share) for word, (share, _) in single.items() if word != "<s>"]
+            assert sum(follow) == pytest.approx(1, abs=2e-3), f"after {first}: expected shares of 1, got {sum(follow)}"
+    assert pairs["it", "is"] > pairs["is", "red"]
