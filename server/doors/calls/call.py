@@ -60,7 +60,7 @@ class WebRtcCall:
         self._n_waiting = self._n_waiting_chars = 0  # events of the client's channel
         self._paced = paced(self._next_event)
         self._gone = asyncio.Event()
-        self._is_lost = False
+        self._is_lost = self._is_hung_up = False
         self._session: CallSession | None = None
         self._followers: list[EventWriter] = []
         self.ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
@@ -82,6 +82,7 @@ class WebRtcCall:
 
     def hang_up(self) -> None:
         """End the call: `wait_gone` returns, which ends its session."""
+        self._is_hung_up = True
         self._gone.set()
 
     # --- the channel of the session ------------------------------------------------------------
@@ -102,9 +103,10 @@ class WebRtcCall:
         if not self.ended.done():
             self.ended.set_result(LOST if self._is_lost else (code, reason or ""))
 
-    async def wait_gone(self) -> None:
-        """Wait until the client has gone."""
+    async def wait_gone(self) -> bool:
+        """Wait until the client has gone. Returns: whether by `hang_up`."""
         await self._gone.wait()
+        return self._is_hung_up
 
     # --- sockets that follow the call ----------------------------------------------------------
 

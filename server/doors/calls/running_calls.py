@@ -19,8 +19,10 @@ from server.doors.errors import ApiError
 from server.doors.live.door_context import DoorContext
 from server.live.inbox import ClientDisconnected
 from server.live.live_sessions import LiveSession
+from worker.protocol.codes import CloseCode
 
 LOG = logging.getLogger(__name__)
+FAILED = (CloseCode.INTERNAL_ERROR, "Internal error")
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class RunningCalls:
         self._calls[made.call_id] = call
         slots.metrics.record_call(1)
         LOG.info("call %s is session %s", made.call_id, live.session_id)
-        task = asyncio.create_task(made.serve(pending), name="call")
+        task = asyncio.create_task(_serve(call, made, pending), name="call")
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._end(made.call_id, done))
         return made.call_id, answer
@@ -107,6 +109,14 @@ class RunningCalls:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             LOG.error("call %s failed", call_id, exc_info=error)
+
+
+async def _serve(call: WebRtcCall, made: CallSetup, pending: PendingSession) -> None:
+    """Run the session of a call, and end the call with it."""
+    try:
+        await made.serve(pending)
+    finally:
+        await call.close(*FAILED)  # without effect if the session has closed it
 
 
 async def _answer(request: Request, call: WebRtcCall, sdp: str) -> str:

@@ -218,9 +218,9 @@ class GptLiveConnection:
                 raise GptLiveOverError(CLOSED, close.event_id) from None
 
     async def _wait_gone(self) -> None:
-        """End the session when the connection is lost. Raises: GptLiveOverError."""
-        await self._client.wait_gone()
-        raise GptLiveOverError(GONE)
+        """End the session when the connection is lost or hung up. Raises: GptLiveOverError."""
+        is_asked = await self._client.wait_gone()
+        raise GptLiveOverError(CLOSED if is_asked else GONE)
 
     async def _send_sound(self) -> None:
         """Send the reply's sound at the pace of the wall clock, silence included."""

@@ -20,8 +20,8 @@ class ClientChannel(Protocol):
     async def close(self, code: int, reason: str | None) -> None:
         """End the connection. code: of a WebSocket's close frame."""
 
-    async def wait_gone(self) -> None:
-        """Wait until the connection is lost, also while it is not read."""
+    async def wait_gone(self) -> bool:
+        """Wait until the connection is lost, also while it is not read. Returns: whether its end was asked for."""
 
 
 class WebSocketChannel:
@@ -31,5 +31,6 @@ class WebSocketChannel:
         self._websocket = websocket
         self.receive, self.send_text, self.close = websocket.receive, websocket.send_text, websocket.close
 
-    async def wait_gone(self) -> None:
+    async def wait_gone(self) -> bool:
         await until_gone(self._websocket)
+        return False

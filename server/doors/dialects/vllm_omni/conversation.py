@@ -26,6 +26,7 @@ class OmniConversation:
     def __init__(self, send: OmniEvents, lane: LiveLane, on_deleted: Callable[[str], None]):
         self._send, self._lane, self._on_deleted = send, lane, on_deleted
         self.items = OmniItems()
+        self._inserting: set[str] = set()  # ids of items whose texts are not in the context yet
 
     def insert_text(self, message: InsertText, on_done: Callable[[Error | None], None]) -> None:
         """Insert a text before the next unit. Raises: ApiError when too many wait."""
@@ -60,11 +61,12 @@ class OmniConversation:
         text, content = "\n".join(texts), [{"type": "input_text", "text": one} for one in texts]
         if not 0 < len(text) <= MAX_TEXT:
             raise invalid("item.content", expected=f"1 to {MAX_TEXT} characters", got=len(text))
-        if self.items.has(item_id):
+        if self.items.has(item_id) or item_id in self._inserting:
             raise invalid("item.id", expected="a new id", got=item_id, code="item_create_duplicate_item_id")
         item = OmniItem(item_id, role, content, text=text)
 
         def done(error: Error | None) -> None:
+            self._inserting.discard(item_id)
             if error is not None:
                 self.report(error)
                 return
@@ -73,6 +75,7 @@ class OmniConversation:
                 self._send(kind, previous_item_id=before, item=item.shown())
 
         self.insert_text(InsertText(text=text, role=role), done)
+        self._inserting.add(item_id)
 
     def retrieve(self, given: RequestFields) -> None:
         """Send an item. Raises: ApiError."""

@@ -14,8 +14,10 @@ from benchmarks.serve.fake_worker import FakeWorker
 from server.doors.calls import processes
 from server.doors.calls.call import WebRtcCall
 from server.doors.calls.routes import LIVE_PATH
+from server.doors.live.ends import DoorEnd
 from server.doors.realtime.events.client_events import ClientEvent
 from server.doors.realtime.session import RealtimeSession
+from server.doors.realtime.socket import RealtimeConnection
 from server.peers.frames import FrameKind, LinkFrame
 from tests.server.doors.calls.call_client import CallClient, calling
 from tests.server.doors.calls.served_calls import KEY, Served, follow, serve_calls
@@ -76,6 +78,23 @@ def test_a_process_that_hangs_is_replaced_and_ends_its_calls_alone(
                     await client.send("session.update", session={"instructions": "Go on."})
                     await client.until("session.updated")
             await others_socket.close()
+
+    served.run(scenario)
+
+
+def test_a_call_whose_session_fails_is_over(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def failing(connection: RealtimeConnection, end: DoorEnd) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(RealtimeConnection, "_close", failing)
+
+    async def scenario() -> None:
+        async with calling(served.http, **KEY) as client:
+            socket = await follow(served, client, KEY)
+            await served.http.post(f"{CALLS}/{client.call_id}/hangup", headers=KEY)
+            await socket.wait_closed()
+            assert socket.close_code == 1011
+            assert not any(process.n_calls for process in served.gateway.gateway.peers.all)
 
     served.run(scenario)
 

@@ -67,6 +67,7 @@ def test_a_call_is_a_live_session(monkeypatch: pytest.MonkeyPatch) -> None:
                     lambda: any(np.abs(chunk.samples()).max() > 0.05 for chunk in chunks), "the user's voice"
                 )
                 await sdk.live.sessions.hangup(session["id"])
+                assert (await client.until("session.closed"))["reason"] == "close_requested"
                 await gateway.wait_idle()
                 assert (await gateway.http.post(f"{PATH}/{session['id']}/hangup")).status_code == 404
             finally:

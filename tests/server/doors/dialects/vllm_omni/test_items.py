@@ -1,9 +1,18 @@
 """Items of vLLM-Omni conversations: what was heard of them, and the texts that another context begins with."""
 
+from collections.abc import Callable
+from typing import Any, cast
+
 import pytest
 
+from server.doors.core.request_fields import RequestFields
+from server.doors.dialects.vllm_omni.conversation import OmniConversation
+from server.doors.dialects.vllm_omni.events import OmniEvents
 from server.doors.dialects.vllm_omni.items import MAX_ITEM_CHARS, MAX_ITEMS, OmniItem, OmniItems
 from server.doors.errors import ApiError
+from server.doors.live.unit_lane import LiveLane
+from worker.protocol.messages import Error
+from worker.protocol.text_messages import InsertText
 
 
 def spoken(item_id: str = "item_resp_1") -> OmniItem:
@@ -69,3 +78,26 @@ def test_the_oldest_items_are_forgotten() -> None:
         items.delete("i0")
     items.add(OmniItem("long", "user", [], text="a" * (MAX_ITEM_CHARS + 1)))
     assert items.has("long") and not items.has("i9")
+
+
+def test_an_id_is_taken_while_its_text_waits_for_the_context() -> None:
+    waiting: list[Callable[[Error | None], None]] = []
+
+    class Lane:
+        n_texts = 0
+
+        def insert(self, message: InsertText, *, is_said: bool, on_done: Callable[[Error | None], None]) -> None:
+            waiting.append(on_done)
+
+    events: list[dict[str, Any]] = []
+    send = OmniEvents(lambda event, _: events.append(event), "me")
+    conversation = OmniConversation(send, cast(LiveLane, Lane()), lambda _: None)
+    given = RequestFields({"item": {"id": "a", "content": [{"type": "input_text", "text": "Hi"}]}})
+    conversation.create(given)
+    with pytest.raises(ApiError) as refused:
+        conversation.create(given)
+    assert refused.value.code == "item_create_duplicate_item_id" and len(waiting) == 1
+    waiting.pop()(Error(error="no room", code="context_full"))
+    conversation.create(given)
+    waiting.pop()(None)
+    assert [event["type"] for event in events] == ["error", "conversation.item.added", "conversation.item.done"]
