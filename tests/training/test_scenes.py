@@ -112,4 +112,5 @@ def test_labels_are_checked() -> None:
         Shown("thing", "cat", "red")
     assert Shown("shape", "circle", "orange").words == "an orange circle"
     assert Shown("digit", "eight", "red").words == "an eight"
+    assert Shown("digit", "one", "red").words == "a one"
     assert Shown("thing", "bus", None, 2).words == "two buses"

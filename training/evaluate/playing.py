@@ -151,13 +151,13 @@ class Player:
     async def _unit(self) -> None:
         sound = np.pad(self._pending[:RATE], (0, max(0, RATE - len(self._pending))))
         self._pending = self._pending[RATE:]
-        sound = sound + self.played.case.noise * self._noise.standard_normal(RATE)
+        sound = sound + self.played.case.noise * self._noise.standard_normal(RATE, np.float32)
         pictures = [] if self._view is None else [await asyncio.to_thread(self._render, self._view.picture(self._now))]
         due = self._begun + self._now + 1
         if self._real_time and (rest := due - time.monotonic()) > 0:
             await asyncio.sleep(rest)
         sent = time.monotonic()
-        await self._client.send_unit(sound.clip(-1, 1).astype(np.float32), pictures)
+        await self._client.send_unit(sound.clip(-1, 1), pictures)
         result = await self._result()
         ms = UNIT_MS * (time.monotonic() - sent)
         self.played.units.append(heard(result, ms))

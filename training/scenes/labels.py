@@ -107,4 +107,5 @@ class Shown:
 
 def with_article(words: str) -> str:
     """`words` after `a` or `an`."""
-    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
+    is_vowel = words[0] in "aeiou" and words != "one"
+    return f"{'an' if is_vowel else 'a'} {words}"

@@ -190,3 +190,11 @@ def test_the_command_prints_the_table_and_its_gate_fails_below_a_bound(
     assert "bound of answers, 15 dB noise: expected at least 50.0 %, got 0.0 %" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"expected answers, training voices.*got sums"):
         targets.failures({}, {"sums": 1.0})
+
+
+def test_unknown_parts_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.parse(["--model", "talker", "--parts", "scenes,watch"]).parts == ("scenes", "watch")
+    for arguments in (["--model", "talker", "--parts", "scenes,songs"], [], ["--model", "a", "--url", "ws://b"]):
+        with pytest.raises(SystemExit):
+            command.parse(arguments)
+    assert "expected requests, scenes, watch, interruptions, conversation, got songs" in capsys.readouterr().err
