@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from training.scenes.drawing import things_font
+from training.scenes.drawing import has_things
 from training.scenes.labels import COLORS, THINGS, Shown
 from training.scenes.random_scenes import Movement, draw_movement, draw_shown
 from training.scenes.render import FRAME_SIDE, Look, draw_look, render
@@ -50,7 +50,7 @@ def test_the_same_seed_gives_the_same_picture() -> None:
 def test_every_label_draws_something() -> None:
     rng = random.Random(6)
     for _ in range(12):
-        shown = draw_shown(rng, things_font() is not None)
+        shown = draw_shown(rng, has_things())
         look = draw_look(shown, rng)
         with_it, without = (np.asarray(render(one, look), int) for one in (shown, None))
         changed = (np.abs(with_it - without).max(axis=2) > 40).mean()
@@ -97,7 +97,7 @@ def test_counts_are_separate_objects() -> None:
     )
 
 
-@pytest.mark.skipif(things_font() is None, reason="needs fonts-noto-color-emoji")
+@pytest.mark.skipif(not has_things(), reason="needs fonts-noto-color-emoji")
 def test_things_are_different_pictures() -> None:
     drawn = {
         name: render(Shown("thing", name, None), clear_look(Shown("thing", name, None))).tobytes() for name in THINGS

@@ -1,34 +1,47 @@
 """Training of the speech model: replies get the target voice's speech tokens, and only `tts` changes."""
 
 import random
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from tests.training.batches import SIZES, tiny_model
 from tests.worker.loop.engines import TINY, loaded
 from training.mind.examples import Examples
-from training.mind.speak import SpeechTrainer, SpokenExamples, TargetSpeech, reply_units
-from training.mind.train import MindPlan
-from training.timelines.speech import noise_bursts
+from training.mind.learner import LearnPlan
+from training.mind.pool import Pool
+from training.mind.speak import SpeechLearner, TargetSpeech, reply_units
+from training.timelines.speech import Samples, noise_bursts
 from training.timelines.windows import TrainingWindow
 
+WEIGHTS = Path(__file__).parents[2] / "training" / "weights"
 
-def tones(parts: Sequence[str]) -> list[int]:
-    """A stand-in for speech tokens: one for each character."""
-    return [ord(character) for part in parts for character in part]
+
+def bursts(texts: list[str]) -> list[Samples]:
+    return [noise_bursts(text) for text in texts]
+
+
+class Tones(TargetSpeech):
+    """A stand-in for the speech tokenizer: a token for each 40 ms."""
+
+    def _heard(self, waves: list[Samples]) -> list[int]:
+        return [i % 50 for wave in waves for i in range(len(wave) // 640)]
 
 
 @pytest.fixture(scope="module")
 def examples() -> Examples:
-    return Examples(TINY, {"talk": 1.0}, 60.0, TrainingWindow(mode="basic", high=100_000, low=100_000))
+    end = loaded()[0].config.tts_config.speech_eos_id
+    window = TrainingWindow(mode="basic", high=100_000, low=100_000)
+    return Examples(TINY, seconds=60.0, window=window, speaker=Tones(WEIGHTS, end, bursts))
 
 
 def test_each_reply_has_its_speech(examples: Examples) -> None:
     special, n_cut = examples.tokenizer.special, 0
     for index in range(6):
-        drawn = examples.scene("talk", index, random.Random(index))
+        drawn = examples.scene("talk", index, random.Random(index), noise_bursts)
         script = [said for said in drawn.timeline.script if said.by == "model"]
         for said in script:
             units = reply_units(drawn.timeline, said, special.turn_eos)
@@ -41,37 +54,32 @@ def test_each_reply_has_its_speech(examples: Examples) -> None:
 
 
 def test_speech_lies_in_the_context_of_its_reply(examples: Examples) -> None:
-    example, spoken = SpokenExamples(examples, tones)[3]
-    assert spoken
-    for rows in spoken:
-        text = [(value, place) for value, place in zip(rows.values, rows.places, strict=True) if place >= 0]
-        assert [example.rows.ids[place] for _, place in text] == [value for value, _ in text]
-        assert rows.targets[-1] == loaded()[0].config.tts_config.speech_eos_id
+    record = examples.record("talk", 3)
+    assert record.replies
+    for reply in record.replies:
+        is_text = reply.places >= 0
+        assert record.ids[reply.places[is_text]].tolist() == reply.values[is_text].tolist()
+        assert reply.targets[-1] == loaded()[0].config.tts_config.speech_eos_id
 
 
 def test_parts_take_whole_seconds() -> None:
-    speech = TargetSpeech(TINY / "assets" / "token2wav", noise_bursts)
-    assert len(speech(["One,", "two,", "three."])) == 75
+    speech = TargetSpeech(WEIGHTS, end=0, speak=bursts)
     text = "I like quiet piano music."
-    assert len(speech([text])) == pytest.approx(25 * len(noise_bursts(text)) / 16_000, abs=1)
+    counted, said, again = speech.tokens([("One,", "two,", "three."), (text,), (text,)])
+    assert len(counted) == 75 and said is again
+    assert len(said) == pytest.approx(25 * len(noise_bursts(text)) / 16_000, abs=1)
 
 
-def test_only_the_speech_model_changes(tmp_path: Path) -> None:
-    plan = MindPlan(
-        start=TINY,
-        work=tmp_path,
-        device=torch.device("cpu"),
-        steps=1,
-        batch=1,
-        length_s=8.0,
-        tasks=(("echo", 1.0),),
-        keeps_weights=True,
-        rate=0.1,
-    )
-    trainer = SpeechTrainer(plan, tones)
-    with pytest.raises(ValueError, match="expected the"):
-        trainer.run()  # the embedded checkpoint is not of the talker's size: nothing is exported
-    before, after = loaded()[0].state_dict(), trainer.model.state_dict()
-    changed = {name.split(".")[0] for name, weight in after.items() if not torch.equal(weight, before[name])}
+def test_only_the_speech_model_changes(tmp_path: Path, examples: Examples) -> None:
+    model = tiny_model()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    plan = LearnPlan(tmp_path, torch.device("cpu"), plan_seconds=60, rows=64, rate=0.1)
+    learner = SpeechLearner(model, examples.tokenizer.special, plan)
+    pool = Pool(SIZES, plan.device)
+    pool.add([replace(examples, lesson_s=8.0).record("echo", 0)])
+    learner.step(pool)
+    assert np.isfinite(learner.take_log()["echo_loss"])
+    changed = {
+        name.split(".")[0] for name, weight in model.state_dict().items() if not torch.equal(weight, before[name])
+    }
     assert changed == {"tts"}
-    assert (tmp_path / "speech.jsonl").exists() and (tmp_path / "speech.pt").exists()

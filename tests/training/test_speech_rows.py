@@ -6,14 +6,23 @@ import numpy as np
 import pytest
 import torch
 
+from tests.training.batches import predict
 from tests.worker.loop.engines import ALOUD, UNIT_TOKENS, loaded, make_sound, short_speech
 from tests.worker.loop.scripted_engine import ScriptedEngine, results
-from training.mind.forward import run_context
-from training.mind.inputs import make_example
-from training.mind.speech import BEGIN, SPEECH, SPOKEN, predict_speech, speech_head, speech_rows, spoken_places
+from training.mind.records import as_levels, make_record
+from training.mind.speech import (
+    BEGIN,
+    SPEECH,
+    SPOKEN,
+    collate_replies,
+    predict_speech,
+    speech_head,
+    speech_rows,
+    spoken_places,
+)
 from training.timelines.layout import NOTHING, RowLayout
 from training.timelines.timeline import Timeline, TimelineUnit
-from training.timelines.windows import TimelinePart
+from training.timelines.windows import TimelinePart, part_rows
 
 # Speech tokens are the best ones, and the turn ends with its text.
 GREEDY = {"tts_temperature": 1e-6, "tts_repetition_penalty": 1.0, "drain_s": 0.0, "max_new_speak_tokens_per_chunk": 20}
@@ -39,26 +48,32 @@ def test_best_tokens_equal_those_that_serving_draws(engine: ScriptedEngine) -> N
     assert [len(call.speech_tokens) for call in calls] == [UNIT_TOKENS, UNIT_TOKENS]
 
     units = tuple(TimelineUnit(tokens) for tokens in lines)
-    timeline = Timeline(np.concatenate([make_sound(0), make_sound(1)]), units, ())
+    sound = (as_levels(np.concatenate([make_sound(0), make_sound(1)])) / 32_768).astype(np.float32)
+    timeline, part = Timeline(sound, units, ()), TimelinePart(0, 0, 2)
     model, tokenizer, *_ = loaded()
-    example = make_example(timeline, TimelinePart(0, 0, 2), RowLayout(tokenizer, system="You are kind."), model.config)
-    hidden, _, _ = run_context(model, [example])
+    layout = RowLayout(tokenizer, system="You are kind.")
+    context = part_rows(units, part, layout)
     text = [unit.tokens[1:-1] for unit in units]
-    places = [spoken_places(example.rows, number, unit) for number, unit in enumerate(units)]
-    assert [example.rows.ids[one].tolist() for one in places] == [list(one) for one in text]
+    places = [spoken_places(context, number, unit) for number, unit in enumerate(units)]
+    assert [context.ids[one].tolist() for one in places] == [list(one) for one in text]
     tokens = [token for call in calls for token in call.speech_tokens]
     rows = speech_rows(text, places, tokens, END, per_unit=UNIT_TOKENS)
-    starts = [i for i, kind in enumerate(rows.kinds) if kind == BEGIN]
+    starts = np.flatnonzero(rows.kinds == BEGIN).tolist()
     assert [start - len(one) for start, one in zip(starts, text, strict=True)] == [call.start for call in calls]
-    logits, targets = predict_speech(model, hidden[0], rows)
-    drawn = targets != END
-    assert targets[drawn].tolist() == tokens
+    record = make_record("talk", timeline, part, layout, model.config, replies=(rows,))
+    hidden = predict(model, [record]).hidden
+    batch = collate_replies([record], hidden.shape[1])
+    assert batch is not None
+    with torch.no_grad():
+        logits = predict_speech(model, hidden, batch)
+    drawn = batch.targets != END
+    assert batch.targets[drawn].tolist() == tokens
     assert logits[drawn].argmax(dim=-1).tolist() == tokens
 
 
 def test_rows_of_a_reply() -> None:
     rows = speech_rows([[5, 6], [7]], [[20, 21], [40]], [1, 2, 3, 4, 8, 9, 3], END, per_unit=3)
-    assert rows.kinds == [
+    assert rows.kinds.tolist() == [
         SPOKEN,
         SPOKEN,
         BEGIN,
@@ -73,17 +88,17 @@ def test_rows_of_a_reply() -> None:
         BEGIN,
         SPEECH,
     ]
-    assert rows.values == [5, 6, 0, 1, 2, 3, 7, 0, 4, 8, 9, 0, 3]
-    assert rows.places == [20, 21, *[NOTHING] * 4, 40, *[NOTHING] * 6]
-    assert rows.targets == [NOTHING, NOTHING, 1, 2, 3, NOTHING, NOTHING, 4, 8, 9, NOTHING, 3, END]
+    assert rows.values.tolist() == [5, 6, 0, 1, 2, 3, 7, 0, 4, 8, 9, 0, 3]
+    assert rows.places.tolist() == [20, 21, *[NOTHING] * 4, 40, *[NOTHING] * 6]
+    assert rows.targets.tolist() == [NOTHING, NOTHING, 1, 2, 3, NOTHING, NOTHING, 4, 8, 9, NOTHING, 3, END]
 
 
 def test_speech_that_is_short_is_filled_and_an_interrupted_one_ends() -> None:
     short = speech_rows([[5], [6]], [[1], [2]], [1], END, per_unit=3, silence=0)
-    assert short.values == [5, 0, 1, 0, 0, 6, 0]
-    assert short.targets == [NOTHING, 1, 0, 0, NOTHING, NOTHING, END]
+    assert short.values.tolist() == [5, 0, 1, 0, 0, 6, 0]
+    assert short.targets.tolist() == [NOTHING, 1, 0, 0, NOTHING, NOTHING, END]
     cut = speech_rows([[5], []], [[1], []], [1, 2, 3], END, per_unit=3)
-    assert cut.targets == [NOTHING, 1, 2, 3, NOTHING, END]
+    assert cut.targets.tolist() == [NOTHING, 1, 2, 3, NOTHING, END]
 
 
 def test_the_folded_head_is_that_of_serving() -> None:

@@ -1,16 +1,19 @@
-"""Voices of the person: trimmed speech at 16 kHz, kept in a folder; the speaker kal is never used."""
+"""Voices of the person: trimmed speech at 16 kHz, kept in memory; the speaker kal is never used."""
 
+import random
 import shutil
+from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from training.mind import voices
+from training.speech.corpus import NO_PHONE, PHONES
 from training.speech.voices import VOICES
 from training.timelines.speech import RATE
 
+VOWELS = ("ih", "ae")
 FLITE = next(one for one in VOICES if one.engine == "flite")
 
 
@@ -22,24 +25,46 @@ def test_the_speaker_kal_stays_unseen() -> None:
 
 @pytest.mark.skipif(shutil.which("flite") is None, reason="needs flite")
 def test_speech_is_trimmed_and_follows_the_tempo() -> None:
-    usual, quick = (voices.utterance(replace(FLITE, speed=speed), "what color is this") for speed in (1.0, 1.25))
+    usual, quick = (voices.utterance(replace(FLITE, speed=speed), "what color is this").wave for speed in (1.0, 1.25))
     peak = np.abs(usual).max()
     assert usual.dtype == np.float32 and 0.5 < len(usual) / RATE < 2.5
     assert min(abs(usual[0]), abs(usual[-1])) > 0.9 * voices.AUDIBLE * peak
     assert len(quick) == pytest.approx(len(usual) / 1.25, rel=0.05)
 
 
-def test_an_utterance_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(shutil.which("flite") is None, reason="needs flite")
+def test_phonemes_lie_where_their_sound_is() -> None:
+    spoken = voices.utterance(FLITE, "six cats")
+    times = np.arange(0, len(spoken.wave) / RATE, 0.01)
+    names = [PHONES[phone] for phone in spoken.phones_at(times)]
+    changes = [name for name, before in zip(names, ["", *names], strict=False) if name != before]
+    assert changes[:5] == ["s", "ih", "k", "s", "k"]
+    loudness = [float(np.square(spoken.wave[int(RATE * at) :][:160]).mean()) for at in times]
+    vowels, others = ([one for one, name in zip(loudness, names, strict=True) if (name in VOWELS) is is_vowel]
+                      for is_vowel in (True, False))  # fmt: skip
+    assert np.median(vowels) > 4 * np.median(others)
+
+
+def test_an_utterance_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    def utterance(_: object, text: str) -> np.ndarray:
+    def utterance(_: object, text: str) -> voices.Utterance:
         made.append(text)
-        return np.linspace(-0.5, 0.5, 800, dtype=np.float32)
+        return voices.Utterance(np.zeros(800, np.float32), np.zeros(0, np.int64), np.zeros(0))
 
     monkeypatch.setattr(voices, "utterance", utterance)
-    voice = voices.EngineVoice(FLITE, tmp_path)
-    first, again = voice("hello"), voice("hello")
+    voice = voices.EngineVoice(FLITE)
+    for _ in range(2):
+        assert len(voice("hello")) == 800
     assert made == ["hello"]
-    assert np.array_equal(first, again)
-    assert np.abs(first - np.linspace(-0.5, 0.5, 800)).max() < 1e-3
-    assert len(list(tmp_path.rglob("*.npy"))) == 1
+    assert voice.utterance("hello").phones_at(np.zeros(3)).tolist() == [NO_PHONE] * 3
+    for number in range(voices.N_KEPT):
+        voice(f"{number}")
+    assert voice("hello") is not None and made[-1] == "hello"
+
+
+def test_each_engine_has_its_share() -> None:
+    rng, all_voices = random.Random(0), voices.engine_voices()
+    drawn = Counter(voices.draw_voice(rng, all_voices).voice.engine for _ in range(2000))
+    for engine, share in voices.ENGINE_SHARES.items():
+        assert drawn[engine] / 2000 == pytest.approx(share, abs=0.05)

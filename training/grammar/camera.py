@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 
 from training.grammar.phrases import Split, fill, intents
-from training.grammar.turns import Exchange
+from training.grammar.turns import Exchange, answered
 from training.scenes.labels import COLORS, DIGITS, SHAPES, THINGS, UNCOUNTED, Motion, Shown, with_article
 
 QUESTIONS = ("show_thing", "show_color", "show_shape", "show_digit", "show_letter", "show_count", "show_place")
@@ -34,12 +34,13 @@ def draw_question(rng: random.Random, split: Split, shown: Shown | None) -> Exch
     """A question about the picture; None: the camera is off, and nothing can be seen."""
     if shown is None:
         skill = rng.choice(("show_thing", "show_color", "show_digit"))
-        return Exchange(skill, intents()[skill].draw(rng, split), (intents()["no_picture"].answer(rng),))
+        return answered(skill, intents()[skill].draw(rng, split), intents()["no_picture"].answers, rng)
     skill = rng.choice([one for one in QUESTIONS if fits(one, shown)])
     slots = answers(skill, shown)
     intent = intents()[skill]
     asked = {"plural": shown.plural, "thing_name": "letter" if shown.kind == "letter" else shown.name}
-    return Exchange(skill, fill(intent.draw(rng, split), **asked), (fill(intent.answer(rng), **slots),))
+    right = [fill(one, **slots) for one in intent.answers]
+    return answered(skill, fill(intent.draw(rng, split), **asked), right, rng)
 
 
 def draw_nothing(rng: random.Random, split: Split, skill: str) -> Exchange:

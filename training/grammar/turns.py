@@ -4,6 +4,7 @@ Contains no time and no sound: `training.timelines` places turns on units.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from training.grammar import words
@@ -23,16 +24,23 @@ class Exchange:
         skill: the block of phrases that the person's words are from.
         said: the person's words, without punctuation.
         reply: the model's text in parts; each part starts in a unit of its own. Empty: the model stays silent.
+        accepted: all replies that are right, in one part; empty if `reply` is the only one.
     """
 
     skill: str
     said: str
     reply: tuple[str, ...]
+    accepted: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
         """The whole reply."""
         return " ".join(self.reply)
+
+
+def answered(skill: str, said: str, answers: Sequence[str], rng: random.Random) -> Exchange:
+    """An exchange with one of several right answers."""
+    return Exchange(skill, said, (rng.choice(answers),), tuple(answers))
 
 
 @dataclass
@@ -44,7 +52,7 @@ class ToldFacts:
 
 def draw_small_talk(rng: random.Random, split: Split) -> Exchange:
     intent = rng.choice(list(small_talk().values()))
-    return Exchange(intent.name, intent.draw(rng, split), (intent.answer(rng),))
+    return answered(intent.name, intent.draw(rng, split), intent.answers, rng)
 
 
 def draw_counting(rng: random.Random, split: Split) -> Exchange:
@@ -65,7 +73,8 @@ def draw_arithmetic(rng: random.Random, split: Split) -> Exchange:
     a, b, c = (part, total - part, total) if skill == "add" else (total, part, total - part)
     slots = {"a": words.number(a), "b": words.number(b), "c": words.number(c)}
     intent = intents()[skill]
-    return Exchange(skill, fill(intent.draw(rng, split), **slots), (fill(intent.answer(rng), **slots),))
+    answers = [fill(one, **slots) for one in intent.answers]
+    return answered(skill, fill(intent.draw(rng, split), **slots), answers, rng)
 
 
 def draw_repetition(rng: random.Random, split: Split) -> Exchange:
@@ -76,7 +85,7 @@ def draw_repetition(rng: random.Random, split: Split) -> Exchange:
 
 def draw_unknown(rng: random.Random, split: Split) -> Exchange:
     """A sentence outside the model's world."""
-    return Exchange("unknown", words.far_sentence(rng, split), (intents()["unknown"].answer(rng),))
+    return answered("unknown", words.far_sentence(rng, split), intents()["unknown"].answers, rng)
 
 
 def draw_told(rng: random.Random, split: Split, memory: ToldFacts) -> Exchange:
@@ -91,7 +100,7 @@ def draw_told(rng: random.Random, split: Split, memory: ToldFacts) -> Exchange:
     }[fact]
     memory.facts[fact] = slots
     intent = intents()[f"tell_{fact}"]
-    return Exchange(intent.name, fill(intent.draw(rng, split), **slots), (_answer(intent.answer(rng), slots),))
+    return answered(intent.name, fill(intent.draw(rng, split), **slots), _answers(intent.answers, slots), rng)
 
 
 def draw_recall(rng: random.Random, split: Split, memory: ToldFacts) -> Exchange:
@@ -102,8 +111,8 @@ def draw_recall(rng: random.Random, split: Split, memory: ToldFacts) -> Exchange
     asked = rng.choice(words.OBJECTS) if known is None or rng.random() < 0.15 else known.get("object", "")
     said = fill(intent.draw(rng, split), object=asked)
     if known is None or (fact == "place" and asked != known["object"]):
-        return Exchange(intent.name, said, (intents()["not_told"].answer(rng),))
-    return Exchange(intent.name, said, (_answer(intent.answer(rng), known),))
+        return answered(intent.name, said, intents()["not_told"].answers, rng)
+    return answered(intent.name, said, _answers(intent.answers, known), rng)
 
 
 def draw_plain(skill: str, rng: random.Random, split: Split, **slots: str) -> Exchange:
@@ -113,9 +122,10 @@ def draw_plain(skill: str, rng: random.Random, split: Split, **slots: str) -> Ex
     return Exchange(skill, fill(intent.draw(rng, split), **slots), reply)
 
 
-def _answer(template: str, slots: dict[str, str]) -> str:
-    """An answer with the person's places seen from the other side."""
-    return fill(template, **{name: words.second_person(value) for name, value in slots.items()})
+def _answers(templates: Sequence[str], slots: dict[str, str]) -> list[str]:
+    """Answers with the person's places seen from the other side."""
+    seen = {name: words.second_person(value) for name, value in slots.items()}
+    return [fill(template, **seen) for template in templates]
 
 
 def _counted(numbers: range) -> tuple[str, ...]:

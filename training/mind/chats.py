@@ -1,29 +1,29 @@
 """Turn-based chats as training sequences: the served chat template; a written, spoken or shown last question."""
 
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
-from models.checkpoint.config import OmniConfig, PreprocessorConfig
-from models.inputs.audio import N_MELS, UNIT_COLUMNS, placeholder_groups
-from models.inputs.image import image_patches
-from models.inputs.prompts import Bound, PromptOptions, build_prompt
+from models.checkpoint.config import PreprocessorConfig
+from models.inputs.audio import placeholder_groups
+from models.inputs.prompts import PromptOptions, build_prompt
 from models.inputs.tokens import Tokenizer
 from training.grammar import camera, turns
 from training.grammar.phrases import Split
 from training.grammar.turns import Exchange, ToldFacts
-from training.mind.inputs import Example, stack_pictures
+from training.mind.records import REFERENCE, Record, as_levels
 from training.scenes.random_scenes import draw_shown
 from training.scenes.render import draw_look, render
-from training.timelines.layout import NOTHING, PICTURE, SOUND, TOKEN, ContextRows
-from training.timelines.speech import Synthesizer, degrade
+from training.timelines.layout import NOTHING, PICTURE, TOKEN
+from training.timelines.speech import RATE, Synthesizer
 
 MAX_TURNS = 5
 SILENCE_S = (0.1, 0.5)  # before and after a spoken question
+Medium = Literal["text", "sound", "picture"]
 MessagePart = str | Image.Image | np.ndarray
 
 
@@ -32,23 +32,29 @@ class ChatMaker:
     """Makes chats with one checkpoint's tokenizer and settings."""
 
     tokenizer: Tokenizer
-    config: OmniConfig
     settings: PreprocessorConfig
 
     def make(
-        self, rng: random.Random, voice: Synthesizer, *, split: Split = "train", things: bool = True
-    ) -> tuple[Example, Exchange]:
-        """A chat whose last answer is learned. Returns: the sequence and the last turn."""
+        self,
+        rng: random.Random,
+        voice: Synthesizer,
+        *,
+        media: Sequence[Medium] = ("text", "sound", "picture"),
+        split: Split = "train",
+        things: bool = True,
+    ) -> tuple[Record, Exchange]:
+        """A chat whose last answer is learned. media: of its question. Returns: the record and the last turn."""
         memory = ToldFacts()
         chat = [draw_turn(rng, split, memory) for _ in range(rng.randint(1, MAX_TURNS))]
-        medium = rng.choice(("text", "text", "sound", "picture"))
+        medium = rng.choice(media)
         question: list[MessagePart] = [written(chat[-1].said, rng)]
         if medium == "picture":
             shown = draw_shown(rng, things)
             chat[-1] = camera.draw_question(rng, split, shown)
             question = [render(shown, draw_look(shown, rng)), written(chat[-1].said, rng)]
         if medium == "sound":
-            question = [self._spoken(chat[-1].said, rng, voice)]
+            before, after = (np.zeros(round(RATE * rng.uniform(*SILENCE_S)), np.float32) for _ in range(2))
+            question = [np.concatenate((before, voice(chat[-1].said), after))]
         messages: list[dict[str, object]] = []
         if rng.random() < 0.5:
             messages.append({"role": "system", "content": "You are a helpful assistant."})
@@ -57,38 +63,43 @@ class ChatMaker:
             messages.append({"role": "assistant", "content": turn.text})
         messages.append({"role": "user", "content": question})
         is_voiced = medium == "sound" or rng.random() < 0.4
-        return self.example(messages, chat[-1].text, is_voiced), chat[-1]
+        record = self.record(messages, chat[-1].text, is_voiced, "text" if medium == "text" else "chat")
+        skill = chat[-1].skill if medium == "text" else f"{chat[-1].skill} ({medium})"
+        return replace(record, skill=skill, accepted=chat[-1].accepted or (chat[-1].text,)), chat[-1]
 
-    def example(self, messages: list[dict[str, object]], answer: str, is_voiced: bool) -> Example:
-        """The sequence of messages and an answer to them. is_voiced: the answer is for the speech model too."""
+    def record(self, messages: list[dict[str, object]], answer: str, is_voiced: bool, task: str = "chat") -> Record:
+        """The sequence of messages and an answer to them.
+
+        Args:
+            messages: pictures of 448 x 448 only.
+            is_voiced: the answer is for the speech model too.
+        """
         options = PromptOptions(use_tts_template=is_voiced)
         prompt = build_prompt(messages, self.tokenizer, self.settings, placeholder_groups, options)
         special = self.tokenizer.special
         reply = [*self.tokenizer.encode(answer), special.tts_eos if is_voiced else special.im_end]
-        ids = np.array([*prompt.ids, *reply], np.int64)
-        kinds, targets = np.full_like(ids, TOKEN), np.full_like(ids, NOTHING)
-        for kind, bounds in ((SOUND, prompt.audio_bounds), (PICTURE, prompt.image_bounds)):
-            _mark(kinds, kind, bounds)
+        ids = np.array([*prompt.ids, *reply], np.int16)
+        kinds, targets = np.full_like(ids, TOKEN, np.int8), np.full_like(ids, NOTHING)
+        sources = np.zeros(len(ids), np.int32)
+        for kind, bounds in ((REFERENCE, prompt.audio_bounds), (PICTURE, prompt.image_bounds)):
+            rows = [row for start, end in bounds for row in range(start, end)]
+            kinds[rows], sources[rows] = kind, np.arange(len(rows))
         ids[kinds != TOKEN] = 0
         targets[len(prompt.ids) - 1 : -1] = reply
-        rows = ContextRows(ids, kinds, targets, np.full_like(ids, NOTHING))
-        side = self.config.vision_config.table_side
-        patches = [part for one in prompt.images for part in image_patches(one.image, one.plan, table_side=side)]
-        waves = [torch.from_numpy(wave) for one in prompt.audios for wave in one.waves]
-        return Example(
-            rows=rows,
-            mel=torch.zeros(0, 0, N_MELS, UNIT_COLUMNS),
-            mel_first=_none(),
-            mel_end=_none(),
-            taken=[],
-            pictures=stack_pictures(patches),
-            reference=torch.cat(waves) if waves else None,
+        waves = [wave for one in prompt.audios for wave in one.waves]
+        pictures = [np.asarray(one.image) for one in prompt.images if isinstance(one.image, Image.Image)]
+        return Record(
+            task=task,
+            ids=ids,
+            targets=targets,
+            kinds=kinds,
+            sources=sources,
+            wave=np.zeros(0, np.int16),
+            phones=np.zeros(0, np.int8),
+            segments=np.zeros((0, 3), np.int16),
+            pictures=np.stack(pictures) if pictures else np.zeros((0, 448, 448, 3), np.uint8),
+            clip=as_levels(np.concatenate(waves)) if waves else np.zeros(0, np.int16),
         )
-
-    def _spoken(self, text: str, rng: random.Random, voice: Synthesizer) -> np.ndarray:
-        """A question as a recording: speech between short silences."""
-        before, after = (np.zeros(round(16_000 * rng.uniform(*SILENCE_S)), np.float32) for _ in range(2))
-        return degrade(np.concatenate((before, voice(text), after)), rng)
 
 
 def draw_turn(rng: random.Random, split: Split, memory: ToldFacts) -> Exchange:
@@ -116,12 +127,3 @@ def written(said: str, rng: random.Random) -> str:
     text = said[:1].upper() + said[1:] if rng.random() < 0.7 else said
     is_question = said.split()[0] in ("what", "how", "who", "where", "which", "do", "can", "are", "is", "will", "why")
     return text + rng.choice(("", "?" if is_question else ".", "?" if is_question else "!"))
-
-
-def _mark(kinds: np.ndarray, kind: int, bounds: tuple[Bound, ...]) -> None:
-    for start, end in bounds:
-        kinds[start:end] = kind
-
-
-def _none() -> Tensor:
-    return torch.zeros(0, 0, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Training sequences by number: a part of a lesson or a conversation with its sound made worse, or a chat."""
+"""Training sequences by number: a part of a lesson or a conversation, or a chat, as records."""
 
 import random
 from collections.abc import Callable
@@ -7,25 +7,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset
-
 from models.checkpoint.config import OmniConfig, load_config, load_preprocessor_config
 from models.inputs.tokens import Tokenizer
 from training.grammar.phrases import Split
 from training.mind.chats import ChatMaker
-from training.mind.inputs import Example, make_example
-from training.scenes.drawing import things_font
+from training.mind.records import Record, SpeechRecord, make_record
+from training.mind.voices import EngineVoice, Utterance, draw_voice
+from training.scenes.drawing import has_things
 from training.timelines.conversations import draw_timeline
-from training.timelines.layout import SYSTEM, RowLayout
+from training.timelines.layout import SYSTEM, ContextRows, RowLayout
 from training.timelines.lessons import CAPTION_SYSTEM, ECHO_SYSTEM, draw_captions, draw_echo
-from training.timelines.speech import RATE, Synthesizer, degrade, noise_bursts
+from training.timelines.speech import RATE, Samples, Synthesizer, noise_bursts
 from training.timelines.timeline import Timeline
-from training.timelines.windows import TimelinePart, TrainingWindow, split_parts
+from training.timelines.windows import TimelinePart, TrainingWindow, part_rows, split_parts
 
-Task = Literal["echo", "captions", "talk", "chat"]
+Task = Literal["text", "echo", "captions", "talk", "chat"]
 MAX_REFERENCE_S = 5
+HELD_OUT_SCENES = 1_000_000_000  # first seed of lessons of pictures that training never sees
+REFERENCE_TEXT = "This is how I sound when I talk to you. It is nice to meet you."
+WINDOW = TrainingWindow(mode="context")
 # Texts of the prompt that conversations are learned with: the service's, and others that clients send.
 SYSTEMS = (
     SYSTEM,
@@ -33,6 +33,7 @@ SYSTEMS = (
     "You are a friendly companion. Answer briefly.",
     "Listen, look and talk with the user.",
 )
+ReplySpeaker = Callable[["DrawnPart", ContextRows], tuple[SpeechRecord, ...]]
 
 
 @dataclass(frozen=True)
@@ -42,31 +43,35 @@ class DrawnPart:
     timeline: Timeline
     part: TimelinePart
     layout: RowLayout
-    reference: Tensor | None
+    clip: Samples | None
 
-    def example(self, config: OmniConfig) -> Example:
-        """The training sequence."""
-        return make_example(self.timeline, self.part, self.layout, config, reference=self.reference)
+    @property
+    def rows(self) -> ContextRows:
+        """The rows of the part."""
+        n_clip = 0 if self.clip is None else len(self.clip) * 10 // RATE
+        return part_rows(self.timeline.units, self.part, self.layout, n_clip)
 
 
-@dataclass
-class Examples(Dataset[Example]):
-    """Sequence `i` is the same in every run.
+@dataclass(frozen=True)
+class Examples:
+    """Draws records; record `i` of a task is the same in every run.
 
     Args:
         folder: a checkpoint, for its tokenizer and configuration.
-        tasks: share of each task.
-        seconds: length of lessons, and usual length of conversations; some are half as long, some three times.
+        seconds: usual length of conversations; others are half as long or half as long again.
+        lesson_s: length of lessons.
+        voices: of the person; without any, noise stands in for speech.
         window: of the session that will serve the model.
-        voices: synthesizers of the person; one is drawn for each conversation.
+        speaker: makes the speech of replies, for the speech model.
     """
 
     folder: Path
-    tasks: dict[Task, float]
-    seconds: float
-    window: TrainingWindow
-    voices: tuple[Synthesizer, ...] = (noise_bursts,)
+    seconds: float = 60.0
+    lesson_s: float = 28.0
+    voices: tuple[EngineVoice, ...] = ()
     split: Split = "train"
+    window: TrainingWindow = WINDOW
+    speaker: ReplySpeaker | None = None
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -78,41 +83,57 @@ class Examples(Dataset[Example]):
 
     @cached_property
     def chats(self) -> ChatMaker:
-        return ChatMaker(self.tokenizer, self.config, load_preprocessor_config(self.folder))
+        return ChatMaker(self.tokenizer, load_preprocessor_config(self.folder))
 
-    def __getitem__(self, index: int) -> Example:
-        rng = random.Random(f"example {self.split} {index}")
-        (task,) = rng.choices(list(self.tasks), list(self.tasks.values()))
-        if task == "chat":
-            things = things_font() is not None
-            return self.chats.make(rng, rng.choice(self.voices), split=self.split, things=things)[0]
-        return self.scene(task, index, rng).example(self.config)
+    def record(self, task: Task, index: int) -> Record:
+        """One sequence."""
+        rng = random.Random(f"{task} {self.split} {index}")
+        voice, utterance = self._voice(rng)
+        if task in ("text", "chat"):
+            media = ("text",) if task == "text" else ("sound", "picture")
+            return self.chats.make(rng, voice, media=media, split=self.split, things=has_things())[0]
+        drawn = self.scene(task, index, rng, voice)
+        replies = () if self.speaker is None else self.speaker(drawn, drawn.rows)
+        return make_record(
+            task,
+            drawn.timeline,
+            drawn.part,
+            drawn.layout,
+            self.config,
+            utterance=utterance,
+            clip=drawn.clip,
+            replies=replies,
+        )
 
-    def scene(self, task: Task, index: int, rng: random.Random) -> DrawnPart:
-        """A part of a lesson or conversation, before its sound and pictures are computed."""
-        timeline, system = self._draw(task, index, rng)
-        timeline = replace(timeline, sound=degrade(timeline.sound, rng))
-        reference = None
+    def scene(self, task: Task, index: int, rng: random.Random, voice: Synthesizer) -> DrawnPart:
+        """A part of a lesson or conversation."""
+        timeline, system = self._draw(task, index, rng, voice)
+        clip = None
         if rng.random() < 0.7:  # serving has a reference voice in the prompt unless the client leaves it out
-            voice = rng.choice(self.voices)("This is how I sound when I talk to you. It is nice to meet you.")
-            n = min(len(voice) * 10 // RATE, 10 * MAX_REFERENCE_S)
-            reference = torch.from_numpy(voice[: n * RATE // 10])
+            clip = self._voice(rng)[0](REFERENCE_TEXT)
+            clip = clip[: min(len(clip) * 10 // RATE, 10 * MAX_REFERENCE_S) * RATE // 10]
         layout = RowLayout(self.tokenizer, system=system)
-        n_reference = 0 if reference is None else 10 * len(reference) // RATE
-        part = rng.choice(list(split_parts(timeline.units, layout, self.window, n_reference)))
-        return DrawnPart(timeline, part, layout, reference)
+        n_clip = 0 if clip is None else 10 * len(clip) // RATE
+        part = rng.choice(list(split_parts(timeline.units, layout, self.window, n_clip)))
+        # The sound after the part's last unit is not heard.
+        kept = replace(timeline, sound=timeline.sound[: RATE * part.end], units=timeline.units[: part.end])
+        return DrawnPart(kept, part, layout, clip)
 
-    def _draw(self, task: Task, index: int, rng: random.Random) -> tuple[Timeline, str]:
+    def _voice(self, rng: random.Random) -> tuple[Synthesizer, Callable[[str], Utterance] | None]:
+        """A voice, and the same with phonemes if it has them."""
+        if not self.voices:
+            return noise_bursts, None
+        voice = draw_voice(rng, self.voices)
+        return voice, voice.utterance
+
+    def _draw(self, task: Task, index: int, rng: random.Random, voice: Synthesizer) -> tuple[Timeline, str]:
         """A timeline and the system text that it is learned with."""
-        encode, special = self.tokenizer.encode, self.tokenizer.special
-        voice, things = rng.choice(self.voices), things_font() is not None
-        (length,) = rng.choices((0.5, 1.0, 3.0), (4, 4, 1))
-        draws: dict[Task, Callable[[], tuple[Timeline, str]]] = {
-            "echo": lambda: (draw_echo(index, self.seconds, encode, special, voice, self.split), ECHO_SYSTEM),
-            "captions": lambda: (draw_captions(index, self.seconds, encode, special, things), CAPTION_SYSTEM),
-            "talk": lambda: (
-                draw_timeline(index, length * self.seconds, encode, special, voice, split=self.split, things=things),
-                rng.choice(SYSTEMS),
-            ),
-        }
-        return draws[task]()
+        encode, special, things = self.tokenizer.encode, self.tokenizer.special, has_things()
+        if task == "echo":
+            return draw_echo(index, self.lesson_s, encode, special, voice, self.split), ECHO_SYSTEM
+        if task == "captions":
+            seed = index if self.split == "train" else HELD_OUT_SCENES + index
+            return draw_captions(seed, self.lesson_s / 2, encode, special, things), CAPTION_SYSTEM
+        (length,) = rng.choices((0.5, 1.0, 1.5), (4, 4, 1))
+        timeline = draw_timeline(index, length * self.seconds, encode, special, voice, split=self.split, things=things)
+        return timeline, rng.choice(SYSTEMS)

@@ -1,133 +1,149 @@
-"""The model over whole conversations, with gradients: the modules of serving, fed with all rows at once.
+"""The model over whole sequences with gradients: the weights of serving, all rows of a batch at once.
 
-Rows of a batch are slots of a cache that lives for one pass, so masks and positions are those of serving.
+Masks and positions are those of serving, without its caches: a decoder over whole sequences is causal attention, and
+the audio encoder of one unit sees all units up to it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.inputs.audio import LogMel, conv_length
+from models.inputs.audio import LogMel, conv_length, frame_count, token_count
+from models.inputs.image import pixel_values
+from models.inputs.positions import position_ids
 from models.layers.apm import UNIT_ROWS, project
-from models.layers.kv_cache import KVCache
+from models.layers.rotary import rotary_angles, rotate
+from models.layers.transformer import Backbone
 from models.omni import OmniModel
-from training.mind.inputs import Example
-from training.timelines.layout import NOTHING, PICTURE, SOUND
+from training.mind.batches import PLACES_OF_CLIP, Batch
 
-REFERENCE_CHUNK_ROWS = 50  # encoder rows that a row of the reference voice sees ahead at most
+CLIP_CHUNK_ROWS = 50  # encoder rows that a row of a clip sees ahead at most
+PICTURE_SIDE = 32  # patches
+PATCH = 14
+PICTURES_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class Predictions:
-    """Logits of all learned rows of a batch.
+class Inputs:
+    """What the encoders of a batch read.
 
     Args:
-        logits: [N, V] float32.
-        targets: [N] the token that follows.
-        is_decision: [N] whether it is the first token of its unit.
+        mel: [B, U, 80, 104] of units.
+        clip_mel: [R, 80, F] of clips. clip_samples: [R] on the host.
+        pictures: [P, 448, 448, 3] levels.
     """
 
-    logits: Tensor
-    targets: Tensor
-    is_decision: Tensor
+    mel: Tensor
+    clip_mel: Tensor
+    clip_samples: Tensor
+    pictures: Tensor
 
 
-def encode_units(model: OmniModel, mel: Tensor, first: Tensor, end: Tensor) -> Tensor:
-    """Rows of units [S, K, 10, D]; arguments as in `Example`."""
-    n_segments, n_units = end.shape
-    config = model.config.audio_config
-    heads = config.encoder_attention_heads
-    cache = KVCache(
-        n_layers=config.encoder_layers,
-        n_slots=n_segments,
-        max_len=n_units * UNIT_ROWS,
-        kv_heads=heads,
-        head_dim=config.d_model // heads,
-        dtype=model.dtype,
-        device=model.device,
-    )
-    slots = torch.arange(n_segments, device=model.device)
-    hidden = model.apm.refill(mel.to(model.dtype), first, end, cache, slots, torch.ones_like(slots, dtype=torch.bool))
-    rows = project(model.audio_projection_layer, model.apm.layer_norm(hidden), model.config.audio_pool_step)
-    n_rows = rows.shape[1] // n_units
-    return rows.view(n_segments, n_units, n_rows, -1)
+@dataclass(frozen=True)
+class States:
+    """States [B, T, D] of the language model, and of the audio encoder [S, K * 50, D] or None without sound."""
+
+    hidden: Tensor
+    heard: Tensor | None
 
 
-def encode_reference(model: OmniModel, samples: Tensor) -> Tensor:
-    """Rows [n, D] of the reference voice."""
-    n = torch.tensor([len(samples)])
-    mel = LogMel(n_mels=model.config.audio_config.num_mel_bins).log_mel(samples[None], n).to(model.device)
-    n_frames = torch.tensor([mel.shape[-1]], device=model.device)
-    n_keys = torch.tensor([conv_length(mel.shape[-1])], device=model.device)
-    return model.encode_clips(mel, n_frames, n_keys, REFERENCE_CHUNK_ROWS)[0]
+def run_rows(model: OmniModel, batch: Batch, inputs: Inputs) -> States:
+    """States of all rows of a batch."""
+    embeds, heard = embed_rows(model, batch, inputs)
+    return States(run_decoder(model.llm.model, embeds), heard)
 
 
-def run_context(model: OmniModel, examples: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor]:
-    """States [B, T, D] of all rows of a batch of sequences, and their kinds and targets, [B, T] each."""
-    device, n_max = model.device, max(len(one.rows) for one in examples)
-    ids = torch.zeros(len(examples), n_max, dtype=torch.int64)
-    kinds, targets = torch.zeros_like(ids), torch.full_like(ids, NOTHING)
-    for row, one in enumerate(examples):
-        n = len(one.rows)
-        for table, values in ((ids, one.rows.ids), (kinds, one.rows.kinds), (targets, one.rows.targets)):
-            table[row, :n] = torch.from_numpy(values)
-    ids, kinds, targets = ids.to(device), kinds.to(device), targets.to(device)
-    embeds = model.llm.embed(ids, model.backend)
-    for kind, rows in ((SOUND, _sound_rows(model, examples)), (PICTURE, _picture_rows(model, examples))):
-        if rows is not None:
-            embeds = embeds.masked_scatter((kinds == kind)[..., None], rows.to(embeds.dtype))
-    config = model.config
-    cache = KVCache(
-        n_layers=config.num_hidden_layers,
-        n_slots=len(examples),
-        max_len=n_max,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        dtype=model.dtype,
-        device=device,
-    )
-    slots = torch.arange(len(examples), device=device)
-    n_new = torch.tensor([len(one.rows) for one in examples], device=device)
-    hidden = model.llm.model(embeds, cache, slots, n_new, n_max, model.backend)
-    return hidden, kinds, targets
+def embed_rows(model: OmniModel, batch: Batch, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    """Rows [B, T, D] that the language model reads, and the states of the audio encoder as in `States`."""
+    embeds = model.llm.model.embed_tokens(batch.ids)
+    flat = embeds.flatten(0, 1)
+    heard = None
+    if len(batch.sound):
+        mel = inputs.mel.flatten(0, 1)[batch.segments.clamp_min(0)]
+        heard = encode_segments(model, mel, batch.first, batch.end)
+        rows = project(model.audio_projection_layer, heard, model.config.audio_pool_step)
+        flat = flat.index_copy(0, batch.sound, rows.flatten(0, 1)[batch.sound_sources].to(flat.dtype))
+    if len(batch.clip):
+        rows = encode_clips(model, inputs.clip_mel, inputs.clip_samples)
+        rows = F.pad(rows, (0, 0, 0, PLACES_OF_CLIP - rows.shape[1]))
+        flat = flat.index_copy(0, batch.clip, rows.flatten(0, 1)[batch.clip_sources].to(flat.dtype))
+    if len(batch.picture):
+        rows = encode_pictures(model, inputs.pictures).flatten(0, 1)
+        flat = flat.index_copy(0, batch.picture, rows[batch.picture_sources].to(flat.dtype))
+    return flat.view_as(embeds), heard
 
 
-def predict(model: OmniModel, examples: Sequence[Example]) -> Predictions:
-    """Logits after every learned row of a batch of sequences."""
-    hidden, kinds, targets = run_context(model, examples)
-    learned = targets != NOTHING
-    is_decision = (kinds == SOUND)[learned]
-    return Predictions(model.llm.logits(hidden[learned], model.backend), targets[learned], is_decision)
+def logits_of(model: OmniModel, hidden: Tensor, places: Tensor) -> Tensor:
+    """Logits [N, V] float32 after rows of states [B, T, D]."""
+    return F.linear(hidden.flatten(0, 1)[places], model.llm.lm_head.weight).float()
 
 
-def loss_of(got: Predictions, quiet_token: int, quiet_weight: float) -> Tensor:
-    """Mean cross-entropy. quiet_weight: of decisions for `quiet_token`, which are most of a conversation."""
-    each = F.cross_entropy(got.logits, got.targets, reduction="none")
-    weight = torch.where(got.is_decision & (got.targets == quiet_token), quiet_weight, 1.0)
-    return (each * weight).sum() / weight.sum()
+def run_decoder(stack: Backbone, embeds: Tensor) -> Tensor:
+    """States [B, T, D] of a decoder over sequences that begin at position 0; later rows do not change earlier ones."""
+    positions = torch.arange(embeds.shape[1], device=embeds.device)
+    cos, sin = (part[:, None] for part in rotary_angles(positions, stack.frequencies))
+    x = embeds
+    for layer in stack.layers:
+        attention = layer.self_attn
+        normed = layer.input_layernorm(x)
+        q, k, v = (
+            projection(normed).unflatten(-1, (-1, attention.head_dim))
+            for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        q, k = (rotate(norm(rows), cos, sin) for norm, rows in ((attention.q_norm, q), (attention.k_norm, k)))
+        groups = attention.heads // attention.kv_heads
+        k, v = (rows.repeat_interleave(groups, dim=2) for rows in (k, v))
+        q, k, v = (rows.transpose(1, 2).to(v.dtype) for rows in (q, k, v))
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + attention.o_proj(seen.transpose(1, 2).flatten(2))
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+    states: Tensor = stack.norm(x)
+    return states
 
 
-def _sound_rows(model: OmniModel, examples: Sequence[Example]) -> Tensor | None:
-    """Rows of all sound in the order of the batch's rows: [N, D]; None without sound."""
-    parts: list[Tensor] = []
-    for one in examples:
-        if one.reference is not None:
-            parts.append(encode_reference(model, one.reference))
-        if not one.taken:
-            continue
-        units = encode_units(model, *(part.to(model.device) for part in (one.mel, one.mel_first, one.mel_end)))
-        segment, place = torch.tensor(one.taken, device=model.device).T
-        parts.append(units[segment, place].flatten(0, 1))
-    return torch.cat(parts) if parts else None
+def encode_segments(model: OmniModel, mel: Tensor, first: Tensor, end: Tensor) -> Tensor:
+    """Normed states [S, K * 50, D] of the audio encoder; arguments as for `Apm.refill`, units left out come last."""
+    apm, (n_segments, n_units) = model.apm, end.shape
+    # The rows of a unit without those of its context frames, as in serving.
+    rows = apm._convolve(mel.flatten(0, 1), first.flatten(), end.flatten())[:, 1 : 1 + UNIT_ROWS]
+    index = torch.arange(n_units * UNIT_ROWS, device=mel.device)
+    x = rows.reshape(n_segments, n_units * UNIT_ROWS, -1) + apm.embed_positions(index)
+    unit = index // UNIT_ROWS
+    mask = (unit <= unit[:, None])[None]
+    for layer in apm.layers:
+        x = layer(x, mask)
+    states: Tensor = apm.layer_norm(x)
+    return states
 
 
-def _picture_rows(model: OmniModel, examples: Sequence[Example]) -> Tensor | None:
-    """Rows of all pictures in the order of the batch's rows: [N, D]; None without pictures."""
+def clip_mels(log_mel: LogMel, clips: Tensor, n_samples: Tensor) -> Tensor:
+    """Log-mel [R, 80, F] of clips [R, N]; n_samples: [R] on the host."""
+    return log_mel.log_mel(clips, n_samples.to(clips.device, non_blocking=True))
+
+
+def encode_clips(model: OmniModel, mel: Tensor, n_samples: Tensor) -> Tensor:
+    """Rows [R, n, D] of clips; those after a clip's end are meaningless."""
+    frames = [frame_count(n) for n in n_samples.tolist()]
+    keys = [conv_length(n) for n in frames]
+    n_frames, n_keys = (torch.tensor(part).to(mel.device, non_blocking=True) for part in (frames, keys))
+    longest = token_count(max(frames))
+    return model.encode_clips(mel, n_frames, n_keys, CLIP_CHUNK_ROWS)[:, :longest]
+
+
+def encode_pictures(model: OmniModel, pictures: Tensor) -> Tensor:
+    """Rows [P, 64, D] of pictures [P, 448, 448, 3], levels 0 to 255."""
+    side, device = PICTURE_SIDE, pictures.device
+    numbers = torch.from_numpy(position_ids(side, side, table_side=model.config.vision_config.table_side)).to(device)
+    column = torch.arange(side, device=device)
+    coords = torch.stack(torch.meshgrid(column, column, indexing="ij"), dim=-1).flatten(0, 1)
     rows = []
-    for one in examples:
-        if one.pictures is not None:
-            rows.append(model.encode_images(*(part.to(model.device) for part in one.pictures)).flatten(0, 1))
-    return torch.cat(rows) if rows else None
+    for part in pictures.split(PICTURES_AT_ONCE):
+        patches = part.reshape(-1, side, PATCH, side, PATCH, 3).permute(0, 1, 3, 5, 2, 4).flatten(3).flatten(1, 2)
+        x = model.vpm.embeddings(pixel_values(patches.float()), numbers)
+        for layer in model.vpm.encoder.layers:
+            x = layer(x, None)
+        whole = torch.ones(x.shape[:2], dtype=torch.bool, device=device)
+        rows.append(model.resampler(model.vpm.post_layernorm(x), coords.expand(len(x), -1, -1), whole))
+    return torch.cat(rows)

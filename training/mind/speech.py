@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.layers.kv_cache import KVCache
 from models.layers.tts import FoldedHead, NormedWeight
 from models.omni import OmniModel
 from models.token2wav.settings import SILENCE_TOKEN
+from training.mind.forward import run_decoder
+from training.mind.records import Record, SpeechRecord
 from training.timelines.layout import NOTHING, ContextRows
 from training.timelines.timeline import TimelineUnit
 
@@ -25,20 +27,24 @@ SPOKEN, BEGIN, SPEECH = range(3)  # kinds of rows
 
 
 @dataclass(frozen=True)
-class SpeechRows:
-    """Rows of one reply, [n] each.
+class SpeechBatch:
+    """R replies of at most n rows, [R, n] each; fields as in `SpeechRecord`. Rows after a reply's end have no target.
 
     Args:
-        kinds: SPOKEN, BEGIN or SPEECH.
-        values: text token or speech token; 0 at BEGIN.
-        places: context row of a spoken token; NOTHING at other rows.
-        targets: the speech token that follows, or NOTHING.
+        places: rows of the flattened states of the batch.
+        learned: [N] places r * n + i of rows with a target. targets: [N] the targets.
     """
 
-    kinds: list[int]
-    values: list[int]
-    places: list[int]
-    targets: list[int]
+    kinds: Tensor
+    values: Tensor
+    places: Tensor
+    learned: Tensor
+    targets: Tensor
+
+    def to(self, device: torch.device) -> "SpeechBatch":
+        """The same on a device."""
+        parts = (self.kinds, self.values, self.places, self.learned, self.targets)
+        return SpeechBatch(*(part.to(device, non_blocking=True) for part in parts))
 
 
 def spoken_places(rows: ContextRows, number: int, unit: TimelineUnit) -> list[int]:
@@ -55,7 +61,7 @@ def speech_rows(
     *,
     per_unit: int = SPEECH_TOKENS_PER_UNIT,
     silence: int = SILENCE_TOKEN,
-) -> SpeechRows:
+) -> SpeechRecord:
     """The rows of a reply.
 
     Args:
@@ -66,13 +72,11 @@ def speech_rows(
         per_unit: speech tokens of a unit.
     """
     tokens = [*speech_tokens, *[silence] * (per_unit * (len(text) - 1) - len(speech_tokens))]
-    rows = SpeechRows([], [], [], [])
+    rows: list[tuple[int, int, int, int]] = []
 
-    def add(kind: int, value: int, place: int, target: int) -> None:
-        rows.kinds.append(kind)
-        rows.values.append(value)
-        rows.places.append(place)
-        rows.targets.append(target)
+    def add(*row: int) -> None:
+        kind, value, place, target = row
+        rows.append((kind, value, place, target))
 
     n_units = max(len(text), -(-len(tokens) // per_unit))
     for unit in range(n_units):
@@ -85,42 +89,48 @@ def speech_rows(
         add(BEGIN, 0, NOTHING, chunk[0] if chunk else after)
         for token, following in zip(chunk, [*chunk[1:], after], strict=False):
             add(SPEECH, token, NOTHING, following)
-    return rows
+    kinds, values, spots, targets = zip(*rows, strict=True)
+    return SpeechRecord(
+        np.array(kinds, np.int8), np.array(values, np.int16), np.array(spots, np.int32), np.array(targets, np.int16)
+    )
 
 
-def predict_speech(model: OmniModel, hidden: Tensor, rows: SpeechRows) -> tuple[Tensor, Tensor]:
-    """Logits [n, speech tokens] after all rows that have a target, and the targets [n].
+def collate_replies(records: Sequence[Record], n_rows: int) -> SpeechBatch | None:
+    """All replies of records, whose rows are padded to `n_rows`; None without any."""
+    replies = [(row, reply) for row, one in enumerate(records) for reply in one.replies]
+    if not replies:
+        return None
+    longest = max(len(reply.kinds) for _, reply in replies)
+    kinds = np.full((len(replies), longest), SPEECH, np.int64)
+    values, places = np.zeros_like(kinds), np.zeros_like(kinds)
+    targets = np.full_like(kinds, NOTHING)
+    for number, (row, reply) in enumerate(replies):
+        n = len(reply.kinds)
+        kinds[number, :n], values[number, :n], targets[number, :n] = reply.kinds, reply.values, reply.targets
+        places[number, :n] = np.where(reply.places == NOTHING, 0, row * n_rows + reply.places)
+    learned = np.flatnonzero(targets != NOTHING)
+    parts = (kinds, values, places, learned, targets.ravel()[learned])
+    return SpeechBatch(*map(torch.from_numpy, parts))
+
+
+def predict_speech(model: OmniModel, hidden: Tensor, batch: SpeechBatch) -> Tensor:
+    """Logits [N, speech tokens] float32 after all rows that have a target.
 
     Args:
-        hidden: [T, D] states of the reply's context.
+        hidden: [B, T, D] states of the contexts.
     """
-    tts, config, device = model.tts, model.config.tts_config, model.device
-    kinds, values, places, targets = (
-        torch.tensor(part, device=device) for part in (rows.kinds, rows.values, rows.places, rows.targets)
+    tts, config = model.tts, model.config.tts_config
+    is_text, is_speech = (batch.kinds == SPOKEN)[..., None], (batch.kinds == SPEECH)[..., None]
+    spoken = tts.text_rows(
+        torch.where(is_text[..., 0], batch.values, 0),
+        hidden.flatten(0, 1)[batch.places],
+        config.normalize_projected_hidden,
+        model.backend,
     )
-    is_text, is_speech = kinds == SPOKEN, kinds == SPEECH
-    begin = torch.full_like(values, config.audio_bos_token_id)
-    embeds = tts.emb_text(begin)
-    if is_text.any():
-        normalize = config.normalize_projected_hidden
-        spoken = tts.text_rows(values[is_text], hidden[places[is_text]], normalize, model.backend)
-        embeds = embeds.masked_scatter(is_text[:, None], spoken)
-    if is_speech.any():
-        embeds = embeds.masked_scatter(is_speech[:, None], tts.emb_code[0](values[is_speech]))
-    n = len(rows.kinds)
-    cache = KVCache(
-        n_layers=config.num_hidden_layers,
-        n_slots=1,
-        max_len=n,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        dtype=model.dtype,
-        device=device,
-    )
-    slot = torch.zeros(1, dtype=torch.int64, device=device)
-    states = tts.model(embeds[None], cache, slot, slot + n, n, model.backend)[0]
-    learned = targets != NOTHING
-    return F.linear(states[learned], speech_head(model)).float(), targets[learned]
+    begin = tts.emb_text.weight[config.audio_bos_token_id].to(spoken.dtype)
+    tokens = tts.emb_code[0](torch.where(is_speech[..., 0], batch.values, 0)).to(spoken.dtype)
+    states = run_decoder(tts.model, torch.where(is_text, spoken, torch.where(is_speech, tokens, begin)))
+    return F.linear(states.flatten(0, 1)[batch.learned], speech_head(model)).float()
 
 
 def speech_head(model: OmniModel) -> Tensor:

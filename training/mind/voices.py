@@ -1,55 +1,92 @@
 """The person's voices from the engines of `training.speech`, as functions from text to samples.
 
-An utterance is kept in a folder if there is one, because starting an engine takes longer than most sentences.
+A voice keeps its latest utterances in memory, because starting an engine takes longer than most sentences.
 """
 
-import hashlib
-import os
-from dataclasses import dataclass, replace
-from pathlib import Path
+import random
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 import soxr
 
+from training.speech.corpus import NO_PHONE, PHONES
 from training.speech.voices import RATE as ENGINE_RATE
-from training.speech.voices import VOICES, SpeechVoice, speak
+from training.speech.voices import VOICES, Segment, SpeechVoice, speak
 from training.timelines.speech import RATE, Samples
 
 TEMPOS = (0.87, 0.94, 1.0, 1.07, 1.14)  # of each voice; pitch follows
 AUDIBLE = 0.02  # of the peak: quieter ends are silence
+N_KEPT = 64  # utterances of a voice
+# Shares of the engines. Starting festival takes longer than flite needs for a sentence.
+ENGINE_SHARES = {"flite": 0.74, "espeak-ng": 0.18, "festival": 0.08}
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """A spoken text.
+
+    Args:
+        wave: [n] samples at 16 kHz without silence at the ends.
+        phones, ends: [p] indices into PHONES and seconds from the wave's start; empty without times.
+    """
+
+    wave: Samples
+    phones: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.float64]
+
+    def phones_at(self, times: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """[n] phonemes at these seconds from the wave's start, or NO_PHONE."""
+        if not len(self.phones):
+            return np.full(len(times), NO_PHONE, np.int64)
+        return self.phones[np.searchsorted(self.ends, times).clip(max=len(self.phones) - 1)]
 
 
 @dataclass(frozen=True)
 class EngineVoice:
-    """A voice at a tempo. cache: folder of finished utterances, which processes may share; None keeps nothing."""
+    """A voice at a tempo. kept: utterances by text, the oldest first."""
 
     voice: SpeechVoice
-    cache: Path | None = None
+    kept: "OrderedDict[str, Utterance]" = field(default_factory=OrderedDict, compare=False)
 
     def __call__(self, text: str) -> Samples:
-        if self.cache is None:
-            return utterance(self.voice, text)
-        digest = hashlib.sha256(f"{self.voice}|{text}".encode()).hexdigest()
-        file = self.cache / digest[:2] / f"{digest[2:]}.npy"
-        if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            partial = file.with_suffix(f".{os.getpid()}.part")
-            with partial.open("wb") as out:
-                np.save(out, (utterance(self.voice, text) * 32_767).astype(np.int16))
-            partial.replace(file)
-        levels: npt.NDArray[np.int16] = np.load(file)
-        return levels.astype(np.float32) / np.float32(32_768)
+        return self.utterance(text).wave
+
+    def utterance(self, text: str) -> Utterance:
+        """Samples and phonemes. Raises: ModelError if the engine fails."""
+        if text not in self.kept:
+            self.kept[text] = utterance(self.voice, text)
+            if len(self.kept) > N_KEPT:
+                self.kept.popitem(last=False)
+        return self.kept[text]
 
 
-def utterance(voice: SpeechVoice, text: str) -> Samples:
-    """[n] samples at 16 kHz without silence at the ends. Raises: ModelError if the engine fails."""
-    (spoken,) = speak(voice, [text])
-    wave: Samples = soxr.resample(spoken.wave.astype(np.float32) / 32_768, ENGINE_RATE, RATE, quality="HQ")
-    loud = np.flatnonzero(np.abs(wave) > AUDIBLE * np.abs(wave).max())
-    return wave[loud[0] : loud[-1] + 1]
+def utterance(voice: SpeechVoice, text: str) -> Utterance:
+    """A text in a voice. Raises: ModelError if the engine fails."""
+    return utterances(voice, [text])[0]
 
 
-def engine_voices(cache: Path | None = None) -> tuple[EngineVoice, ...]:
+def utterances(voice: SpeechVoice, texts: list[str]) -> list[Utterance]:
+    """Texts in a voice with one call of its engine, if that takes several. Raises: ModelError if the engine fails."""
+    return [_trimmed(spoken.wave, spoken.segments) for spoken in speak(voice, texts)]
+
+
+def engine_voices() -> tuple[EngineVoice, ...]:
     """All voices of training at several tempos. The speaker kal is in none of them."""
-    return tuple(EngineVoice(replace(one, speed=one.speed * tempo), cache) for one in VOICES for tempo in TEMPOS)
+    return tuple(EngineVoice(replace(one, speed=one.speed * tempo)) for one in VOICES for tempo in TEMPOS)
+
+
+def draw_voice(rng: random.Random, voices: tuple[EngineVoice, ...]) -> EngineVoice:
+    """One of the voices, by the shares of their engines."""
+    (engine,) = rng.choices(list(ENGINE_SHARES), list(ENGINE_SHARES.values()))
+    return rng.choice([one for one in voices if one.voice.engine == engine])
+
+
+def _trimmed(samples: npt.NDArray[np.int16], segments: list[Segment]) -> Utterance:
+    wave: Samples = soxr.resample(samples.astype(np.float32) / 32_768, ENGINE_RATE, RATE, quality="HQ")
+    loud = np.flatnonzero(np.abs(wave) > AUDIBLE * np.abs(wave).max())
+    first, last = int(loud[0]), int(loud[-1])
+    phones = np.array([PHONES.index(one.phone) for one in segments], np.int64)
+    ends = np.array([one.end for one in segments], np.float64) - first / RATE
+    return Utterance(wave[first : last + 1], phones, ends)

@@ -1,9 +1,11 @@
 """Objects of a scene as pictures with transparency: shapes, digits, letters and things. Needs Pillow only.
 
-Things are characters of Debian's `fonts-noto-color-emoji`; without the font `things_font` is None.
+Things are characters of Debian's `fonts-noto-color-emoji`. `$SCENE_FONTS`, made by `training.scenes.pack`, is a folder
+of fonts and of finished things for a machine without Debian's; without either, `has_things` is false.
 """
 
 import math
+import os
 import random
 from functools import cache
 from pathlib import Path
@@ -13,7 +15,9 @@ from PIL import Image, ImageDraw, ImageFont
 from training.scenes.labels import COLORS, DIGITS, THINGS, Shown
 
 SIDE = 256  # of the square that an object is drawn on
-EMOJI_FONT = Path("/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf")
+FONTS = Path(os.environ.get("SCENE_FONTS", "/usr/share/fonts/truetype"))
+EMOJI_FONT = FONTS / "noto" / "NotoColorEmoji.ttf"
+THING_PICTURES = FONTS / "things"  # NAME.png, used instead of the font
 EMOJI_SIZE = 109  # the one size of the font's pictures
 TEXT_FONTS = (
     *("dejavu/DejaVuSans.ttf", "dejavu/DejaVuSans-Bold.ttf", "dejavu/DejaVuSerif.ttf", "dejavu/DejaVuSansMono.ttf"),
@@ -29,10 +33,10 @@ def draw_object(shown: Shown, color: Color | None, rng: random.Random) -> Image.
 
     Args:
         color: of a shape, digit or letter.
-    Raises: ValueError for a thing without its font.
+    Raises: ValueError for a thing without its font or picture.
     """
     if shown.kind == "thing":
-        return _draw_thing(shown.name)
+        return draw_thing(shown.name)
     picture = Image.new("RGBA", (SIDE, SIDE))
     draw = ImageDraw.Draw(picture)
     if shown.kind == "shape":
@@ -45,9 +49,9 @@ def draw_object(shown: Shown, color: Color | None, rng: random.Random) -> Image.
     return picture
 
 
-def things_font() -> ImageFont.FreeTypeFont | None:
-    """The font of things, or None if it is not installed."""
-    return _emoji_font() if EMOJI_FONT.is_file() else None
+def has_things() -> bool:
+    """Whether things can be drawn."""
+    return EMOJI_FONT.is_file() or THING_PICTURES.is_dir()
 
 
 def named_color(name: str, rng: random.Random) -> Color:
@@ -59,13 +63,7 @@ def named_color(name: str, rng: random.Random) -> Color:
 @cache
 def text_fonts() -> tuple[Path | None, ...]:
     """Fonts of digits and letters; None is Pillow's own, which is always there."""
-    folder = Path("/usr/share/fonts/truetype")
-    return (None, *(folder / name for name in TEXT_FONTS if (folder / name).is_file()))
-
-
-@cache
-def _emoji_font() -> ImageFont.FreeTypeFont:
-    return ImageFont.truetype(str(EMOJI_FONT), EMOJI_SIZE)
+    return (None, *(FONTS / name for name in TEXT_FONTS if (FONTS / name).is_file()))
 
 
 @cache
@@ -74,10 +72,14 @@ def _text_font(path: Path | None) -> ImageFont.FreeTypeFont | ImageFont.ImageFon
 
 
 @cache
-def _draw_thing(name: str) -> Image.Image:
-    font = things_font()
-    if font is None:
-        raise ValueError(f"{name}: expected the font {EMOJI_FONT}, got none")
+def draw_thing(name: str) -> Image.Image:
+    """A thing, filling a SIDE x SIDE picture. Raises: ValueError without its font or picture."""
+    if (file := THING_PICTURES / f"{name}.png").is_file():
+        with Image.open(file) as drawn:
+            return drawn.convert("RGBA").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+    if not EMOJI_FONT.is_file():
+        raise ValueError(f"{name}: expected the font {EMOJI_FONT} or {file}, got neither")
+    font = ImageFont.truetype(str(EMOJI_FONT), EMOJI_SIZE)
     picture = Image.new("RGBA", (2 * EMOJI_SIZE, 2 * EMOJI_SIZE))
     ImageDraw.Draw(picture).text((EMOJI_SIZE, EMOJI_SIZE), THINGS[name][0], font=font, anchor="mm", embedded_color=True)
     box = picture.getbbox()

@@ -16,7 +16,7 @@ from models.inputs.tokens import SpecialTokens
 from training.grammar.phrases import intents
 from training.timelines.pacing import Encode, pace, playback_s
 from training.timelines.speech import RATE, Samples, Synthesizer
-from training.timelines.timeline import FORCED_UNITS, Said, Timeline, TimelineUnit, View
+from training.timelines.timeline import FORCED_UNITS, Placed, Said, Timeline, TimelineUnit, View
 
 SETTLE_S = 0.4  # silence after a sentence before it is answered
 NOTICE_S = 0.3  # speech of an interruption before the model stops
@@ -34,7 +34,7 @@ class Stage:
             synthesize: the person's voice.
         """
         self._rng, self._encode, self._special, self._synthesize = rng, encode, special, synthesize
-        self._sounds: list[tuple[float, Samples]] = []
+        self._sounds: list[tuple[Placed, Samples]] = []
         self._tokens: dict[int, tuple[int, ...]] = {}
         self._skills: dict[int, str] = {}
         self._views: list[View | None] = []
@@ -59,7 +59,7 @@ class Stage:
         for number, piece in enumerate(pieces):
             at += self._rng.uniform(*PAUSE_S) if number else 0.0
             sound = self._synthesize(piece)
-            self._sounds.append((at, sound))
+            self._sounds.append((Placed(piece, at), sound))
             at += len(sound) / RATE
         self._script.append(Said("person", text, start, at, skill))
         self._end = max(self._end, at)
@@ -104,12 +104,13 @@ class Stage:
         """The timeline up to `end` or the end of the last sound."""
         n_units = math.ceil(max(end, self._end, max(self._tokens, default=0) + 1))
         sound = np.zeros(n_units * RATE, np.float32)
-        for start, samples in self._sounds:
-            first = round(start * RATE)
+        for placed, samples in self._sounds:
+            first = round(placed.start * RATE)
             room = sound[first : first + len(samples)]
             room += samples[: len(room)]
         units = tuple(self._unit(unit) for unit in range(n_units))
-        return Timeline(sound, units, tuple(sorted(self._script, key=lambda said: said.start)))
+        script = tuple(sorted(self._script, key=lambda said: said.start))
+        return Timeline(sound, units, script, tuple(placed for placed, _ in self._sounds))
 
     def _unit(self, unit: int) -> TimelineUnit:
         current = [view for view, start in zip(self._views, self._changes, strict=True) if start <= unit]

@@ -78,12 +78,27 @@ class Said:
 
 
 @dataclass(frozen=True)
+class Placed:
+    """A text that the person's voice spoke at once, and the second at which its sound begins."""
+
+    text: str
+    start: float
+
+
+@dataclass(frozen=True)
 class Timeline:
-    """A conversation. sound: [16 000 * units] samples of the person. script: all utterances in order of their start."""
+    """A conversation.
+
+    Args:
+        sound: [16 000 * units] samples of the person.
+        script: all utterances in order of their start.
+        placed: the pieces that the person's sound consists of; a sentence with a pause has two.
+    """
 
     sound: Samples
     units: tuple[TimelineUnit, ...]
     script: tuple[Said, ...]
+    placed: tuple[Placed, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.sound) != RATE * len(self.units):

@@ -1,0 +1,178 @@
+"""Steps of the mind's training: pools, batches, schedules, and states that continue where they ended."""
+
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.batches import SIZES, tiny_model
+from tests.worker.loop.engines import TINY
+from training.mind.device_pictures import SHIFT, degrade_pictures
+from training.mind.examples import Examples, Task
+from training.mind.learner import CURRICULUM, RE_WARMUP_STEPS, Learner, LearnPlan, rate_at, shares_at
+from training.mind.measure import measure
+from training.mind.moments import pack_moments, unpack_moments
+from training.mind.pool import Pool, PoolSizes, Ring
+from training.mind.produce import make_shard
+from training.mind.records import Record, read_records, write_records
+
+CPU = torch.device("cpu")
+TASKS: tuple[Task, ...] = ("text", "echo", "captions", "talk", "chat")
+
+
+@pytest.fixture(scope="module")
+def examples() -> Examples:
+    return Examples(TINY, seconds=8.0, lesson_s=7.0)
+
+
+@pytest.fixture(scope="module")
+def records(examples: Examples) -> list[Record]:
+    return make_shard(examples, [(task, 1) for task in TASKS], 0, 0)
+
+
+def learner(work: Path, examples: Examples, task: Task | None = "text") -> Learner:
+    plan = LearnPlan(work, CPU, plan_seconds=1000, rows=128, rate=3e-3, task=task)
+    return Learner(tiny_model(), examples.tokenizer.special, plan)
+
+
+def pool_of(records: list[Record]) -> Pool:
+    pool = Pool(SIZES, CPU)
+    pool.add(records)
+    return pool
+
+
+def test_records_are_the_same_in_every_run(examples: Examples, records: list[Record], tmp_path: Path) -> None:
+    write_records(tmp_path / "a.shard", records)
+    again = make_shard(replace(examples), [(task, 1) for task in TASKS], 0, 0)
+    for one, kept, made in zip(records, read_records(tmp_path / "a.shard"), again, strict=True):
+        assert one.task == kept.task == made.task
+        for other in (kept, made):
+            assert np.array_equal(one.ids, other.ids) and np.array_equal(one.wave, other.wave)
+            assert np.array_equal(one.pictures, other.pictures)
+    held_out = replace(examples, split="held_out").record("captions", 0)
+    assert not np.array_equal(held_out.ids, records[2].ids), "expected other scenes"
+
+
+def test_a_step_of_all_tasks_trains_all_parts(examples: Examples, records: list[Record], tmp_path: Path) -> None:
+    mind = learner(tmp_path, examples, None)
+    before = {name: weight.detach().clone() for name, weight in mind.weights.items()}
+    mind.step(pool_of(records))
+    same = {name for name, weight in mind.weights.items() if torch.equal(weight, before[name])}
+    # Noise in place of speech has no phonemes.
+    assert same == {"phones.weight", "phones.bias"}, f"expected all others to change, got the same {sorted(same)[:5]}"
+    log = mind.take_log()
+    assert all(np.isfinite(log[f"{task}_loss"]) for task in TASKS) and log["drawn"] == 5
+
+
+def test_a_step_that_is_not_finite_is_left_out(examples: Examples, records: list[Record], tmp_path: Path) -> None:
+    mind = learner(tmp_path, examples)
+    head = mind.weights["llm.lm_head.weight"]
+    with torch.no_grad():
+        kept, head[0, 0] = head[0, 0].clone(), float("nan")
+    before = mind.weights["llm.model.norm.weight"].detach().clone()
+    mind.step(pool_of(records))
+    assert torch.equal(mind.weights["llm.model.norm.weight"], before)
+    with pytest.raises(FloatingPointError, match="expected finite"):
+        mind.save()
+    with torch.no_grad():
+        head[0, 0] = kept
+    mind.save()
+
+
+def test_a_run_continues_exactly(examples: Examples, records: list[Record], tmp_path: Path) -> None:
+    pool = pool_of(records)
+    straight, begun = (learner(tmp_path / name, examples) for name in ("straight", "begun"))
+    for one in (straight, begun):
+        one.plan.work.mkdir()
+        one.step(pool)
+        one.seconds = 7.0
+    begun.save()
+    again = learner(begun.plan.work, examples)
+    assert again.restore(None).endswith("mind.pt")
+    assert (again.step_number, again.seconds, again.n_drawn) == (1, 7.0, straight.n_drawn)
+    again.first_step = 0  # no second rise of the rate, to compare
+    for one in (straight, again):
+        one.step(pool)
+    differ = [name for name, one in again.weights.items() if not torch.equal(one, straight.weights[name])]
+    assert not differ, f"expected the weights of a run without a stop, got others in {differ[:5]}"
+
+
+def test_small_files_keep_weights_and_moments(examples: Examples, records: list[Record], tmp_path: Path) -> None:
+    pool, mind = pool_of(records), learner(tmp_path / "a", examples)
+    mind.plan.work.mkdir()
+    for _ in range(3):
+        mind.step(pool)
+    mind.save(tmp_path)
+    again = learner(tmp_path / "b", examples)
+    assert again.restore(tmp_path) == str(tmp_path) and again.step_number == 3
+    for name, weight in mind.weights.items():
+        assert torch.allclose(again.weights[name], weight, rtol=2e-3, atol=1e-6), name
+        states = [one.optimizer.state.get(one.weights[name]) for one in (mind, again)]
+        if None in states:  # chats without sound and pictures do not train their encoders
+            assert states == [None, None]
+            continue
+        second, kept = (state["exp_avg_sq"] for state in states if state)
+        large = second > second.max() * 1e-9
+        assert ((kept / second)[large] - 1).abs().max() < 0.06, name
+    again.step(pool)
+    assert np.isfinite(again.take_log()["text_loss"])
+
+
+def test_moments_of_eight_bits() -> None:
+    second = 10 ** torch.linspace(-14, -2, 1000)
+    kept = unpack_moments(*pack_moments(second))
+    assert ((kept / second) - 1).abs()[second > 1e-13].max() < 0.06
+    assert torch.equal(unpack_moments(*pack_moments(torch.zeros(3))) < 1e-30, torch.ones(3, dtype=torch.bool))
+
+
+def test_figures_of_a_model_that_knows_the_answer(examples: Examples, records: list[Record], tmp_path: Path) -> None:
+    chats = [one for one in records if one.task == "text"]
+    pool, mind = pool_of(chats), learner(tmp_path, examples)
+    for _ in range(40):
+        mind.step(pool)
+    stored = Pool(SIZES, CPU).add(chats)
+    figures = measure(mind, pool_of(chats), stored, examples.tokenizer)
+    assert figures["text_text"] == 1.0 and figures["text_answers"] == 1.0, figures
+    assert measure(mind, pool_of(chats), stored, examples.tokenizer, until=time.monotonic() - 1) == {}
+
+
+def test_a_ring_keeps_the_newest(records: list[Record]) -> None:
+    ring = Ring(10, (), torch.int16, CPU)
+    starts = [ring.add(torch.full((4,), i)) for i in range(4)]
+    assert [ring.holds(start) for start in starts] == [False, False, True, True]
+    assert ring.rows[starts[3] % 10 : starts[3] % 10 + 4].tolist() == [3] * 4
+    with pytest.raises(ValueError, match="expected at most 10"):
+        ring.add(torch.zeros(11))
+    small = Pool(PoolSizes(samples=16_000 * 20, pictures=8, clip_samples=200_000), CPU)
+    for _ in range(4):
+        small.add([one for one in records if one.task in ("echo", "talk")])
+    for _ in range(8):
+        (drawn,) = small.draw("talk", 1, random.Random(0))
+        sound = small.waves_of([drawn])[0]
+        expected = torch.from_numpy(drawn.record.wave) / 32_768
+        assert torch.equal(sound, expected), "expected the sound of the record, not of a newer one"
+
+
+def test_pictures_are_moved_and_tinted() -> None:
+    picture = torch.zeros(6, 448, 448, 3, dtype=torch.uint8)
+    picture[:, 200:240, 100:180] = 200
+    changed = degrade_pictures(picture, torch.Generator().manual_seed(0))
+    assert changed.dtype == torch.uint8 and changed.shape == picture.shape
+    for one in changed:
+        rows, columns, _ = torch.nonzero(one > 120, as_tuple=True)
+        assert abs(int(rows.min()) - 200) <= SHIFT and abs(int(columns.min()) - 100) <= SHIFT
+    assert len({int(one.max()) for one in changed}) > 1
+
+
+def test_schedules() -> None:
+    steps = 10 * RE_WARMUP_STEPS
+    rates = [rate_at(step / 5000, step) for step in range(steps)]
+    assert rates[0] < 0.02 and rates.index(max(rates)) == RE_WARMUP_STEPS - 1
+    assert rate_at(1.0, steps) < 0.04 and rate_at(0.5, 0) < 0.01 < 0.4 < rate_at(0.5, steps)
+    for progress in (0.0, 0.1, 0.5, 1.0, 1.5):
+        assert sum(shares_at(progress).values()) == pytest.approx(1)
+    assert shares_at(2.0) == CURRICULUM[-1][1]

@@ -1,0 +1,100 @@
+"""Sound of many conversations on the training device: degradations, and log-mel of units as serving computes it."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from models.inputs.audio import HALF_WINDOW, N_FFT, RAW_FLOOR, LogMel, mirror
+from models.inputs.audio_sizes import FIRST_UNIT_SAMPLES, HOP, UNIT_SAMPLES
+from models.inputs.mel_stream import DYNAMIC_FROM, stable_count, window_start
+from training.mind.records import LEAD, UNIT_END
+from training.timelines.speech import RATE
+
+ROOM_SHARE, BAND_SHARE, CLEAN_SHARE = 0.4, 0.25, 0.15  # of conversations
+NOISE_DB = (5.0, 25.0)  # of speech over noise
+GAIN_DB = (-12.0, 12.0)
+ROOM_SAMPLES = 5600  # of the longest echo
+FRAMES_AT_ONCE = 400_000  # of all rows; bounds memory
+
+
+def degrade_all(sound: Tensor, generator: torch.Generator) -> Tensor:
+    """Sound [B, N] as microphones give it: echo of a room, a band, noise, a level. Echo and band apply to some rows."""
+    rows, n, device = len(sound), sound.shape[1], sound.device
+
+    def uniform(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(rows, 1, generator=generator, device=device)
+
+    size = _fast_size(n + ROOM_SAMPLES)
+    hz = torch.fft.rfftfreq(size, 1 / RATE, device=device)
+    spectrum = torch.fft.rfft(sound, size)
+    spectrum = spectrum * (1 + torch.fft.rfft(_echoes(uniform, generator, device), size))
+    low, high = uniform(80, 320), uniform(3200, 6500)
+    band = 1 / (1 + (low / hz.clamp_min(1)) ** 4) / (1 + (hz / high) ** 8)
+    spectrum = spectrum * torch.where(uniform(0, 1) < BAND_SHARE, band, 1.0)
+    heard = torch.fft.irfft(spectrum, size)[:, :n]
+    loud = (heard.abs() > 1e-3).sum(1, keepdim=True).clamp_min(1)
+    level = (heard.square().sum(1, keepdim=True) / loud).sqrt()
+    level = torch.where(level > 1e-4, level, 0.05)
+    noise = torch.fft.rfft(torch.randn(rows, n, generator=generator, device=device), size)
+    noise = torch.fft.irfft(noise / hz.clamp_min(50) ** uniform(0, 1), size)[:, :n]
+    noise = noise / noise.square().mean(1, keepdim=True).sqrt()
+    decibels = torch.where(uniform(0, 1) < CLEAN_SHARE, 45.0, uniform(*NOISE_DB))
+    noisy = heard + noise * level * 10 ** (-decibels / 20)
+    return (noisy * 10 ** (uniform(*GAIN_DB) / 20)).clamp(-1, 1)
+
+
+def unit_mels(log_mel: LogMel, sound: Tensor) -> Tensor:
+    """Log-mel [B, U, 80, 104] of all units, as `mel_step` emits it for sound [B, 16 000 U] that begins a session."""
+    rows, n_units, device = len(sound), sound.shape[1] // RATE, sound.device
+    padded = torch.nn.functional.pad(sound, (LEAD, 0))
+    ends = FIRST_UNIT_SAMPLES + UNIT_SAMPLES * torch.arange(n_units, device=device)  # samples pushed before each unit
+    starts, stable = window_start(ends), stable_count(ends)
+    n_frames = int(FIRST_UNIT_SAMPLES + UNIT_SAMPLES * (n_units - 1)) // HOP
+    raw = _raw(log_mel, padded, torch.arange(n_frames, device=device), 0, padded.shape[1])
+    # Loudest bins: of stable frames in the window, of its first two frames, mirrored at its start, and of its last one.
+    frame = torch.arange(n_frames, device=device)
+    oldest = torch.where(starts > 0, starts // HOP + 2, 0)
+    in_window = (frame >= oldest[:, None]) & (frame < stable[:, None])
+    loudest = torch.where(in_window, raw.amax(2)[:, None], -math.inf).amax(2)
+    last = _raw(log_mel, padded, ends // HOP - 1, 0, ends)
+    loudest = torch.maximum(loudest, last.amax(2))
+    first_two = (starts // HOP)[:, None] + torch.arange(2, device=device)
+    edges = _raw(log_mel, padded, first_two.flatten(), starts.repeat_interleave(2), padded.shape[1])
+    edges = edges.amax(2).view(rows, n_units, 2).amax(2)
+    loudest = torch.where(starts > 0, torch.maximum(loudest, edges), loudest)
+    wanted = 100 * torch.arange(n_units, device=device)[:, None] - 2 + torch.arange(UNIT_END, device=device)
+    units = raw[:, wanted.clamp(0, n_frames - 1)]  # [B, U, 104, 80]
+    dynamic = log_mel.clip(units, "dynamic", loudest[:, :, None, None])
+    is_dynamic = (ends - starts >= DYNAMIC_FROM)[:, None, None]
+    units = torch.where(is_dynamic, dynamic, log_mel.clip(units, "fixed"))
+    return torch.where((wanted >= 0)[..., None], units, 0).transpose(2, 3)
+
+
+def _raw(log_mel: LogMel, padded: Tensor, frame: Tensor, begin: Tensor | int, end: Tensor | int) -> Tensor:
+    """Log power [B, F, 80] of frames [F], each mirrored at its own `begin` and `end`, [F] or one for all."""
+
+    def column(bound: Tensor | int) -> Tensor | int:
+        return bound[:, None] if isinstance(bound, Tensor) else bound
+
+    offset = torch.arange(N_FFT, device=padded.device) - HALF_WINDOW
+    index = mirror(frame[:, None] * HOP + offset, column(begin), column(end)).clamp(0, padded.shape[1] - 1)
+    at_once = max(1, FRAMES_AT_ONCE // len(padded))
+    parts = [log_mel.raw(padded[:, part]) for part in index.split(at_once)]
+    return torch.cat(parts, dim=1).clamp_min(RAW_FLOOR)
+
+
+def _echoes(uniform: Callable[[float, float], Tensor], generator: torch.Generator, device: torch.device) -> Tensor:
+    """Echoes [B, ROOM_SAMPLES] of rooms; those of rows without a room are zero."""
+    length = (uniform(0.08, 0.35) * RATE).round()
+    at = torch.arange(ROOM_SAMPLES, device=device)
+    tail = torch.randn(len(length), ROOM_SAMPLES, generator=generator, device=device) * torch.exp(-6.9 * at / length)
+    tail = torch.where(at < length, tail, 0)
+    tail = tail * uniform(0.1, 0.5) / tail.square().sum(1, keepdim=True).sqrt()
+    return torch.where(uniform(0, 1) < ROOM_SHARE, tail, 0)
+
+
+def _fast_size(n: int) -> int:
+    """The smallest length of at least n whose transform is fast: 2, 3, 5 or 9 times a power of two."""
+    return min(odd << max(0, (-(-n // odd) - 1).bit_length()) for odd in (1, 3, 5, 9))

@@ -1,0 +1,253 @@
+"""Training steps of the mind: hearing, seeing and the language model, on batches of a pool.
+
+A step has one batch of each task, of about as many rows as its share says, and one optimizer step. The position in the
+schedule is the time trained so far over the time planned for the whole training, which may span many runs.
+"""
+
+import itertools
+import json
+import math
+import random
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.inputs.audio import LogMel
+from models.inputs.tokens import SpecialTokens
+from models.omni import OmniModel
+from training.mind.batches import Batch
+from training.mind.device_pictures import degrade_pictures
+from training.mind.device_sound import degrade_all, unit_mels
+from training.mind.examples import Task
+from training.mind.forward import Inputs, clip_mels, logits_of, run_rows
+from training.mind.moments import load_small, save_small
+from training.mind.pool import Pool, Stored
+from training.speech.corpus import NO_PHONE, PHONES
+
+RE_WARMUP_STEPS = 100  # of every run
+LAST_RATE = 0.03  # learning rate at the end, as a part of the highest
+MAX_NORM = 1.0  # of the gradient
+QUIET_WEIGHT = 0.2  # of decisions to listen in the loss: most seconds of a conversation have one
+PHONE_WEIGHT = 0.3
+# Shares of the rows of a step at parts of the schedule; between them they change evenly.
+CURRICULUM: tuple[tuple[float, dict[Task, float]], ...] = (
+    (0.0, {"text": 0.10, "echo": 0.45, "captions": 0.35, "talk": 0.05, "chat": 0.05}),
+    (0.15, {"text": 0.08, "echo": 0.37, "captions": 0.25, "talk": 0.25, "chat": 0.05}),
+    (0.45, {"text": 0.05, "echo": 0.20, "captions": 0.15, "talk": 0.54, "chat": 0.06}),
+    (1.0, {"text": 0.04, "echo": 0.12, "captions": 0.10, "talk": 0.68, "chat": 0.06}),
+)
+
+
+@dataclass(frozen=True)
+class LearnPlan:
+    """One run.
+
+    Args:
+        plan_seconds: of training in all runs together, over which the learning rate falls.
+        rows: of the language model in a step.
+        rate: highest learning rate.
+        task: one task instead of the curriculum.
+        degrades: sound and pictures are made worse.
+    """
+
+    work: Path
+    device: torch.device
+    plan_seconds: float
+    rows: int = 49_152
+    rate: float = 1e-3
+    task: Task | None = None
+    degrades: bool = True
+    seed: int = 0
+
+
+def shares_at(progress: float) -> dict[Task, float]:
+    """Shares of tasks at a part of the schedule."""
+    for (start, before), (end, after) in itertools.pairwise(CURRICULUM):
+        if progress <= end:
+            along = (progress - start) / (end - start)
+            return {task: (1 - along) * before[task] + along * after[task] for task in before}
+    return CURRICULUM[-1][1]
+
+
+def rate_at(progress: float, steps: int) -> float:
+    """Learning rate as a part of the highest: half a cosine over the schedule, a rise at the start of a run."""
+    cosine = 0.5 + 0.5 * math.cos(math.pi * min(progress, 1.0))
+    return min(1.0, (steps + 1) / RE_WARMUP_STEPS) * (LAST_RATE + (1 - LAST_RATE) * cosine)
+
+
+class Learner:
+    """Model, optimizer and step of a run."""
+
+    name: ClassVar[str] = "mind"  # of its files
+
+    def __init__(self, model: OmniModel, special: SpecialTokens, plan: LearnPlan):
+        self.model, self.plan, self.special = model, plan, special
+        device = plan.device
+        self.log_mel = LogMel(device)
+        # A help in training that no checkpoint has: phonemes from states of the audio encoder.
+        self.phones = nn.Linear(model.config.audio_config.d_model, len(PHONES), device=device)
+        nn.init.zeros_(self.phones.weight)
+        nn.init.zeros_(self.phones.bias)
+        self.weights = self._weights()
+        for weight in self.weights.values():
+            weight.requires_grad_(True)
+        decayed = [weight for weight in self.weights.values() if weight.ndim > 1]
+        plain = [weight for weight in self.weights.values() if weight.ndim == 1]
+        groups = [{"params": decayed, "weight_decay": 0.02}, {"params": plain, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=plan.rate, betas=(0.9, 0.98), fused=True)
+        self.random = random.Random(plan.seed)
+        self.generator = torch.Generator(device).manual_seed(plan.seed)
+        self.step_number = self.first_step = 0
+        self.seconds = 0.0  # trained in all runs
+        self.n_drawn = 0  # sequences in all runs
+        self._sums: dict[str, list[Tensor]] = {}
+
+    # --- state ---------------------------------------------------------------------------------
+
+    def restore(self, small: Path | None) -> str:
+        """Continue from the state in the work folder, or else from small files. Returns: what was found."""
+        file = self.plan.work / f"{self.name}.pt"
+        if file.exists():
+            state = torch.load(file, map_location=self.plan.device, weights_only=True)
+            with torch.no_grad():
+                for key, weight in self.weights.items():
+                    weight.copy_(state["weights"][key])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.generator.set_state(state["generator"].cpu())
+            numbers, found = state["counters"], str(file)
+            version, internal, gauss = json.loads(state["random"])
+            self.random.setstate((version, tuple(internal), gauss))
+        elif small is not None and (small / f"{self.name}_moments.pt").exists():
+            numbers, found = load_small(small, self.name, self.weights, self.optimizer), str(small)
+            self.random.seed(f"{self.plan.seed} {numbers['step']}")
+            self.generator.manual_seed(self.plan.seed + int(numbers["step"]))
+        else:
+            return "nothing"
+        self.step_number = self.first_step = int(numbers["step"])
+        self.seconds, self.n_drawn = float(numbers["seconds"]), int(numbers["drawn"])
+        return found
+
+    def save(self, small: Path | None = None) -> None:
+        """Write the whole state to the work folder, and small files to another one."""
+        if not all(bool(weight.isfinite().all()) for weight in self.weights.values()):
+            raise FloatingPointError("weights: expected finite values, got others; the last saved state is kept")
+        state = {
+            "weights": {key: weight.detach() for key, weight in self.weights.items()},
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+            "random": json.dumps(self.random.getstate()),
+            "counters": self._counters(),
+        }
+        file = self.plan.work / f"{self.name}.pt"
+        partial = file.with_suffix(".part")
+        torch.save(state, partial)
+        partial.replace(file)
+        if small is not None:
+            save_small(small, self.name, self.weights, self.optimizer, self._counters())
+
+    def _counters(self) -> dict[str, float]:
+        return {"step": self.step_number, "seconds": self.seconds, "drawn": self.n_drawn}
+
+    @property
+    def progress(self) -> float:
+        """Part of the schedule that is done."""
+        return self.seconds / self.plan.plan_seconds
+
+    # --- steps ---------------------------------------------------------------------------------
+
+    def step(self, pool: Pool) -> None:
+        """One optimizer step on batches of all tasks that the pool has. Counts the time that it takes."""
+        begun = time.monotonic()
+        rate = self.plan.rate * rate_at(self.progress, self.step_number - self.first_step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        shares = self._shares(pool)
+        total = sum(shares.values())
+        for task, share in shares.items():
+            drawn = pool.draw(task, round(self.plan.rows * share / total), self.random)
+            self.n_drawn += len(drawn)
+            with self._precision():
+                loss, measured = self.loss(pool, drawn)
+            (loss * (share / total)).backward()
+            for name, value in measured.items():
+                self._sums.setdefault(f"{task}_{name}", []).append(value.detach())
+        norm = nn.utils.clip_grad_norm_(self.weights.values(), MAX_NORM, foreach=True)
+        self._sums.setdefault("norm", []).append(norm)
+        # The fused optimizer leaves the step out where this is one.
+        self.optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step_number += 1
+        self.seconds += time.monotonic() - begun
+
+    def take_log(self) -> dict[str, float]:
+        """Means of what was measured since the last call. Waits for the device."""
+        means = {name: float(torch.stack(values).float().nanmean()) for name, values in self._sums.items()}
+        self._sums = {}
+        return {"step": self.step_number, "progress": round(self.progress, 4), "drawn": self.n_drawn} | {
+            name: round(value, 4) for name, value in means.items()
+        }
+
+    def loss(self, pool: Pool, drawn: Sequence[Stored]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of one batch, and what is logged of it."""
+        batch, inputs = self.inputs(pool, drawn, degrades=self.plan.degrades)
+        states = run_rows(self.model, batch, inputs)
+        logits = logits_of(self.model, states.hidden, batch.learned)
+        each = F.cross_entropy(logits, batch.targets, reduction="none")
+        quiet = batch.is_decision & (batch.targets == self.special.listen)
+        weight = torch.where(quiet, QUIET_WEIGHT, 1.0)
+        loss = (each * weight).sum() / weight.sum()
+        is_right = logits.argmax(-1) == batch.targets
+        measured = {"loss": loss}
+        for name, mask in (("listen", quiet), ("speak", batch.is_decision & ~quiet), ("text", ~batch.is_decision)):
+            measured[name] = (is_right & mask).sum() / mask.sum()
+        if states.heard is not None and (phones := self.phone_targets(pool, drawn, batch)) is not None:
+            guessed = self.phones(states.heard).flatten(0, 1).float()
+            known = (phones != NO_PHONE).sum()
+            phone_loss = F.cross_entropy(guessed, phones, ignore_index=NO_PHONE, reduction="sum") / known.clamp_min(1)
+            measured["phone_errors"] = (guessed.argmax(-1) != phones).logical_and(phones != NO_PHONE).sum() / known
+            loss = loss + PHONE_WEIGHT * phone_loss
+        return loss, measured
+
+    @torch.no_grad()
+    def inputs(self, pool: Pool, drawn: Sequence[Stored], degrades: bool) -> tuple[Batch, Inputs]:
+        """A batch, and what its encoders read."""
+        device = self.plan.device
+        batch = pool.batch(drawn).to(device)
+        clips, n_clip = pool.clips_of(drawn)
+        pictures, mel = pool.pictures_of(drawn), torch.zeros(len(drawn), 0)
+        if len(batch.sound):
+            sound = pool.waves_of(drawn)
+            mel = unit_mels(self.log_mel, degrade_all(sound, self.generator) if degrades else sound)
+        if degrades and len(pictures):
+            pictures = degrade_pictures(pictures, self.generator)
+        if len(clips):
+            clips = clip_mels(self.log_mel, degrade_all(clips, self.generator) if degrades else clips, n_clip)
+        return batch, Inputs(mel, clips, n_clip, pictures)
+
+    def phone_targets(self, pool: Pool, drawn: Sequence[Stored], batch: Batch) -> Tensor | None:
+        """Phonemes [S * K * 50] at the encoder's rows; None for a task without speech."""
+        if all(one.record.task == "captions" for one in drawn):
+            return None
+        units = pool.phones_of(drawn, NO_PHONE).unflatten(1, (-1, 50)).flatten(0, 1)
+        phones = units[batch.segments.clamp_min(0)]
+        return torch.where(batch.is_own[..., None], phones, NO_PHONE).flatten()
+
+    def _weights(self) -> dict[str, Tensor]:
+        named = {name: one for name, one in self.model.named_parameters() if not name.startswith("tts.")}
+        return named | {f"phones.{name}": one for name, one in self.phones.named_parameters()}
+
+    def _shares(self, pool: Pool) -> dict[Task, float]:
+        shares = {self.plan.task: 1.0} if self.plan.task else shares_at(self.progress)
+        return {task: share for task, share in shares.items() if share and pool.has(task)}
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        on_gpu = self.plan.device.type == "cuda"
+        return torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext()

@@ -1,0 +1,67 @@
+"""State of a training in few bytes: weights in half precision, second moments of Adam on a scale of 8 bits.
+
+First moments are left out; they are an average over ten steps. A second moment is within 6 % of its value, so a step is
+within 3 %.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+OCTAVES = 40.0  # below the largest second moment of a tensor; smaller ones are raised to that
+LEVELS = 255
+
+
+def pack_moments(second: Tensor) -> tuple[Tensor, Tensor]:
+    """Second moments as levels (uint8, of the same shape) and the binary logarithm of the largest."""
+    top = second.max().clamp_min(1e-38).log2()
+    levels = (second.clamp_min(1e-38).log2() - top) / OCTAVES * LEVELS + LEVELS
+    return levels.round().clamp(0, LEVELS).to(torch.uint8), top
+
+
+def unpack_moments(levels: Tensor, top: Tensor) -> Tensor:
+    """Second moments of `pack_moments`."""
+    return torch.exp2((levels.float() - LEVELS) / LEVELS * OCTAVES + top)
+
+
+def save_small(
+    folder: Path, name: str, weights: dict[str, Tensor], optimizer: torch.optim.Optimizer, counters: dict[str, float]
+) -> None:
+    """Write NAME_weights.pt and NAME_moments.pt to a folder; the second has the counters.
+
+    Args:
+        weights: trained weights, all of the optimizer.
+    """
+    half = {key: weight.detach().to("cpu", torch.float16) for key, weight in weights.items()}
+    moments = {}
+    for key, weight in weights.items():
+        if (state := optimizer.state.get(weight)) is not None:
+            levels, top = pack_moments(state["exp_avg_sq"])
+            moments[key] = (levels.cpu(), top.cpu())
+    for kind, content in (("weights", half), ("moments", {"moments": moments, "counters": counters})):
+        file = folder / f"{name}_{kind}.pt"
+        partial = file.with_suffix(".part")
+        torch.save(content, partial)
+        partial.replace(file)
+
+
+def load_small(
+    folder: Path, name: str, weights: dict[str, Tensor], optimizer: torch.optim.Optimizer
+) -> dict[str, float]:
+    """Restore what `save_small` wrote. Returns: the counters; `step` is one of them."""
+    half = torch.load(folder / f"{name}_weights.pt", weights_only=True)
+    stored = torch.load(folder / f"{name}_moments.pt", weights_only=True)
+    counters: dict[str, float] = stored["counters"]
+    if half.keys() != weights.keys():
+        wrong = sorted(half.keys() ^ weights.keys())[:5]
+        raise ValueError(f"{folder}: expected the weights of this model, got others for {wrong}")
+    with torch.no_grad():
+        for key, weight in weights.items():
+            weight.copy_(half[key])
+            if key in stored["moments"]:
+                levels, top = stored["moments"][key]
+                second = unpack_moments(levels, top).to(weight.device, weight.dtype)
+                step = torch.tensor(float(counters["step"]), device=weight.device if weight.is_cuda else "cpu")
+                optimizer.state[weight] = {"step": step, "exp_avg": torch.zeros_like(weight), "exp_avg_sq": second}
+    return counters

@@ -1,0 +1,232 @@
+"""`python -m training.run_mind --work DIR --out DIR --seconds 560`: one call of the training of the mind or of speech.
+
+Processes on all cores make records while the device trains on those that are there. A call continues from WORK, or
+where that is lost from the small files that an earlier call left in OUT (`--initial`). The state is saved every minute
+and at the end, also after SIGTERM, so a call may be stopped at any time.
+
+OUT gets six files: `mind_weights.pt`, `mind_moments.pt`, the same of `speech`, `log.jsonl` and `report.json`.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import get_args
+
+import torch
+
+from models.checkpoint.config import load_config
+from models.random_weights import random_model
+from training.checkpoint import write_random
+from training.mind.examples import Examples, Task
+from training.mind.learner import Learner, LearnPlan
+from training.mind.measure import measure
+from training.mind.pool import Pool, PoolSizes, Stored
+from training.mind.produce import SHARD, SPEECH_SHARD, ProducerPlan, Producers
+from training.mind.speak import SpeechLearner, TargetSpeech
+
+SAVE_S = 60.0
+LOG_S = 10.0
+TAKE_S = 0.25  # between looks for new records
+END_S = 6.0  # kept for the last save
+MEASURE_SHARE, MAX_MEASURE_S = 0.06, 40.0  # of a call's time, for the figures at its end
+FIRST_NUMBER = 10_000_000  # records of a call begin at a multiple of this
+POOL_BYTES = {"cuda": 40e9, "cpu": 1e9}
+HELD_OUT_BYTES = {"cuda": 6e9, "cpu": 5e8}
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments of one call; see the options of the command."""
+
+    work: Path
+    out: Path
+    seconds: float
+    stage: str
+    plan_seconds: float
+    initial: Path | None
+    producers: int
+    rows: int
+    rate: float
+    task: Task | None
+    device: torch.device
+    silent: bool
+    vocoder_weights: Path
+    pool_bytes: float
+    lesson_s: float
+    conversation_s: float
+    max_steps: int | None
+
+
+class Stopped(Exception):
+    """The process was asked to end."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--work", type=Path, required=True, help="state and records; kept between calls where possible")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--stage", choices=("mind", "speech"), default="mind")
+    parser.add_argument("--seconds", type=float, default=560.0, help="of this call, everything included")
+    parser.add_argument("--plan-seconds", type=float, default=4200.0, help="of training in all calls of this stage")
+    parser.add_argument("--initial", type=Path, help="OUT of an earlier call, where WORK is lost")
+    parser.add_argument("--producers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--rows", type=int, default=49_152, help="of the language model in a step")
+    parser.add_argument("--rate", type=float, default=1e-3, help="highest learning rate")
+    parser.add_argument("--task", choices=get_args(Task), help="one task instead of the curriculum")
+    parser.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--silent", action="store_true", help="noise in place of speech: no speech engines needed")
+    parser.add_argument("--vocoder-weights", type=Path, default=Path("training/weights"), help="speech tokenizer")
+    parser.add_argument("--pool-bytes", type=float, help="memory of the device for records")
+    parser.add_argument("--lesson-s", type=float, default=28.0)
+    parser.add_argument("--conversation-s", type=float, default=60.0)
+    parser.add_argument("--max-steps", type=int, help="of this call")
+    args = vars(parser.parse_args(argv))
+    args["pool_bytes"] = args["pool_bytes"] or POOL_BYTES[args["device"].type]
+    signal.signal(signal.SIGTERM, _stop)
+    return run(Call(**args))
+
+
+def run(call: Call) -> int:
+    """Train until the time is over. Returns: exit status; 1 without a step."""
+    begun = time.monotonic()
+    end = begun + call.seconds
+    for folder in (call.work, call.out):
+        folder.mkdir(parents=True, exist_ok=True)
+    talker = call.work / "talker"
+    if not talker.exists():
+        write_random(talker)
+    examples = Examples(talker, seconds=call.conversation_s, lesson_s=call.lesson_s)
+    log = _log_to(call.out / "log.jsonl", begun)
+    learner, found = _learner(call, examples)
+    log({"stage": call.stage, "continues": found, "progress": learner.progress, "device": str(call.device)})
+    producers = Producers(_producer_plan(call, examples, learner), call.producers)
+    try:
+        return _train(call, learner, producers, examples, end, log)
+    except (Stopped, KeyboardInterrupt):
+        learner.save(call.out)
+        log({"stopped": True, "step": learner.step_number})
+        return 0
+    finally:
+        producers.stop()
+
+
+def _train(
+    call: Call, learner: Learner, producers: Producers, examples: Examples, end: float, log: Callable[[object], None]
+) -> int:
+    """Steps, logs and saves, and figures at the end."""
+    measured_s = min(MAX_MEASURE_S, MEASURE_SHARE * call.seconds)
+    end -= END_S + measured_s
+    pool = Pool(PoolSizes.of_bytes(call.pool_bytes), call.device)
+    held_out = Pool(PoolSizes.of_bytes(HELD_OUT_BYTES[call.device.type]), call.device)
+    unseen: list[Stored] = []
+    saved = logged = time.monotonic()
+    taken, first, step_s, count = 0.0, learner.step_number, 0.0, 0
+    while (now := time.monotonic()) < end and not (call.max_steps and learner.step_number - first >= call.max_steps):
+        if now - taken > TAKE_S:
+            taken = now
+            for records in producers.take():
+                pool.add(records)
+            for records in producers.take_held_out():
+                unseen += held_out.add(records)
+        if not any(map(pool.has, get_args(Task))):
+            if not producers.n_alive:
+                log({"error": "no producer is alive"})
+                return 1
+            time.sleep(TAKE_S)
+            continue
+        learner.step(pool)
+        count += 1
+        if (now := time.monotonic()) - logged > LOG_S:
+            values = learner.take_log()
+            step_s = (time.monotonic() - logged) / count
+            logged, count = time.monotonic(), 0
+            log(values | {"ms_per_step": round(1000 * step_s, 1), "records": dict(pool.n_added)})
+        if now - saved > SAVE_S:
+            learner.save(call.out)
+            saved = time.monotonic()
+    learner.save(call.out)
+    for records in producers.take_held_out():
+        unseen += held_out.add(records)
+    log(learner.take_log())
+    until = time.monotonic() + measured_s
+    figures = measure(learner, held_out, unseen, examples.tokenizer, until) if call.stage == "mind" else {}
+    report = call.out / "report.json"
+    earlier = json.loads(report.read_text()) if report.exists() else {}
+    counters = {"step": learner.step_number, "progress": learner.progress, "held_out": len(unseen)}
+    report.write_text(json.dumps(earlier | {call.stage: counters | figures}, indent=1))
+    log({"figures": figures})
+    return 0 if learner.step_number > first else 1
+
+
+def _learner(call: Call, examples: Examples) -> tuple[Learner, str]:
+    """The model with the weights of earlier calls, and where they are from."""
+    if call.device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = True
+    if call.initial is not None:
+        for file in call.initial.glob("*.pt"):
+            if not (call.out / file.name).exists():
+                shutil.copy(file, call.out / file.name)
+    model = random_model(load_config(examples.folder), device=call.device, seed=0)
+    plan = LearnPlan(
+        work=call.work,
+        device=call.device,
+        plan_seconds=call.plan_seconds,
+        rows=call.rows,
+        rate=call.rate,
+        task=call.task,
+    )
+    special = examples.tokenizer.special
+    mind = Learner(model, special, plan)
+    found = mind.restore(call.out)
+    if call.stage == "mind":
+        return mind, found
+    if found == "nothing":
+        raise SystemExit("speech: expected a trained mind in WORK, OUT or --initial, got none")
+    speech = SpeechLearner(model, special, plan)
+    return speech, speech.restore(call.out)
+
+
+def _producer_plan(call: Call, examples: Examples, learner: Learner) -> ProducerPlan:
+    """What the producers make: other records than those of earlier calls."""
+    shard = dict(SHARD)
+    if call.stage == "speech":
+        shard = dict(SPEECH_SHARD)
+        end = learner.model.config.tts_config.speech_eos_id
+        examples = replace(examples, speaker=TargetSpeech(call.vocoder_weights, end))
+    if call.task is not None:
+        shard = {call.task: shard[call.task]}
+    return ProducerPlan(
+        examples=examples,
+        folder=call.work / "shards",
+        first=FIRST_NUMBER * (1 + int(learner.seconds)),
+        shard=tuple(shard.items()),
+        silent=call.silent,
+        n_held_out=call.producers,
+    )
+
+
+def _log_to(file: Path, begun: float) -> Callable[[object], None]:
+    def log(values: object) -> None:
+        line = json.dumps({"at": round(time.monotonic() - begun, 1), **dict(values)})  # type: ignore[call-overload]
+        with file.open("a", encoding="utf-8") as out:
+            out.write(line + "\n")
+        print(line, flush=True)
+
+    return log
+
+
+def _stop(_: int, __: FrameType | None) -> None:
+    raise Stopped
+
+
+if __name__ == "__main__":
+    sys.exit(main())
