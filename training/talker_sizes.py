@@ -17,15 +17,15 @@ TALKER = Sizes(
     llm=Stack(width=256, inner=768, n_layers=4, heads=4),
     kv_heads=2,
     head_dim=64,
-    vision=Stack(width=128, inner=384, n_layers=3, heads=4),
-    audio=Stack(width=192, inner=768, n_layers=3, heads=4),
+    vision=Stack(width=128, inner=384, n_layers=4, heads=4),
+    audio=Stack(width=192, inner=768, n_layers=4, heads=4),
     speech=Stack(width=160, inner=448, n_layers=3, heads=4),
     n_text_tokens=1536,
     image_side=448,  # 32 x 32 patches, one row of the position table each
 )
 # bfloat16 bytes of the checkpoint: all of it, and what is left for `assets/token2wav` after the parts above.
 MAX_BYTES = 28_000_000
-PART_BYTES = 21_000_000
+PART_BYTES = 22_000_000
 BYTES_PER_WEIGHT = 2
 TABLES = ("embed_tokens", "embed_positions", "position_embedding", "emb_text", "emb_code", "head_code", "lm_head")
 

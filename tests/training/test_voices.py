@@ -4,6 +4,7 @@ import random
 import shutil
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,7 +61,21 @@ def test_an_utterance_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert voice.utterance("hello").phones_at(np.zeros(3)).tolist() == [NO_PHONE] * 3
     for number in range(voices.N_KEPT):
         voice(f"{number}")
-    assert voice("hello") is not None and made[-1] == "hello"
+    assert len(voice("hello")) == 800 and made[-1] == "hello"
+
+
+def test_sound_is_kept_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wave = np.linspace(-0.5, 0.5, 800, dtype=np.float32)
+    made: list[str] = []
+
+    def utterance(_: object, text: str) -> voices.Utterance:
+        made.append(text)
+        return voices.Utterance(wave, np.zeros(0, np.int64), np.zeros(0))
+
+    monkeypatch.setattr(voices, "utterance", utterance)
+    for _ in range(2):
+        assert np.abs(voices.EngineVoice(FLITE, tmp_path)("hello") - wave).max() < 1e-3
+    assert made == ["hello"] and len(list(tmp_path.rglob("*.npy"))) == 1
 
 
 def test_each_engine_has_its_share() -> None:

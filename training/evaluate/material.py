@@ -18,7 +18,7 @@ from training.grammar import camera, turns
 from training.grammar.phrases import Split, fill, intents
 from training.grammar.turns import Exchange, ToldFacts
 from training.mind.voices import EngineVoice, engine_voices
-from training.scenes.drawing import things_font
+from training.scenes.drawing import has_things
 from training.scenes.labels import COLORS, DIGITS, SHAPES, Shown
 from training.scenes.random_scenes import MANY_SHARE, draw_shown
 from training.scenes.render import MIN_CONTRAST, Look, draw_look
@@ -100,7 +100,7 @@ def draw_cases(sizes: Sizes, voices: Voices, seed: int, *, things: bool | None =
         things: whether the camera shows things; None: whether their font is installed.
     Raises: ModelError if an engine fails.
     """
-    maker = CaseMaker(voices, seed, things_font() is not None if things is None else things)
+    maker = CaseMaker(voices, seed, has_things() if things is None else things)
     cases = list(
         chain.from_iterable(maker.requests(group, n, group == "15 dB noise") for group, n in sizes.requests.items())
     )
@@ -116,7 +116,7 @@ def draw_conversation(minutes: float, voices: Voices, seed: int, *, things: bool
 
     Arguments as for `draw_cases`.
     """
-    maker = CaseMaker(voices, seed, things_font() is not None if things is None else things)
+    maker = CaseMaker(voices, seed, has_things() if things is None else things)
     return maker.conversation(minutes)
 
 

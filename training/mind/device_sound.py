@@ -16,7 +16,7 @@ ROOM_SHARE, BAND_SHARE, CLEAN_SHARE = 0.4, 0.25, 0.15  # of conversations
 NOISE_DB = (5.0, 25.0)  # of speech over noise
 GAIN_DB = (-12.0, 12.0)
 ROOM_SAMPLES = 5600  # of the longest echo
-FRAMES_AT_ONCE = 400_000  # of all rows; bounds memory
+FRAMES_AT_ONCE = 100_000  # of all rows; bounds memory
 
 
 def degrade_all(sound: Tensor, generator: torch.Generator) -> Tensor:
@@ -42,7 +42,8 @@ def degrade_all(sound: Tensor, generator: torch.Generator) -> Tensor:
     noise = noise / noise.square().mean(1, keepdim=True).sqrt()
     decibels = torch.where(uniform(0, 1) < CLEAN_SHARE, 45.0, uniform(*NOISE_DB))
     noisy = heard + noise * level * 10 ** (-decibels / 20)
-    return (noisy * 10 ** (uniform(*GAIN_DB) / 20)).clamp(-1, 1)
+    louder: Tensor = noisy * 10 ** (uniform(*GAIN_DB) / 20)
+    return louder.clamp(-1, 1)
 
 
 def unit_mels(log_mel: LogMel, sound: Tensor) -> Tensor:
@@ -69,7 +70,8 @@ def unit_mels(log_mel: LogMel, sound: Tensor) -> Tensor:
     dynamic = log_mel.clip(units, "dynamic", loudest[:, :, None, None])
     is_dynamic = (ends - starts >= DYNAMIC_FROM)[:, None, None]
     units = torch.where(is_dynamic, dynamic, log_mel.clip(units, "fixed"))
-    return torch.where((wanted >= 0)[..., None], units, 0).transpose(2, 3)
+    columns: Tensor = torch.where((wanted >= 0)[..., None], units, 0)
+    return columns.transpose(2, 3)
 
 
 def _raw(log_mel: LogMel, padded: Tensor, frame: Tensor, begin: Tensor | int, end: Tensor | int) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Literal
 from models.checkpoint.config import OmniConfig, load_config, load_preprocessor_config
 from models.inputs.tokens import Tokenizer
 from training.grammar.phrases import Split
-from training.mind.chats import ChatMaker
+from training.mind.chats import ChatMaker, Medium
 from training.mind.records import Record, SpeechRecord, make_record
 from training.mind.voices import EngineVoice, Utterance, draw_voice
 from training.scenes.drawing import has_things
@@ -90,7 +90,7 @@ class Examples:
         rng = random.Random(f"{task} {self.split} {index}")
         voice, utterance = self._voice(rng)
         if task in ("text", "chat"):
-            media = ("text",) if task == "text" else ("sound", "picture")
+            media: tuple[Medium, ...] = ("text",) if task == "text" else ("sound", "picture")
             return self.chats.make(rng, voice, media=media, split=self.split, things=has_things())[0]
         drawn = self.scene(task, index, rng, voice)
         replies = () if self.speaker is None else self.speaker(drawn, drawn.rows)

@@ -5,6 +5,7 @@ the audio encoder of one unit sees all units up to it.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from models.inputs.image import pixel_values
 from models.inputs.positions import position_ids
 from models.layers.apm import UNIT_ROWS, project
 from models.layers.rotary import rotary_angles, rotate
-from models.layers.transformer import Backbone
+from models.layers.transformer import Backbone, DecoderLayer
 from models.omni import OmniModel
 from training.mind.batches import PLACES_OF_CLIP, Batch
 
@@ -85,7 +86,8 @@ def run_decoder(stack: Backbone, embeds: Tensor) -> Tensor:
     positions = torch.arange(embeds.shape[1], device=embeds.device)
     cos, sin = (part[:, None] for part in rotary_angles(positions, stack.frequencies))
     x = embeds
-    for layer in stack.layers:
+    for module in stack.layers:
+        layer = cast(DecoderLayer, module)
         attention = layer.self_attn
         normed = layer.input_layernorm(x)
         q, k, v = (

@@ -29,6 +29,7 @@ from training.mind.examples import Task
 from training.mind.forward import Inputs, clip_mels, logits_of, run_rows
 from training.mind.moments import load_small, save_small
 from training.mind.pool import Pool, Stored
+from training.mind.records import SILENCE
 from training.speech.corpus import NO_PHONE, PHONES
 
 RE_WARMUP_STEPS = 100  # of every run
@@ -173,7 +174,7 @@ class Learner:
         for task, share in shares.items():
             drawn = pool.draw(task, round(self.plan.rows * share / total), self.random)
             self.n_drawn += len(drawn)
-            with self._precision():
+            with self.precision():
                 loss, measured = self.loss(pool, drawn)
             (loss * (share / total)).backward()
             for name, value in measured.items():
@@ -191,9 +192,8 @@ class Learner:
         """Means of what was measured since the last call. Waits for the device."""
         means = {name: float(torch.stack(values).float().nanmean()) for name, values in self._sums.items()}
         self._sums = {}
-        return {"step": self.step_number, "progress": round(self.progress, 4), "drawn": self.n_drawn} | {
-            name: round(value, 4) for name, value in means.items()
-        }
+        counted = {"step": self.step_number, "progress": round(self.progress, 4), "drawn": self.n_drawn}
+        return counted | {name: round(value, 4) for name, value in means.items() if math.isfinite(value)}
 
     def loss(self, pool: Pool, drawn: Sequence[Stored]) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of one batch, and what is logged of it."""
@@ -212,7 +212,8 @@ class Learner:
             guessed = self.phones(states.heard).flatten(0, 1).float()
             known = (phones != NO_PHONE).sum()
             phone_loss = F.cross_entropy(guessed, phones, ignore_index=NO_PHONE, reduction="sum") / known.clamp_min(1)
-            measured["phone_errors"] = (guessed.argmax(-1) != phones).logical_and(phones != NO_PHONE).sum() / known
+            speech = (phones != NO_PHONE) & (phones != SILENCE)
+            measured["phone_errors"] = ((guessed.argmax(-1) != phones) & speech).sum() / speech.sum()
             loss = loss + PHONE_WEIGHT * phone_loss
         return loss, measured
 
@@ -241,13 +242,16 @@ class Learner:
         return torch.where(batch.is_own[..., None], phones, NO_PHONE).flatten()
 
     def _weights(self) -> dict[str, Tensor]:
-        named = {name: one for name, one in self.model.named_parameters() if not name.startswith("tts.")}
+        named: dict[str, Tensor] = {
+            name: one for name, one in self.model.named_parameters() if not name.startswith("tts.")
+        }
         return named | {f"phones.{name}": one for name, one in self.phones.named_parameters()}
 
     def _shares(self, pool: Pool) -> dict[Task, float]:
         shares = {self.plan.task: 1.0} if self.plan.task else shares_at(self.progress)
         return {task: share for task, share in shares.items() if share and pool.has(task)}
 
-    def _precision(self) -> AbstractContextManager[Any]:
+    def precision(self) -> AbstractContextManager[Any]:
+        """In which the model runs: bfloat16 where it may be, on a GPU."""
         on_gpu = self.plan.device.type == "cuda"
         return torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext()

@@ -43,7 +43,7 @@ def _teacher_forced(learner: Learner, pool: Pool, stored: Sequence[Stored], unti
     """Right and all, by name."""
     special, counts = learner.special, Counter[tuple[str, bool]]()
     for part in _parts(stored, until):
-        with learner._precision():
+        with learner.precision():
             batch, inputs = learner.inputs(pool, part, degrades=learner.plan.degrades)
             states = run_rows(learner.model, batch, inputs)
             guessed = logits_of(learner.model, states.hidden, batch.learned).argmax(-1)
@@ -86,7 +86,9 @@ def _answers(
 def _greedy(learner: Learner, pool: Pool, stored: Sequence[Stored], tokenizer: Tokenizer) -> list[str]:
     """Answers with the best token at each place."""
     model, special = learner.model, learner.special
-    with learner._precision():
+    ends = (special.tts_eos, special.im_end)
+    ended = torch.zeros(len(stored), dtype=torch.bool, device=learner.plan.device)
+    with learner.precision():
         batch, inputs = learner.inputs(pool, stored, degrades=learner.plan.degrades)
         embeds = F.pad(embed_rows(model, batch, inputs)[0], (0, 0, 0, MAX_ANSWER))
         n_rows = embeds.shape[1]
@@ -100,8 +102,10 @@ def _greedy(learner: Learner, pool: Pool, stored: Sequence[Stored], tokenizer: T
             drawn.append(token)
             last = (last + 1).clamp_max(n_rows - 1)
             embeds[row, last] = model.llm.model.embed_tokens(token).to(embeds.dtype)
+            ended |= torch.isin(token, torch.tensor(ends, device=token.device))
+            if bool(ended.all()):
+                break
     answers = []
-    ends = (special.tts_eos, special.im_end)
     for tokens in torch.stack(drawn, dim=1).tolist():
         end = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
         answers.append(tokenizer.decode(tokens[:end]))

@@ -140,8 +140,7 @@ def make_record(
     kinds, sources = rows.kinds.copy(), np.zeros(len(rows), np.int64)
     kinds[(kinds == SOUND) & (rows.units == NOTHING)] = REFERENCE
     sources[kinds == REFERENCE] = np.arange(n_clip)
-    units = np.arange(part.first, part.end)
-    sound = np.array([places[unit] for unit in units], np.int64)
+    sound = np.array([places[unit] for unit in range(part.first, part.end)], np.int64)
     sources[kinds == SOUND] = (sound[:, None] * SOUND_ROWS + np.arange(SOUND_ROWS)).ravel()
     sources[kinds == PICTURE] = (np.array(shown, np.int64)[:, None] * PICTURE_ROWS + np.arange(PICTURE_ROWS)).ravel()
     return Record(
@@ -164,7 +163,7 @@ def encoder_phones(timeline: Timeline, n_units: int, utterance: Callable[[str], 
     if utterance is None:
         return np.full(UNIT_ROWS * n_units, NO_PHONE)
     # Row r is convolved around mel frame 2 r, which is centred LEAD samples earlier in the person's sound.
-    times = ENCODER_ROW_S * np.arange(UNIT_ROWS * n_units) - LEAD / RATE
+    times = np.arange(UNIT_ROWS * n_units, dtype=np.float64) * ENCODER_ROW_S - LEAD / RATE
     phones = np.full(len(times), SILENCE)
     for placed in timeline.placed:
         spoken = utterance(placed.text)
@@ -196,7 +195,8 @@ def read_records(file: Path) -> list[Record]:
 def _pictures(units: Sequence[TimelineUnit]) -> tuple[npt.NDArray[np.uint8], list[int]]:
     """The distinct pictures of units, and the number of the picture of each unit that has one."""
     numbers: dict[object, int] = {}
-    drawn, shown = [], []
+    drawn: list[npt.NDArray[np.uint8]] = []
+    shown: list[int] = []
     for unit in units:
         if (one := unit.picture) is None:
             continue

@@ -1,11 +1,15 @@
 """The person's voices from the engines of `training.speech`, as functions from text to samples.
 
-A voice keeps its latest utterances in memory, because starting an engine takes longer than most sentences.
+A voice keeps its latest utterances in memory, and their sound in a folder if there is one, because starting an engine
+takes longer than most sentences.
 """
 
+import hashlib
+import os
 import random
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -40,18 +44,36 @@ class Utterance:
         """[n] phonemes at these seconds from the wave's start, or NO_PHONE."""
         if not len(self.phones):
             return np.full(len(times), NO_PHONE, np.int64)
-        return self.phones[np.searchsorted(self.ends, times).clip(max=len(self.phones) - 1)]
+        found: npt.NDArray[np.int64] = self.phones[np.searchsorted(self.ends, times).clip(max=len(self.phones) - 1)]
+        return found
 
 
 @dataclass(frozen=True)
 class EngineVoice:
-    """A voice at a tempo. kept: utterances by text, the oldest first."""
+    """A voice at a tempo.
+
+    Args:
+        cache: folder of finished sound, which processes may share; None keeps none.
+        kept: utterances by text, the oldest first.
+    """
 
     voice: SpeechVoice
+    cache: Path | None = None
     kept: "OrderedDict[str, Utterance]" = field(default_factory=OrderedDict, compare=False)
 
     def __call__(self, text: str) -> Samples:
-        return self.utterance(text).wave
+        if self.cache is None:
+            return self.utterance(text).wave
+        digest = hashlib.sha256(f"{self.voice}|{text}".encode()).hexdigest()
+        file = self.cache / digest[:2] / f"{digest[2:]}.npy"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            partial = file.with_suffix(f".{os.getpid()}.part")
+            with partial.open("wb") as out:
+                np.save(out, (utterance(self.voice, text).wave * 32_767).astype(np.int16))
+            partial.replace(file)
+        levels: npt.NDArray[np.int16] = np.load(file)
+        return levels.astype(np.float32) / np.float32(32_768)
 
     def utterance(self, text: str) -> Utterance:
         """Samples and phonemes. Raises: ModelError if the engine fails."""
@@ -72,9 +94,9 @@ def utterances(voice: SpeechVoice, texts: list[str]) -> list[Utterance]:
     return [_trimmed(spoken.wave, spoken.segments) for spoken in speak(voice, texts)]
 
 
-def engine_voices() -> tuple[EngineVoice, ...]:
+def engine_voices(cache: Path | None = None) -> tuple[EngineVoice, ...]:
     """All voices of training at several tempos. The speaker kal is in none of them."""
-    return tuple(EngineVoice(replace(one, speed=one.speed * tempo)) for one in VOICES for tempo in TEMPOS)
+    return tuple(EngineVoice(replace(one, speed=one.speed * tempo), cache) for one in VOICES for tempo in TEMPOS)
 
 
 def draw_voice(rng: random.Random, voices: tuple[EngineVoice, ...]) -> EngineVoice:
