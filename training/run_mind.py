@@ -26,7 +26,7 @@ from models.checkpoint.config import load_config
 from models.random_weights import random_model
 from training.checkpoint import write_random
 from training.mind.examples import Examples, Task
-from training.mind.learner import Learner, LearnPlan
+from training.mind.learner import Learner, LearnPlan, quiet_start
 from training.mind.measure import measure
 from training.mind.pool import Pool, PoolSizes, Stored
 from training.mind.produce import SHARD, SPEECH_SHARD, ProducerPlan, Producers
@@ -176,6 +176,7 @@ def _learner(call: Call, examples: Examples) -> tuple[Learner, str]:
             if not (call.out / file.name).exists():
                 shutil.copy(file, call.out / file.name)
     model = random_model(load_config(examples.folder), device=call.device, seed=0)
+    quiet_start(model)
     plan = LearnPlan(
         work=call.work,
         device=call.device,

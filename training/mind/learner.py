@@ -36,7 +36,8 @@ RE_WARMUP_STEPS = 100  # of every run
 LAST_RATE = 0.03  # learning rate at the end, as a part of the highest
 MAX_NORM = 1.0  # of the gradient
 QUIET_WEIGHT = 0.2  # of decisions to listen in the loss: most seconds of a conversation have one
-PHONE_WEIGHT = 0.3
+PHONE_WEIGHTS = (1.0, 0.2)  # of the loss of phonemes, at the start of the schedule and at its end
+PAUSE_WEIGHT = 0.1  # of pauses among phonemes: most of a conversation is silent
 # Shares of the rows of a step at parts of the schedule; between them they change evenly.
 CURRICULUM: tuple[tuple[float, dict[Task, float]], ...] = (
     (0.0, {"text": 0.10, "echo": 0.45, "captions": 0.35, "talk": 0.05, "chat": 0.05}),
@@ -66,6 +67,19 @@ class LearnPlan:
     task: Task | None = None
     degrades: bool = True
     seed: int = 0
+
+
+RESIDUAL = ("out_proj.weight", "o_proj.weight", "fc2.weight", "down_proj.weight")  # what is added to a residual stream
+
+
+@torch.no_grad()
+def quiet_start(model: OmniModel) -> None:
+    """Scale random weights so that layers add little to what they read at first: rows differ by their input."""
+    for name, weight in model.named_parameters():
+        if name.endswith(RESIDUAL):
+            weight.mul_(0.2)
+        if name.endswith(("embed_positions.weight", "position_embedding.weight")):
+            weight.mul_(0.3)
 
 
 def shares_at(progress: float) -> dict[Task, float]:
@@ -209,13 +223,23 @@ class Learner:
         for name, mask in (("listen", quiet), ("speak", batch.is_decision & ~quiet), ("text", ~batch.is_decision)):
             measured[name] = (is_right & mask).sum() / mask.sum()
         if states.heard is not None and (phones := self.phone_targets(pool, drawn, batch)) is not None:
-            guessed = self.phones(states.heard).flatten(0, 1).float()
-            known = (phones != NO_PHONE).sum()
-            phone_loss = F.cross_entropy(guessed, phones, ignore_index=NO_PHONE, reduction="sum") / known.clamp_min(1)
-            speech = (phones != NO_PHONE) & (phones != SILENCE)
-            measured["phone_errors"] = ((guessed.argmax(-1) != phones) & speech).sum() / speech.sum()
-            loss = loss + PHONE_WEIGHT * phone_loss
+            phone_loss, measured["phone_errors"] = self.phone_loss(states.heard, phones)
+            early, late = PHONE_WEIGHTS
+            loss = loss + (early + (late - early) * min(self.progress, 1.0)) * phone_loss
         return loss, measured
+
+    def phone_loss(self, heard: Tensor, phones: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss of phonemes, and the share of wrong ones among those of speech.
+
+        Args:
+            heard: [S, K * 50, D] states of the audio encoder. phones: [S * K * 50].
+        """
+        guessed = self.phones(heard).flatten(0, 1).float()
+        weight = torch.where(phones == SILENCE, PAUSE_WEIGHT, 1.0) * (phones != NO_PHONE)
+        each = F.cross_entropy(guessed, phones, ignore_index=NO_PHONE, reduction="none")
+        speech = (phones != NO_PHONE) & (phones != SILENCE)
+        errors = ((guessed.argmax(-1) != phones) & speech).sum() / speech.sum()
+        return (each * weight).sum() / weight.sum().clamp_min(1e-6), errors
 
     @torch.no_grad()
     def inputs(self, pool: Pool, drawn: Sequence[Stored], degrades: bool) -> tuple[Batch, Inputs]:
