@@ -16,10 +16,13 @@ import soundfile
 import torch
 from torch import Tensor, nn
 
+from models.token2wav.flow.flow import Flow
 from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.hift.hift import Hift
 from models.token2wav.load.parts import Token2WavParts, load_token2wav
+from models.token2wav.prompt.campplus import CampPlus
 from models.token2wav.prompt.features import log_mel_128, prompt_mel, resample
+from models.token2wav.prompt.s3_tokenizer import S3Tokenizer
 from models.token2wav.settings import RATE_16K, SAMPLE_RATE, SAMPLES_PER_FRAME, SAMPLES_PER_TOKEN
 from models.token2wav.stream.region_table import VocoderShapes, columns_for
 from models.token2wav.stream.vocoder import Chunk, Vocoder
@@ -44,12 +47,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--weights", type=Path, required=True, help="folder with hift.safetensors and the other stages")
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--vocoder", type=Path, help="folder of the export (default: in --weights)")
+    parser.add_argument("--int8", action="store_true", help="export matrices as int8, as the talker has them")
     parser.add_argument("--samples", type=Path, help="folder for sound files and their texts")
     parser.add_argument("--table", type=Path, help="file for the result")
     parser.add_argument("--count", type=int, default=10, help="sentences")
     args = parser.parse_args(argv)
     folder = args.vocoder or args.weights / "token2wav"
-    export(args.weights, folder)
+    write_vocoder(folder, *trained_networks(args.weights), int8=args.int8)
     chain = weights_file(args.weights, "flow").exists()
     table = evaluate(folder, args.corpus, args.samples, args.count, chain)
     print(json.dumps(table, indent=1))
@@ -57,8 +61,8 @@ def main(argv: list[str] | None = None) -> None:
         args.table.write_text(json.dumps(table, indent=1))
 
 
-def export(weights: Path, folder: Path) -> None:
-    """Write the vocoder folder of trained weights; a stage without weights has its first values."""
+def trained_networks(weights: Path | None) -> tuple[Flow, Hift, CampPlus, S3Tokenizer]:
+    """The vocoder's networks with trained weights; a stage without weights, None for all, has its first values."""
     flow, hift, speaker, tokenizer = (
         new_flow(FLOW),
         new_hift(HIFT),
@@ -67,9 +71,9 @@ def export(weights: Path, folder: Path) -> None:
     )
     networks: dict[str, nn.Module] = {"flow": flow, "hift": hift, "speaker": speaker, "tokenizer": tokenizer}
     for name, network in networks.items():
-        if (file := weights_file(weights, name)).exists():
+        if weights is not None and (file := weights_file(weights, name)).exists():
             network.load_state_dict(read_weights(file))
-    write_vocoder(folder, flow, hift, speaker, tokenizer)
+    return flow, hift, speaker, tokenizer
 
 
 @torch.no_grad()

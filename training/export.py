@@ -1,7 +1,7 @@
 """Trained modules to a folder `assets/token2wav` in the released layout and formats.
 
-The folder passes the strict loader unchanged. Weights are stored in half precision, which the loader converts, except
-those that determine pitch and phase.
+The folder passes the strict loader unchanged. Matrices are stored as int8 or in half precision, and the rest in half
+precision, which the loader converts, except weights that determine pitch and phase.
 """
 
 from pathlib import Path
@@ -12,14 +12,17 @@ from torch import Tensor, nn
 
 from assets.build_tiny_vocoder import WeightGraph, flow_yaml, tokenizer_graph
 from assets.onnx_writer import write_onnx
+from models.checkpoint.int8 import is_matrix, quantize
+from models.quantize import write_packed_pt
 from models.token2wav.flow.flow import Flow
 from models.token2wav.hift.hift import Hift
-from models.token2wav.load.onnx_container import OnnxNode
+from models.token2wav.load.onnx_container import DEQUANTIZE, OnnxNode
 from models.token2wav.load.parts import FLOW, FLOW_YAML, HIFT, SPEAKER_ENCODER, SPEECH_TOKENIZER
 from models.token2wav.prompt.campplus import BATCH_NORM_EPS, Affine, CampPlus
 from models.token2wav.prompt.s3_tokenizer import S3Tokenizer
 
 FULL_PRECISION = ("f0_predictor.", "m_source.", "conv_post.", "quantizer.")
+OUTPUT_DIMS = {"Conv": 0, "MatMul": 1}  # operation -> dim of its stored matrix that has an index for each output
 
 
 def write_vocoder(
@@ -28,6 +31,8 @@ def write_vocoder(
     hift: Hift,
     speaker_encoder: CampPlus,
     tokenizer: S3Tokenizer,
+    *,
+    int8: bool = False,
 ) -> None:
     """Write all files of the folder; files of an earlier export are replaced.
 
@@ -37,16 +42,20 @@ def write_vocoder(
         hift: mel to sound.
         speaker_encoder: makes speaker vectors.
         tokenizer: makes speech tokens.
+        int8: store matrices as int8, except those of FULL_PRECISION.
     """
     out.mkdir(parents=True, exist_ok=True)
     (out / FLOW_YAML).write_text(flow_yaml(flow.config), encoding="utf-8")
-    torch.save(halved(stored(flow)), out / FLOW)
-    torch.save(halved(weight_normed(stored(hift))), out / HIFT)
+    for file, tensors in ((FLOW, stored(flow)), (HIFT, weight_normed(stored(hift)))):
+        if int8:
+            write_packed_pt(out / file, halved(tensors), FULL_PRECISION)
+        else:
+            torch.save(halved(tensors), out / file)
     for file, (nodes, arrays) in (
         (SPEAKER_ENCODER, speaker_graph(speaker_encoder)),
         (SPEECH_TOKENIZER, tokenizer_graph(halved(stored(tokenizer)), tokenizer.config)),
     ):
-        write_onnx(out / file, nodes, arrays)
+        write_onnx(out / file, *(int8_graph(nodes, arrays) if int8 else (nodes, arrays)))
 
 
 def stored(module: nn.Module) -> dict[str, Tensor]:
@@ -84,6 +93,26 @@ def speaker_graph(encoder: CampPlus) -> tuple[list[OnnxNode], dict[str, np.ndarr
                 arrays |= _identity_statistics(name, len(part.weight))
             graph.add("BatchNormalization" if isinstance(part, Affine) else "Conv", name, arrays)
     return graph.nodes, graph.arrays
+
+
+def int8_graph(nodes: list[OnnxNode], arrays: dict[str, np.ndarray]) -> tuple[list[OnnxNode], dict[str, np.ndarray]]:
+    """The graph with matrices as int8 values and a scale for each output, which a node before the reader multiplies."""
+    found: list[OnnxNode] = []
+    left = dict(arrays)
+    for node in nodes:
+        for name in (one for one in node.inputs if one in left and node.op_type in OUTPUT_DIMS):
+            axis = OUTPUT_DIMS[node.op_type]
+            matrix = torch.from_numpy(arrays[name]).float().movedim(axis, 0)
+            if node.name.strip("/").startswith(FULL_PRECISION) or not is_matrix(matrix):
+                continue
+            packed = quantize(matrix)
+            del left[name]
+            left[f"{name}_quantized"] = packed.values.movedim(0, axis).contiguous().numpy()
+            left[f"{name}_scale"] = packed.scale.numpy()
+            inputs = (f"{name}_quantized", f"{name}_scale")
+            found.append(OnnxNode(DEQUANTIZE, f"{node.name}_dequantize", inputs, (name,), {}, {"axis": axis}))
+        found.append(node)
+    return found, left
 
 
 def _identity_statistics(name: str, channels: int) -> dict[str, Tensor]:
