@@ -3,34 +3,54 @@
 Neighbouring floats have similar signs and exponents, while their low bytes look random. All tensors with the same item
 size are therefore concatenated and split into byte planes: plane 0 has the first byte of every number, plane 1 the
 second, and so on. A zip archive compresses each plane separately. Its `index.json` lists names, dtypes and shapes.
+
+Random bits do not compress. Tensors whose seed is known are therefore stored as `drawn` describes: the index has their
+`entry`, and the archive the corrections of all of them, one byte a value.
 """
 
 import json
 import zipfile
 import zlib
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tests.parity.drawn import ESCAPE, Drawn, corrected, corrections, outputs_of
+
 SUFFIX = ".packed"
 INDEX = "index.json"
+CORRECTIONS, ESCAPED = "corrections", "escaped"  # of drawn tensors, in the order of the index
 NO_DATE = (1980, 1, 1, 0, 0, 0)  # equal tensors give equal files
 
 
-def save_packed(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write tensors and the metadata of their original file."""
+def save_packed(
+    tensors: dict[str, Tensor],
+    path: Path,
+    metadata: dict[str, str] | None = None,
+    drawn: Mapping[str, Drawn] | None = None,
+) -> None:
+    """Write tensors and the metadata of their original file. drawn: where float32 tensors come from."""
+    drawn = drawn or {}
+    small, escaped = _corrections(tensors, drawn)
     by_size: dict[int, list[np.ndarray]] = defaultdict(list)
     entries = []
     for name, tensor in sorted(tensors.items()):
         plain = tensor.detach().cpu().contiguous()
         size = plain.element_size()
-        by_size[size].append(plain.flatten().view(torch.uint8).numpy().reshape(-1, size))
+        if name not in drawn:
+            by_size[size].append(plain.flatten().view(torch.uint8).numpy().reshape(-1, size))
         entries.append([name, str(plain.dtype).removeprefix("torch."), list(plain.shape)])
     with zipfile.ZipFile(path, "w") as archive:
-        _write(archive, INDEX, json.dumps({"tensors": entries, "metadata": metadata or {}}).encode())
+        about = {"tensors": entries, "metadata": metadata or {}}
+        if drawn:
+            about["drawn"] = {name: drawn[name].entry() for name in sorted(drawn)}
+            _write(archive, CORRECTIONS, small)
+            _write(archive, ESCAPED, escaped)
+        _write(archive, INDEX, json.dumps(about).encode())
         for size, parts in sorted(by_size.items()):
             joined = np.concatenate(parts)
             for plane in range(size):
@@ -41,16 +61,56 @@ def load_packed(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a file made by `save_packed`."""
     with zipfile.ZipFile(path) as archive:
         index = json.loads(archive.read(INDEX))
-        sizes = sorted({_dtype(name).itemsize for _, name, _ in index["tensors"]})
+        drawn = {name: Drawn(**entry) for name, entry in index.get("drawn", {}).items()}
+        sizes = sorted({_dtype(kind).itemsize for name, kind, _ in index["tensors"] if name not in drawn})
+        drawn_values = _drawn_values(archive, drawn)
         numbers = {size: _numbers(archive, size) for size in sizes}
     tensors, ends = {}, dict.fromkeys(sizes, 0)
     for name, kind, shape in index["tensors"]:
+        if name in drawn:
+            tensors[name] = torch.from_numpy(drawn_values[name]).view(shape)
+            continue
         dtype = _dtype(kind)
         start = ends[dtype.itemsize]
         end = ends[dtype.itemsize] = start + int(np.prod(shape))
         flat = torch.from_numpy(numbers[dtype.itemsize][start:end].copy())
         tensors[name] = flat.flatten().view(dtype).view(shape)
     return tensors, index["metadata"]
+
+
+def _corrections(tensors: dict[str, Tensor], drawn: Mapping[str, Drawn]) -> tuple[bytes, bytes]:
+    """Corrections and escaped values of all drawn tensors, in the order of their names."""
+    small, escaped = [], []
+    outputs = _outputs(drawn)
+    for name in sorted(drawn):
+        values = tensors[name].detach().cpu().contiguous().flatten().numpy()
+        codes, rest = corrections(values, drawn[name].values(outputs[drawn[name].seed]))
+        small.append(codes.tobytes())
+        escaped.append(rest.tobytes())
+    return b"".join(small), b"".join(escaped)
+
+
+def _drawn_values(archive: zipfile.ZipFile, drawn: Mapping[str, Drawn]) -> dict[str, np.ndarray]:
+    """[n] float32 of each drawn tensor."""
+    if not drawn:
+        return {}
+    small = np.frombuffer(archive.read(CORRECTIONS), np.uint8)
+    escaped = np.frombuffer(archive.read(ESCAPED), np.float32)
+    outputs, values = _outputs(drawn), {}
+    for name in sorted(drawn):
+        predicted = drawn[name].values(outputs[drawn[name].seed])
+        n, n_escaped = len(predicted), int((small[: len(predicted)] == ESCAPE).sum())
+        values[name] = corrected(predicted, small[:n], escaped[:n_escaped])
+        small, escaped = small[n:], escaped[n_escaped:]
+    return values
+
+
+def _outputs(drawn: Mapping[str, Drawn]) -> dict[int, np.ndarray]:
+    """The outputs of each seed that are needed."""
+    ends: dict[int, int] = defaultdict(int)
+    for one in drawn.values():
+        ends[one.seed] = max(ends[one.seed], one.end)
+    return {seed: outputs_of(seed, end) for seed, end in ends.items()}
 
 
 def _write(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
