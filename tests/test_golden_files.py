@@ -1,5 +1,6 @@
 """Compact file formats of golden data keep every bit."""
 
+import hashlib
 import json
 import lzma
 import shutil
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from tests.golden_copies import change, moved
+from tests.parity import drawn as drawn_tensors
 from tests.parity.checksum import allowed, checksum
+from tests.parity.drawn import Drawn, box_muller, outputs_of
 from tests.parity.golden import GoldenDir, completed, read_tensors
 from tests.parity.packed import load_packed, save_packed
 from tests.parity.report import Report
@@ -29,7 +32,7 @@ DTYPES = (
     torch.uint8,
     torch.bool,
 )
-LIMIT = 20_000_000  # bytes that all golden data may take
+LIMIT = 6_000_000  # bytes that all golden data may take
 
 
 def bits(tensor: torch.Tensor) -> bytes:
@@ -60,6 +63,50 @@ def test_packing_keeps_every_bit(held, metadata):
     for name, tensor in held.items():
         assert (got[name].dtype, got[name].shape) == (tensor.dtype, tensor.shape)
         assert bits(got[name]) == bits(tensor), f"{name}: expected {tensor}, got {got[name]}"
+
+
+DRAWN = Drawn(seed=7, spans=[(32, 20), (0, 16)], mean=0.5, std=0.25)
+
+
+@given(st.integers(0, 2**32 - 1), st.lists(st.sampled_from([0, 0x7FC00001, 0x80000000, 0xFF800000]), max_size=9))
+def test_drawn_tensors_keep_every_bit(seed, odd):
+    """Values near the predicted ones, far from them, and any others."""
+    rng = np.random.default_rng(seed)
+    values = DRAWN.values(outputs_of(DRAWN.seed, DRAWN.end))
+    values += rng.choice([0, 1e-7, 3e-6, 1], len(values)).astype(np.float32)
+    values[: len(odd)] = np.array(odd, np.uint32).view(np.float32)
+    held = {"far": torch.ones(3), "near": torch.from_numpy(values).view(4, 9)}
+    with tempfile.TemporaryDirectory() as folder:
+        save_packed(held, Path(folder) / "a.packed", drawn={"near": DRAWN})
+        got, _ = load_packed(Path(folder) / "a.packed")
+    assert list(got) == list(held) and all(bits(got[name]) == bits(tensor) for name, tensor in held.items())
+
+
+def test_drawn_values_are_those_of_torch(tmp_path):
+    torch.manual_seed(DRAWN.seed)
+    expected = torch.empty(40).normal_(0.5, 0.25)
+    whole = Drawn(DRAWN.seed, [(0, 24), (40, 16)], 0.5, 0.25)
+    predicted = whole.values(outputs_of(whole.seed, whole.end))
+    assert np.allclose(predicted, expected.numpy(), rtol=1e-6), f"expected {expected}, got {predicted}"
+    torch.manual_seed(DRAWN.seed)
+    held = {"t": torch.randn(300, 100)}
+    save_packed(held, tmp_path / "t.packed", drawn={"t": Drawn(DRAWN.seed, [(0, 30_000)], 0.0, 1.0)})
+    size = (tmp_path / "t.packed").stat().st_size
+    assert size < 30_000 / 3, f"expected less than a third of a byte for each value, got {size} bytes"
+
+
+def test_predictions_are_the_same_on_every_machine():
+    values = box_muller(outputs_of(3, 1 << 16))
+    expected = "3b3a28a4a2cc31154daa0c0748dea6f88f39e80266226dab1b5962211ee1284d"
+    assert hashlib.sha256(values.tobytes()).hexdigest() == expected
+
+
+def test_wrong_predictions_are_noticed(tmp_path, monkeypatch):
+    held = {"t": torch.from_numpy(DRAWN.values(outputs_of(DRAWN.seed, DRAWN.end)))}
+    save_packed(held, tmp_path / "t.packed", drawn={"t": DRAWN})
+    monkeypatch.setattr(drawn_tensors, "BLOCK", 8)
+    with pytest.raises(ValueError, match=r"t\.packed: expected drawn values with the digest"):
+        load_packed(tmp_path / "t.packed")
 
 
 def test_packing_reduces_the_size(tmp_path):

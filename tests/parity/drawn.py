@@ -21,7 +21,8 @@ class Drawn:
 
     Args:
         seed: of the generator.
-        spans: position of the first output and number of values, of each run of whole blocks; in order.
+        spans: position of the first output and number of values, of each run of blocks; in order. A run may end
+            inside of a block: torch draws the last 16 values of a tensor again if its size is not a multiple of 16.
         mean, std: of the distribution.
     """
 
@@ -32,14 +33,17 @@ class Drawn:
 
     def values(self, outputs: np.ndarray) -> np.ndarray:
         """[n] float32, predicted from the generator's outputs."""
-        places = np.concatenate([np.arange(start, start + n) for start, n in self.spans])
-        values: np.ndarray = (box_muller(outputs[places]).astype(np.float64) * self.std + self.mean).astype(np.float32)
+        runs = [(start, n, np.arange(-(-n // BLOCK) * BLOCK)) for start, n in self.spans]
+        places = np.concatenate([start + run for start, _, run in runs])
+        is_kept = np.concatenate([run < n for _, n, run in runs])
+        normal = box_muller(outputs[places])[is_kept].astype(np.float64)
+        values: np.ndarray = (normal * self.std + self.mean).astype(np.float32)
         return values
 
     @property
     def end(self) -> int:
         """Number of outputs that are needed."""
-        return max(start + n for start, n in self.spans)
+        return max(start + n for start, n in self.spans) + BLOCK
 
     def entry(self) -> dict[str, Any]:
         return asdict(self)

@@ -5,9 +5,11 @@ size are therefore concatenated and split into byte planes: plane 0 has the firs
 second, and so on. A zip archive compresses each plane separately. Its `index.json` lists names, dtypes and shapes.
 
 Random bits do not compress. Tensors whose seed is known are therefore stored as `drawn` describes: the index has their
-`entry`, and the archive the corrections of all of them, one byte a value.
+`entry`, and the archive the corrections of all of them, one byte a value. `sha256` of their values shows that a machine
+computes what was stored.
 """
 
+import hashlib
 import json
 import zipfile
 import zlib
@@ -35,7 +37,7 @@ def save_packed(
 ) -> None:
     """Write tensors and the metadata of their original file. drawn: where float32 tensors come from."""
     drawn = drawn or {}
-    small, escaped = _corrections(tensors, drawn)
+    small, escaped, digest = _corrections(tensors, drawn)
     by_size: dict[int, list[np.ndarray]] = defaultdict(list)
     entries = []
     for name, tensor in sorted(tensors.items()):
@@ -47,7 +49,7 @@ def save_packed(
     with zipfile.ZipFile(path, "w") as archive:
         about = {"tensors": entries, "metadata": metadata or {}}
         if drawn:
-            about["drawn"] = {name: drawn[name].entry() for name in sorted(drawn)}
+            about |= {"drawn": {name: drawn[name].entry() for name in sorted(drawn)}, "sha256": digest}
             _write(archive, CORRECTIONS, small)
             _write(archive, ESCAPED, escaped)
         _write(archive, INDEX, json.dumps(about).encode())
@@ -58,13 +60,15 @@ def save_packed(
 
 
 def load_packed(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a file made by `save_packed`."""
+    """Tensors and metadata of a file made by `save_packed`. Raises: ValueError if drawn values are not those stored."""
     with zipfile.ZipFile(path) as archive:
         index = json.loads(archive.read(INDEX))
         drawn = {name: Drawn(**entry) for name, entry in index.get("drawn", {}).items()}
         sizes = sorted({_dtype(kind).itemsize for name, kind, _ in index["tensors"] if name not in drawn})
         drawn_values = _drawn_values(archive, drawn)
         numbers = {size: _numbers(archive, size) for size in sizes}
+    if drawn and (got := _digest(drawn_values)) != index["sha256"]:
+        raise ValueError(f"{path}: expected drawn values with the digest {index['sha256']}, got {got}")
     tensors, ends = {}, dict.fromkeys(sizes, 0)
     for name, kind, shape in index["tensors"]:
         if name in drawn:
@@ -78,16 +82,24 @@ def load_packed(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, index["metadata"]
 
 
-def _corrections(tensors: dict[str, Tensor], drawn: Mapping[str, Drawn]) -> tuple[bytes, bytes]:
-    """Corrections and escaped values of all drawn tensors, in the order of their names."""
-    small, escaped = [], []
+def _corrections(tensors: dict[str, Tensor], drawn: Mapping[str, Drawn]) -> tuple[bytes, bytes, str]:
+    """Corrections and escaped values of all drawn tensors in the order of their names, and the digest of the values."""
+    small, escaped, found = [], [], {}
     outputs = _outputs(drawn)
     for name in sorted(drawn):
         values = tensors[name].detach().cpu().contiguous().flatten().numpy()
         codes, rest = corrections(values, drawn[name].values(outputs[drawn[name].seed]))
         small.append(codes.tobytes())
         escaped.append(rest.tobytes())
-    return b"".join(small), b"".join(escaped)
+        found[name] = values
+    return b"".join(small), b"".join(escaped), _digest(found)
+
+
+def _digest(values: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(values):
+        digest.update(values[name].tobytes())
+    return digest.hexdigest()
 
 
 def _drawn_values(archive: zipfile.ZipFile, drawn: Mapping[str, Drawn]) -> dict[str, np.ndarray]:
