@@ -22,7 +22,7 @@ from models.checkpoint.files import INDEX, list_tensors
 from models.errors import ModelError
 from models.load import expected_tensors, load_model
 from models.quantize import TOKEN2WAV, folder_bytes, write_folder_weights
-from training.evaluate import trained_networks
+from training.evaluate_vocoder import trained_networks
 from training.export import write_vocoder
 from training.loop import weights_file
 from training.talker_sizes import MAX_BYTES, talker_config

@@ -1,7 +1,8 @@
 """`python -m training.compare A B --corpus DIR`: what the vocoder folder B changes of A, such as one in int8.
 
 On held-out sentences of all voices: the share of speech tokens that are the same, and the cosine of speaker vectors. On
-those of the talker's voice: distances of `training.evaluate`, of both from the recording and of B from A (`changed`).
+those of the talker's voice: distances as `training.evaluate_vocoder` has them, of both from the recording and of B from A
+(`changed`).
 """
 
 import argparse
@@ -19,7 +20,7 @@ from models.token2wav.prompt.features import prompt_mel
 from models.token2wav.settings import SAMPLE_RATE
 from models.token2wav.voice.voice import Voice
 from models.token2wav.voice.voice_maker import VoiceMaker
-from training.evaluate import copied, distances, prepared, streamed
+from training.evaluate_vocoder import copied, distances, prepared, streamed
 from training.speech.corpus import load_corpus
 from training.speech.voices import TARGET, VOICES
 

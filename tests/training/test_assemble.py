@@ -15,7 +15,7 @@ from models.token2wav.load.parts import load_token2wav
 from tests.worker.start.test_starting import CONFIG, start
 from training.assemble import Sources, assemble, main
 from training.checkpoint import write_checkpoint
-from training.evaluate import trained_networks
+from training.evaluate_vocoder import trained_networks
 from training.loop import weights_file, write_weights
 from training.talker_sizes import MAX_BYTES, talker_config
 
