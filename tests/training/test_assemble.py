@@ -13,7 +13,7 @@ from models.load import expected_tensors, load_model
 from models.quantize import TOKEN2WAV, check_files, folder_bytes
 from models.token2wav.load.parts import load_token2wav
 from tests.worker.start.test_starting import CONFIG, start
-from training.assemble import Sources, assemble, main
+from training.assemble.talker import Sources, assemble, main
 from training.checkpoint import write_checkpoint
 from training.evaluate_vocoder import trained_networks
 from training.loop import weights_file, write_weights

@@ -137,7 +137,3 @@ def size_table(folder: Path, sources: Sources) -> str:
 
 def lines(rows: list[tuple[str, str, int]]) -> Iterator[str]:
     return (f"| {part} | {source} | {n_bytes / 1e6:.2f} |" for part, source, n_bytes in rows)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,7 @@
-"""`python -m training.compare A B --corpus DIR`: what the vocoder folder B changes of A, such as one in int8.
+"""`python -m training.assemble.compare A B --corpus DIR`: what the vocoder folder B changes of A, such as one in int8.
 
 On held-out sentences of all voices: the share of speech tokens that are the same, and the cosine of speaker vectors. On
-those of the talker's voice: distances as `training.evaluate_vocoder` has them, of both from the recording and of B from A
-(`changed`).
+those of the talker's voice: the distances of `training.evaluate_vocoder`, of both from the recording and of B from A.
 """
 
 import argparse

@@ -1,0 +1,7 @@
+"""`python -m training.assemble`: see `training.assemble.talker`."""
+
+import sys
+
+from training.assemble.talker import main
+
+sys.exit(main())
