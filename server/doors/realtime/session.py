@@ -162,6 +162,7 @@ class RealtimeSession:
         self.lane.refresh()
         if self.is_duplex != was_duplex:
             self._turns.reset()
+            self.lane.detector.forget()
             self._turn_lane.clear()
             self.lane.clear()
             self.lane_changed.set()
@@ -200,7 +201,8 @@ class RealtimeSession:
             self.report_overflow(dropped)
 
     async def _on_commit(self, _: events.CommitAudio) -> None:
-        self._turns.commit(None if self.is_duplex else self._turn_lane.take)
+        end_ms = round(self.lane.detector.pushed_ms)
+        self._turns.commit(None if self.is_duplex else self._turn_lane.take, end_ms)
 
     async def _on_clear(self, _: events.ClearAudio) -> None:
         self._turns.clear()

@@ -66,6 +66,10 @@ class SpeechDetector:
         self._at = 0  # index of the next window's first sample
         self._turns = TurnFinder()
 
+    def forget(self) -> None:
+        """Drop a turn that has not ended."""
+        self._turns = TurnFinder()
+
     def push(self, samples: np.ndarray) -> list[Heard]:
         """What the sound so far says. samples: [n] float32 at 16 kHz. Takes about 0.2 ms for a window."""
         found: list[Heard] = []

@@ -40,6 +40,11 @@ class DetectorFeed:
         if self._detector is not None:
             self._detector.settings = settings
 
+    def forget(self) -> None:
+        """Drop a turn that was reported and has not ended: speech from now on is another one."""
+        if self._detector is not None:
+            self._detector.forget()
+
     def push(self, samples: np.ndarray) -> None:
         """Add sound. samples: [n] float32 at 16 kHz."""
         n = len(samples)

@@ -50,11 +50,19 @@ class UserTurns:
         self._transcripts.start(item, end_ms)
         return item
 
-    def commit(self, take_sound: Callable[[], np.ndarray] | None) -> None:
-        """The client ends the turn. take_sound: gives the item its sound; None: it has none. Raises: EventError."""
+    def commit(self, take_sound: Callable[[], np.ndarray] | None, end_ms: int) -> None:
+        """The client ends the turn.
+
+        Args:
+            take_sound: gives the item its sound; None: it has none.
+            end_ms: of all sound so far.
+        Raises: EventError.
+        """
         if self._appended_ms < MIN_COMMIT_MS:
             message = f"input audio buffer: expected at least {MIN_COMMIT_MS} ms, got {self._appended_ms:.0f} ms"
             raise EventError("input_audio_buffer_commit_empty", message)
+        if self._open_id is not None:
+            self._send("input_audio_buffer.speech_stopped", audio_end_ms=end_ms, item_id=self._open_id)
         item = self._commit()
         item.sound = None if take_sound is None else take_sound()
         self._transcripts.start(item)

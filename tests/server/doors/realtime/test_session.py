@@ -153,6 +153,20 @@ def test_nothing_can_be_committed_after_a_clear_within_the_users_turn() -> None:
     run(scenario)
 
 
+def test_a_commit_within_the_users_turn_ends_it() -> None:
+    async def scenario() -> None:
+        async with stage() as one:
+            await one.append(0.5)
+            one.speak_up()
+            await one.send("input_audio_buffer.commit")
+            one.fall_silent()
+            kinds = ["speech_started", "speech_stopped", "committed"]
+            assert one.kinds("input_audio_buffer") == [f"input_audio_buffer.{kind}" for kind in kinds]
+            assert one.last("input_audio_buffer.speech_stopped")["audio_end_ms"] == 500
+
+    run(scenario)
+
+
 def test_an_item_that_is_deleted_while_it_is_spoken_is_not_heard_of_again() -> None:
     async def scenario() -> None:
         async with stage() as one:

@@ -161,6 +161,22 @@ def test_speech_interrupts_a_response() -> None:
     run(scenario)
 
 
+def test_speech_after_a_change_of_lanes_is_another_turn() -> None:
+    """The turn that was open before the change never ends in the detector's sound."""
+
+    async def scenario() -> None:
+        async with session(n_listen=1000) as client:
+            ids = []
+            for detection in (None, {"type": "server_vad"}):
+                await client.append(silence(0.5) + speech()[:72_000])
+                ids.append((await client.until("input_audio_buffer.speech_started"))["item_id"])
+                await client.update(audio={"input": {"turn_detection": detection}})
+                await client.update(audio={"input": {"turn_detection": {"type": "semantic_vad"}}})
+            assert len(set(ids)) == 2
+
+    run(scenario)
+
+
 def is_of_turn(event: Json) -> bool:
     return event["type"].startswith("input_audio_buffer.")
 
