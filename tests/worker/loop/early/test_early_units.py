@@ -101,6 +101,7 @@ class TrialEngine(SmallEngine):
         self.n_taken_back += 1
         assert_mirrors(self.unit_steps, slot)
         places = leftovers(self.unit_steps, slot)
+        self._check_finite(places, slot)
         if self.before is not None:
             copies = dict(zip(map(Tensor.data_ptr, self.unit_steps.state.tensors()), self.before, strict=True))
             for tensor, place in places:
@@ -108,6 +109,11 @@ class TrialEngine(SmallEngine):
             assert_same(self.unit_steps.state, self.before, [slot])
         for tensor, place in places:
             tensor[slot][place] = GARBAGE
+
+    def _check_finite(self, places: list[tuple[Tensor, Any]], slot: int) -> None:
+        """A masked row is multiplied by zero, so that NaN would reach later units."""
+        bad = [tuple(tensor.shape) for tensor, place in places if not tensor[slot][place].isfinite().all()]
+        assert not bad, f"expected finite rows after a unit that was taken back, got NaN in tensors of shape {bad}"
 
     def run_piece(
         self, sessions: list[Session], number: int, piece: Piece, *, closes: bool | None
