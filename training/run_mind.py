@@ -170,7 +170,7 @@ def _learner(call: Call, examples: Examples) -> tuple[Learner, str]:
     """The model with the weights of earlier calls, and where they are from."""
     if call.device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True
-        torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it would prepare each of many shapes
     if call.initial is not None:
         for file in call.initial.glob("*.pt"):
             if not (call.out / file.name).exists():

@@ -9,12 +9,12 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from models.inputs.audio import LogMel, conv_length, frame_count, token_count
+from models.inputs.audio import LogMel, conv_length, frame_count
 from models.inputs.image import pixel_values
 from models.inputs.positions import position_ids
-from models.layers.apm import UNIT_ROWS, project
+from models.layers.apm import UNIT_ROWS, Apm, project
 from models.layers.rotary import rotary_angles, rotate
 from models.layers.transformer import Backbone, DecoderLayer
 from models.omni import OmniModel
@@ -109,7 +109,7 @@ def encode_segments(model: OmniModel, mel: Tensor, first: Tensor, end: Tensor) -
     """Normed states [S, K * 50, D] of the audio encoder; arguments as for `Apm.refill`, units left out come last."""
     apm, (n_segments, n_units) = model.apm, end.shape
     # The rows of a unit without those of its context frames, as in serving.
-    rows = apm._convolve(mel.flatten(0, 1), first.flatten(), end.flatten())[:, 1 : 1 + UNIT_ROWS]
+    rows = _convolve(apm, mel.flatten(0, 1), first.flatten(), end.flatten())[:, 1 : 1 + UNIT_ROWS]
     index = torch.arange(n_units * UNIT_ROWS, device=mel.device)
     x = rows.reshape(n_segments, n_units * UNIT_ROWS, -1) + apm.embed_positions(index)
     unit = index // UNIT_ROWS
@@ -126,12 +126,33 @@ def clip_mels(log_mel: LogMel, clips: Tensor, n_samples: Tensor) -> Tensor:
 
 
 def encode_clips(model: OmniModel, mel: Tensor, n_samples: Tensor) -> Tensor:
-    """Rows [R, n, D] of clips; those after a clip's end are meaningless."""
+    """Rows [R, n, D] of clips as `OmniModel.encode_clips`; those after a clip's end are meaningless."""
+    apm, device = model.apm, mel.device
     frames = [frame_count(n) for n in n_samples.tolist()]
     keys = [conv_length(n) for n in frames]
-    n_frames, n_keys = (torch.tensor(part).to(mel.device, non_blocking=True) for part in (frames, keys))
-    longest = token_count(max(frames))
-    return model.encode_clips(mel, n_frames, n_keys, CLIP_CHUNK_ROWS)[:, :longest]
+    n_frames, n_keys = (torch.tensor(part).to(device, non_blocking=True) for part in (frames, keys))
+    x = _convolve(apm, mel, torch.zeros_like(n_frames), n_frames)
+    row = torch.arange(x.shape[1], device=device)
+    x = x + apm.embed_positions(row)
+    chunk_end = CLIP_CHUNK_ROWS * (row // CLIP_CHUNK_ROWS + 1)
+    mask = (row < n_keys[:, None, None]) & (row < chunk_end[:, None])
+    for layer in apm.layers:
+        x = layer(x, mask)
+    return project(model.audio_projection_layer, apm.layer_norm(x), model.config.audio_pool_step)
+
+
+def _convolve(apm: Apm, mel: Tensor, first: Tensor, end: Tensor) -> Tensor:
+    """As `Apm._convolve`, by matrix products: cuDNN would prepare each of a training's many shapes."""
+    column = torch.arange(mel.shape[-1], device=mel.device)
+    inside = ((column >= first[:, None]) & (column < end[:, None]))[:, None]
+    x = F.gelu(_conv(apm.conv1, torch.where(inside, mel, 0))).transpose(1, 2)
+    return F.gelu(_conv(apm.conv2, torch.where(inside, x, 0)))
+
+
+def _conv(conv: nn.Conv1d, x: Tensor) -> Tensor:
+    """Rows [B, F', D] of a convolution of three columns over x [B, C, F]."""
+    windows = F.pad(x, (1, 1)).unfold(2, 3, conv.stride[0])
+    return F.linear(windows.transpose(1, 2).flatten(2), conv.weight.flatten(1), conv.bias)
 
 
 def encode_pictures(model: OmniModel, pictures: Tensor) -> Tensor:
