@@ -27,7 +27,7 @@ from models.random_weights import random_model
 from training.checkpoint import write_random
 from training.mind.examples import Examples, Task
 from training.mind.learner import Learner, LearnPlan, quiet_start
-from training.mind.measure import measure
+from training.mind.measure import measure, measure_loss
 from training.mind.pool import Pool, PoolSizes, Stored
 from training.mind.produce import SHARD, SPEECH_SHARD, ProducerPlan, Producers
 from training.mind.speak import SpeechLearner, TargetSpeech
@@ -157,7 +157,10 @@ def _train(
         unseen += held_out.add(records)
     log(learner.take_log())
     until = time.monotonic() + measured_s
-    figures = measure(learner, held_out, unseen, examples.tokenizer, until) if call.stage == "mind" else {}
+    if call.stage == "mind":
+        figures = measure(learner, held_out, unseen, examples.tokenizer, until)
+    else:
+        figures = measure_loss(learner, held_out, unseen, until)
     report = call.out / "report.json"
     earlier = json.loads(report.read_text()) if report.exists() else {}
     counters = {"step": learner.step_number, "progress": learner.progress, "held_out": len(unseen)}

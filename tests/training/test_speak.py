@@ -12,6 +12,7 @@ from tests.training.batches import SIZES, tiny_model
 from tests.worker.loop.engines import TINY, loaded
 from training.mind.examples import Examples
 from training.mind.learner import LearnPlan
+from training.mind.measure import measure_loss
 from training.mind.pool import Pool
 from training.mind.speak import SpeechLearner, TargetSpeech, reply_units
 from training.timelines.speech import Samples, noise_bursts
@@ -76,9 +77,10 @@ def test_only_the_speech_model_changes(tmp_path: Path, examples: Examples) -> No
     plan = LearnPlan(tmp_path, torch.device("cpu"), plan_seconds=60, rows=64, rate=0.1)
     learner = SpeechLearner(model, examples.tokenizer.special, plan)
     pool = Pool(SIZES, plan.device)
-    pool.add([replace(examples, lesson_s=8.0).record("echo", 0)])
+    stored = pool.add([replace(examples, lesson_s=8.0).record("echo", 0)])
     learner.step(pool)
     assert np.isfinite(learner.take_log()["echo_loss"])
+    assert measure_loss(learner, pool, stored).keys() == {"loss", "tokens", "ends"}
     changed = {
         name.split(".")[0] for name, weight in model.state_dict().items() if not torch.equal(weight, before[name])
     }

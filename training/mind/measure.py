@@ -39,6 +39,19 @@ def measure(
     return figures
 
 
+@torch.no_grad()
+def measure_loss(learner: Learner, pool: Pool, stored: Sequence[Stored], until: float = math.inf) -> dict[str, float]:
+    """Means of what a learner logs, over held-out records."""
+    sums: dict[str, list[float]] = {}
+    for part in _parts(stored, until):
+        with learner.precision():
+            measured = learner.loss(pool, part)[1]
+        for name, value in measured.items():
+            if math.isfinite(float(value)):
+                sums.setdefault(name, []).append(float(value))
+    return {name: round(sum(values) / len(values), 4) for name, values in sums.items()}
+
+
 def _teacher_forced(learner: Learner, pool: Pool, stored: Sequence[Stored], until: float) -> dict[str, tuple[int, int]]:
     """Right and all, by name."""
     special, counts = learner.special, Counter[tuple[str, bool]]()

@@ -103,7 +103,7 @@ def _produce(plan: ProducerPlan, number: int, n: int) -> None:
         os.nice(5)
     torch.set_num_threads(1)
     examples, parent = started(plan), os.getppid()
-    held_out = replace(examples, split="held_out", speaker=None)
+    held_out = replace(examples, split="held_out")
     tasks = [(task, n) for task, n in HELD_OUT.items() if task in dict(plan.shard)]
     while os.getppid() == parent:
         if len(list(plan.folder.glob("*.shard"))) >= MAX_WAITING:
