@@ -213,7 +213,7 @@ class DuplexLane:
             return
         if isinstance(heard, SpeechHeard):
             self._barge_in.begin_turn(heard.start_ms)
-        self._barge_in.hear(heard.speech_ms, heard.at_ms)
+        self._barge_in.hear(heard.speech_ms, heard.at_ms, self._turns.committed_ms)
         start_ms = self._barge_in.due(heard.speech_ms, heard.at_ms, is_responding=is_answering)
         if start_ms is not None:
             self.policy.begin_user_turn()

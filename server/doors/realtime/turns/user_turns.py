@@ -14,12 +14,16 @@ MIN_COMMIT_MS = 100
 
 
 class UserTurns:
-    """The turns of one session's user. transcripts: of what the user says."""
+    """The turns of one session's user.
+
+    transcripts: of what the user says. committed_ms: where the client's last commit is in the detector's sound.
+    """
 
     def __init__(self, send: EventSender, conversation: Conversation, transcripts: InputTranscriptions):
         self._send, self._conversation, self._transcripts = send, conversation, transcripts
         self._open_id: str | None = None
         self._appended_ms = 0.0  # since the last commit
+        self.committed_ms = -1.0
 
     def append(self, ms: float) -> None:
         """Count sound that may be committed."""
@@ -63,6 +67,7 @@ class UserTurns:
             raise EventError("input_audio_buffer_commit_empty", message)
         if self._open_id is not None:
             self._send("input_audio_buffer.speech_stopped", audio_end_ms=end_ms, item_id=self._open_id)
+        self.committed_ms = end_ms
         item = self._commit()
         item.sound = None if take_sound is None else take_sound()
         self._transcripts.start(item)

@@ -177,6 +177,23 @@ def test_speech_after_a_change_of_lanes_is_another_turn() -> None:
     run(scenario)
 
 
+def test_a_file_that_is_committed_at_once_is_one_turn() -> None:
+    """The detector hears it after the commit."""
+
+    async def scenario() -> None:
+        async with session(n_listen=1000) as client:
+            await client.append(speech() + silence(1.5))
+            await client.send("input_audio_buffer.commit")
+            await client.append(silence(1.0) + speech() + silence(1.5))
+            await client.until("input_audio_buffer.speech_stopped")
+            while len([event for event in client.log if is_of_turn(event)]) < 4:
+                await client.receive()
+            kinds = [event["type"].rpartition(".")[2] for event in client.log if is_of_turn(event)]
+            assert kinds == ["committed", "speech_started", "speech_stopped", "committed"]
+
+    run(scenario)
+
+
 def is_of_turn(event: Json) -> bool:
     return event["type"].startswith("input_audio_buffer.")
 

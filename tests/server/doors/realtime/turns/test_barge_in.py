@@ -52,3 +52,29 @@ def test_a_turn_that_ended_before_the_response_is_answered() -> None:
     barge_in = BargeIn()
     barge_in.begin_response(1500)
     assert barge_in.is_answered(1400) and not barge_in.is_answered(1600)
+
+
+def test_committed_speech_is_no_turn_and_what_follows_it_is_another() -> None:
+    barge_in = BargeIn()
+
+    def heard(speech_ms: float, at_ms: float) -> int | None:
+        barge_in.hear(speech_ms, at_ms, committed_ms=1000)
+        return barge_in.due(speech_ms, at_ms, is_responding=False)
+
+    barge_in.begin_turn(300)
+    assert [heard(96, 500), heard(596, 1000), heard(740, 1144)] == [None] * 3
+    assert heard(820, 1224) == 1000, "expected a turn that begins at the commit"
+    assert heard(852, 1256) is None
+    barge_in.end_turn()
+    barge_in.begin_turn(2000)
+    assert heard(96, 2400) == 2000
+
+
+def test_a_turn_that_was_reported_goes_on_as_another_after_a_commit() -> None:
+    barge_in = BargeIn()
+    barge_in.begin_turn(300)
+    assert hear(barge_in, 96, 500, is_responding=False) == 300
+    barge_in.hear(128, 532, committed_ms=510)
+    assert barge_in.due(128, 532, is_responding=False) is None
+    barge_in.hear(320, 724, committed_ms=510)
+    assert barge_in.due(320, 724, is_responding=False) == 510
