@@ -122,6 +122,7 @@ def start_engine(
                 voice=voices.of if voices is not None else None,
                 progress=status.progress,
                 max_units=max_units,
+                briefly=device.type == "cpu" and not config.compile.enabled,
                 units=units,
             ),
         )

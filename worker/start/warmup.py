@@ -76,6 +76,7 @@ def warm_up(
     log: Log = LOG.info,
     progress: Progress | None = None,
     max_units: int = 10,
+    briefly: bool = False,
     units: list[WarmUpUnit] | None = None,
 ) -> WarmUpReport:
     """Run the warm-up session on a running engine without sessions.
@@ -86,13 +87,15 @@ def warm_up(
         log: receives the log lines.
         progress: called with (what, done, total).
         max_units: at most so many seconds of the file.
+        briefly: end the units once the model has spoken, and run all sessions at once only once. Enough where nothing
+            is compiled or captured: only the first unit of a kind costs more than later ones.
         units: of the file, from `extract`; None: read the file.
 
     Raises: MediaError, with a remedy, for a file that is missing or has no sound or frames; AudioError for the
         reference sound; WarmUpError naming the failed unit or step. The engine is in its former state then.
     """
     start, n_graphs = time.perf_counter(), compile_counters()["graphs"]
-    run = _Run(engine, log, progress or (lambda what, done, total: None))
+    run = _Run(engine, log, progress or (lambda what, done, total: None), briefly=briefly)
     run.step(1, f"extract sound and pictures of {media.video}")
     units = units or extract(media.video, max_units)
     if engine.n_free() != engine.n_slots:
@@ -186,10 +189,11 @@ class _WarmUpSession:
 class _Run:
     """The steps of one warm-up."""
 
-    def __init__(self, engine: Engine, log: Log, progress: Progress):
+    def __init__(self, engine: Engine, log: Log, progress: Progress, *, briefly: bool):
         self._engine, self._log, self._progress = engine, log, progress
         self._sessions: list[_WarmUpSession] = []
         self._has_sound = False
+        self._briefly = briefly
 
     def step(self, number: int, what: str) -> None:
         self._log(f"[warmup] ({number}/6) {what}")
@@ -225,7 +229,7 @@ class _Run:
         return session
 
     def _run_units(self, session: _WarmUpSession, units: list[WarmUpUnit], report: WarmUpReport) -> None:
-        """Run units in order, until a turn ends."""
+        """Run units in order, until a turn ends, or of a brief warm-up until the model has spoken."""
         first, n = time.perf_counter(), len(units)
         for number, unit in enumerate(units, 1):
             with named(f"unit {number} of {n}"):
@@ -238,8 +242,11 @@ class _Run:
             self._record_speech(result, report)
             self._log(f"[warmup] {report.line(n, time.perf_counter() - first)}")
             self._progress("units", number, n)
-            if result.end_of_turn:
+            if result.end_of_turn or (self._briefly and self._has_spoken(report)):
                 break
+
+    def _has_spoken(self, report: WarmUpReport) -> bool:
+        return report.tts_triggered and (self._has_sound or self._engine.parts.vocoder is None)
 
     def _record_speech(self, result: UnitResult, report: WarmUpReport) -> None:
         """Record which speech stages a unit has run."""
@@ -259,6 +266,8 @@ class _Run:
         sizes = [*(size for size in unit_steps.shapes.batch if size < parts.n_slots), *[parts.n_slots] * 2]
         if unit_steps.regions.is_sealed:  # the compile stage has run every size
             sizes = sizes[-1:]
+        elif self._briefly:
+            sizes = sizes[:-1]
         for number, size in enumerate(sizes):
             unit = units[number % len(units)]
             self._progress("units of several sessions at once", number, len(sizes))

@@ -165,6 +165,15 @@ def test_burst_is_in_batches_of_every_size() -> None:
     assert lines.index(line) == last + 1 and "(5/6)" in lines[last + 2], "expected it after the units"
 
 
+def test_a_brief_one_ends_once_the_model_has_spoken() -> None:
+    session = TALKING.model_copy(update={"force_listen_count": 1})
+    with make_engine(Director(listen=0.0, turn_end=0.0), session=session) as engine:
+        report, _ = warm(engine, 4, briefly=True)
+        assert_clean(engine)
+    assert report.decisions == ["LISTEN", "SPEAK"] and report.n_burst_units == 2, report
+    assert report.tts_triggered and not report.fallback_used
+
+
 def test_burst_runs_once_if_every_size_is_captured() -> None:
     with make_engine(Director(listen=0.0, turn_end=0.0), n_slots=3) as engine:
         engine.parts.unit_steps.regions.seal()
