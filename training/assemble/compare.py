@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folders", type=Path, nargs=2, metavar="DIR", help="vocoder folders, the exact one first")
     parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--count", type=int, default=23, help="sentences of the talker's voice that become sound")
+    parser.add_argument("--count", type=int, default=23, help="sentences of each voice")
     parser.add_argument("--chain", action="store_true", help="also sound from speech tokens; needs a trained flow")
     args = parser.parse_args(argv)
     print(json.dumps(compare(*args.folders, args.corpus, args.count, args.chain), indent=1))
@@ -39,18 +39,17 @@ def compare(first: Path, second: Path, corpus_folder: Path, count: int, chain: b
     """Shares and distances, as the module says; `changed` compares the sounds of both folders with each other."""
     corpus = load_corpus(corpus_folder)
     both = [load_token2wav(folder) for folder in (first, second)]
-    held_out = corpus.held_out.nonzero()[0].tolist()
     is_target = corpus.voices == [voice.name for voice in VOICES].index(TARGET)
-    sounding = [index for index in held_out if is_target[index]][:count]
+    numbers = [(corpus.held_out & (corpus.voices == voice)).nonzero()[0][:count] for voice in range(len(VOICES))]
     same, total, cosines = 0, 0, []
     rows: dict[str, list[dict[str, float]]] = defaultdict(list)
-    for index in held_out:
+    for index in np.concatenate(numbers).tolist():
         wave = torch.from_numpy(corpus.wave(index))
         a, b = (VoiceMaker(parts, parts.config).make(wave.numpy(), SAMPLE_RATE) for parts in both)
         same += int((a.speech_tokens == b.speech_tokens).sum())
         total += len(a.speech_tokens)
         cosines.append(float(F.cosine_similarity(a.speaker, b.speaker, dim=-1)))
-        if index not in sounding:
+        if not is_target[index]:
             continue
         sounds = {"copy": [copied(parts.hift, prompt_mel(wave)) for parts in both]}
         if chain:
