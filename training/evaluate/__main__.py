@@ -37,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.getLogger("training").setLevel(logging.INFO if options.verbose else logging.WARNING)
     begun = time.monotonic()
     sizes = QUICK if options.quick else FULL
+    ear = None if options.no_ear else speech.Ear()
     voices = Voices.of_engines(options.work / "voices")
     cases = [one for one in draw_cases(sizes, voices, options.seed) if one.part in options.parts]
     minutes = sizes.minutes if options.minutes is None else options.minutes
@@ -54,9 +55,9 @@ def main(argv: list[str] | None = None) -> int:
     if conversation is not None:
         found |= figures.figures_of_conversation(conversation)
         found["voice, first and last minute"] = speech.voice_kept(conversation)
-    if not options.no_ear:
+    if ear is not None:
         replies = speech.replies_of(played, HEARD_REPLIES["quick" if options.quick else "full"])
-        found["word errors above the voice"] = speech.word_errors_above_voice(replies, options.work / "voices")
+        found["word errors above the voice"] = speech.word_errors_above_voice(ear, replies, options.work / "voices")
     everything = [*played, *([] if conversation is None else [conversation])]
     result = {
         "command": ["python", "-m", "training.evaluate", *(sys.argv[1:] if argv is None else argv)],

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import soxr
 
+from models.errors import ModelError
 from training.edits import edit_distance
 from training.evaluate.acts import Played
 from training.evaluate.figures import Measured, reply_to, said_in
@@ -31,11 +32,13 @@ WEIGHTS = Path(__file__).parents[1] / "weights"
 
 
 class Ear:
-    """Hears replies of the grammar. Raises: ImportError without pocketsphinx."""
+    """Hears replies of the grammar. Raises: ModelError without pocketsphinx."""
 
     def __init__(self) -> None:
-        from pocketsphinx import Decoder
-
+        try:
+            from pocketsphinx import Decoder
+        except ImportError:
+            raise ModelError("pocketsphinx", expected="the extra `training`, or --no-ear", got="none") from None
         self._decoder = Decoder(samprate=RATE, lm=None)
         sentences = [words(line) for line in corpus().splitlines()]
         known = {word for sentence in sentences for word in sentence if self._decoder.lookup_word(word)}
@@ -54,6 +57,11 @@ class Ear:
         self._decoder.end_utt()
         found = self._decoder.hyp()
         return edit_distance(words(found.hypstr if found else ""), words(text))
+
+
+def plain(text: str) -> str:
+    """A text that every engine can say: letters, digits and the usual punctuation."""
+    return " ".join(re.sub(r"[^A-Za-z0-9',.?!]+", " ", text).split())
 
 
 def words(text: str) -> list[str]:
@@ -75,19 +83,18 @@ def replies_of(played: Sequence[Played], count: int) -> list[tuple[str, Samples]
     return found[::step][:count]
 
 
-def word_errors_above_voice(replies: Sequence[tuple[str, Samples]], cache: Path) -> Measured | None:
+def word_errors_above_voice(ear: Ear, replies: Sequence[tuple[str, Samples]], cache: Path) -> Measured | None:
     """Word errors of the model's sound above those of its source voice on the same sentences; None without replies.
 
     Args:
         cache: folder of the voice's utterances.
-    Raises: ImportError without pocketsphinx, ModelError without the voice.
+    Raises: ModelError without the voice.
     """
     if not replies:
         return None
-    ear = Ear()
     source = EngineVoice(next(voice for voice in VOICES if voice.name == TARGET), cache)
     rows = np.array(
-        [(ear.errors(sound, text), ear.errors(source(text), text), len(words(text))) for text, sound in replies]
+        [(ear.errors(sound, text), ear.errors(source(plain(text)), text), len(words(text))) for text, sound in replies]
     )
     rng = np.random.default_rng(0)
 

@@ -1,13 +1,15 @@
 """The model's own speech: replies for the ear, the words it may hear, and a voice that stays or changes."""
 
 import re
+import sys
 
 import numpy as np
 import pytest
 
+from models.errors import ModelError
 from training.evaluate.acts import Case, Happened, HeardUnit, Played, Say
 from training.evaluate.reply_model import reply_model
-from training.evaluate.speech import MINUTE, replies_of, voice_kept
+from training.evaluate.speech import MINUTE, Ear, replies_of, voice_kept
 from worker.protocol.wire import SOUND_RATE
 
 SILENT = HeardUnit("", np.zeros(0, np.float32), speaks=False, listens=True, ends=False, ms=10.0, is_late=False)
@@ -72,3 +74,9 @@ def test_the_language_model_adds_up() -> None:
             follow = [pairs.get((first, word), backoff * share) for word, (share, _) in single.items() if word != "<s>"]
             assert sum(follow) == pytest.approx(1, abs=2e-3), f"after {first}: expected shares of 1, got {sum(follow)}"
     assert pairs["it", "is"] > pairs["is", "red"]
+
+
+def test_without_the_recogniser_the_ear_fails_before_anything_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pocketsphinx", None)
+    with pytest.raises(ModelError, match="expected the extra `training`, or --no-ear, got none"):
+        Ear()
