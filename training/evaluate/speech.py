@@ -42,11 +42,16 @@ class Ear:
         self._decoder = Decoder(samprate=RATE, lm=None)
         sentences = [words(line) for line in corpus().splitlines()]
         known = {word for sentence in sentences for word in sentence if self._decoder.lookup_word(word)}
+        self._known = known
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "replies.arpa"
             file.write_text(reply_model(sentences, known), encoding="ascii")
             self._decoder.add_lm_file("replies", str(file))
         self._decoder.activate_search("replies")
+
+    def knows(self, text: str) -> bool:
+        """Whether a reply consists of words that can be heard: its errors are then those of its sound."""
+        return set(words(text)) <= self._known
 
     def errors(self, sound: Samples, text: str) -> int:
         """Edits between the words that are heard and those of a text. sound: [n] samples at 16 kHz."""
@@ -84,17 +89,19 @@ def replies_of(played: Sequence[Played], count: int) -> list[tuple[str, Samples]
 
 
 def word_errors_above_voice(ear: Ear, replies: Sequence[tuple[str, Samples]], cache: Path) -> Measured | None:
-    """Word errors of the model's sound above those of its source voice on the same sentences; None without replies.
+    """Word errors of the model's sound above those of its source voice on the same sentences.
 
     Args:
+        replies: those with words that the ear does not know are left out; None is returned if none is left.
         cache: folder of the voice's utterances.
     Raises: ModelError without the voice.
     """
-    if not replies:
+    known = [(text, sound) for text, sound in replies if ear.knows(text)]
+    if not known:
         return None
     source = EngineVoice(next(voice for voice in VOICES if voice.name == TARGET), cache)
     rows = np.array(
-        [(ear.errors(sound, text), ear.errors(source(plain(text)), text), len(words(text))) for text, sound in replies]
+        [(ear.errors(sound, text), ear.errors(source(plain(text)), text), len(words(text))) for text, sound in known]
     )
     rng = np.random.default_rng(0)
 
@@ -109,7 +116,7 @@ def word_errors_above_voice(ear: Ear, replies: Sequence[tuple[str, Samples]], ca
 def voice_kept(played: Played) -> Measured | None:
     """Cosine between the speaker vectors of the speech in the first and in the last minute; None without speech.
 
-    The interval is that between pieces of two seconds, one of each minute. n: pieces of both.
+    Vectors are those of pieces of two seconds. n: pieces of both minutes.
     """
     if len(played.units) < 2 * MINUTE:
         return None
@@ -120,9 +127,15 @@ def voice_kept(played: Played) -> Measured | None:
     if not (len(first) and len(last)):
         return None
     a, b = _vectors(first), _vectors(last)
-    pairs = (a @ b.T).ravel()
-    whole = float(_unit(a.mean(0)) @ _unit(b.mean(0)))
-    return Measured(whole, float(np.quantile(pairs, 0.025)), float(np.quantile(pairs, 0.975)), len(a) + len(b))
+    rng = np.random.default_rng(0)
+
+    def cosine(one: np.ndarray, other: np.ndarray) -> float:
+        return float(_unit(one.mean(0)) @ _unit(other.mean(0)))
+
+    drawn = [
+        cosine(a[rng.integers(len(a), size=len(a))], b[rng.integers(len(b), size=len(b))]) for _ in range(RESAMPLES)
+    ]
+    return Measured(cosine(a, b), float(np.quantile(drawn, 0.025)), float(np.quantile(drawn, 0.975)), len(a) + len(b))
 
 
 def resampled(sound: Samples) -> Samples:

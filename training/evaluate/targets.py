@@ -29,7 +29,7 @@ class Goal:
             return f"{100 * value:.1f} %"
         if self.unit == "points":
             return f"{100 * value:.1f} points"
-        return f"{value:.3g} {self.unit}".rstrip()
+        return f"{value:.3g}" if not self.unit else f"{value:.{0 if self.unit == 'ms' else 1}f} {self.unit}"
 
 
 GOALS = {
