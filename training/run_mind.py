@@ -195,6 +195,7 @@ def _learner(call: Call, examples: Examples) -> tuple[Learner, str]:
         return mind, found
     if found == "nothing":
         raise SystemExit("speech: expected a trained mind in WORK, OUT or --initial, got none")
+    mind.save(call.out)  # OUT may be new, or have an older mind
     speech = SpeechLearner(model, special, plan)
     return speech, speech.restore(call.out)
 

@@ -8,12 +8,14 @@ import multiprocessing
 import os
 import signal
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from models.errors import ModelError
 from training.mind.examples import Examples, Task
 from training.mind.records import Record, read_records, write_records
 from training.mind.voices import EngineVoice, engine_voices
@@ -24,6 +26,7 @@ SPEECH_SHARD: dict[Task, int] = {"echo": 2, "talk": 3}
 HELD_OUT: dict[Task, int] = {"text": 16, "echo": 2, "captions": 2, "talk": 2, "chat": 6}  # of each shard held out
 MAX_WAITING = 64  # shards in the folder
 WAIT_S = 0.5
+MAX_FAILURES = 10  # shards of one producer
 
 
 @dataclass(frozen=True)
@@ -104,13 +107,21 @@ def _produce(plan: ProducerPlan, number: int, n: int) -> None:
     torch.set_num_threads(1)
     examples, parent = started(plan), os.getppid()
     held_out = replace(examples, split="held_out")
+    failures = 0
     tasks = [(task, n) for task, n in HELD_OUT.items() if task in dict(plan.shard)]
     while os.getppid() == parent:
         if len(list(plan.folder.glob("*.shard"))) >= MAX_WAITING:
             time.sleep(WAIT_S)
             continue
-        records = make_shard(examples, plan.shard, plan.first, number)
-        write_records(plan.folder / f"{number:08d}.shard", records)
-        if number < plan.n_held_out:
-            write_records(plan.folder / f"{number:08d}.held", make_shard(held_out, tasks, 0, number))
+        try:
+            records = make_shard(examples, plan.shard, plan.first, number)
+            write_records(plan.folder / f"{number:08d}.shard", records)
+            if number < plan.n_held_out:
+                write_records(plan.folder / f"{number:08d}.held", make_shard(held_out, tasks, 0, number))
+        except (ModelError, ValueError, IndexError):
+            # A text that an engine cannot speak costs its shard; many of them are a fault of the machine.
+            failures += 1
+            traceback.print_exc()
+            if failures > MAX_FAILURES:
+                raise
         number += n
