@@ -158,7 +158,7 @@ class DuplexLane:
         """
         if has_options:
             self.step_aside()
-        self.policy.ask()
+        self.policy.ask(self._buffer.n_units)
         self._barge_in.begin_response(self.detector.pushed_ms)
         self._timer.start(self._clock())
         self._context.begin()
@@ -208,7 +208,7 @@ class DuplexLane:
         if isinstance(heard, SpeechOver):
             self._barge_in.end_turn()
             if self._turns.end(heard.end_ms) is not None and not self._barge_in.is_answered(heard.end_ms):
-                self.policy.end_user_turn()
+                self.policy.end_user_turn(self._buffer.n_units)
             self._pump()
             return
         if isinstance(heard, SpeechHeard):
@@ -384,7 +384,8 @@ class DuplexLane:
             self.detector.push(np.zeros(n_missing, np.float32))  # so that it finds the end of speech
         sound, pictures = self._buffer.take()
         if self._response is self._host.response:
-            decision = self.policy.next_unit(is_responding=self._response is not None)
+            is_responding, n_waiting = self._response is not None, self._buffer.n_units
+            decision = self.policy.next_unit(is_responding=is_responding, n_waiting=n_waiting)
         else:
             decision = UnitDecision(force_listen=True)
         chunk = AudioChunk(

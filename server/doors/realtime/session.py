@@ -88,8 +88,7 @@ class RealtimeSession:
         self._voice: str | None = None  # registered voice for `config.voice`
         self._override: tuple[RealtimeConfig, str | None] | None = None  # of the open response, with its voice
         self._turns = UserTurns(send, self.conversation, self._transcripts)
-        self._input = SoundInput(config.input_format)
-        self._output = SoundOutput(config.output_format)
+        self._input, self._output = SoundInput(config.input_format), SoundOutput(config.output_format)
         self._has_spoken = False
         self._overflow = Overflow(context.clock)
         self.lane = DuplexLane(self, self._turns, config.turn_detection or TurnDetection(), context.clock)
@@ -235,6 +234,7 @@ class RealtimeSession:
             self.lane.add_picture(data, slices)
         if media.sound is not None and item.role == "user":
             self.lane.append(media.sound)
+            self._turns.committed_ms = self.lane.detector.pushed_ms
         if (text := text_of(item)) is not None:
             self.lane.add_text(text)
 

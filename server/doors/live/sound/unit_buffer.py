@@ -22,6 +22,11 @@ class UnitBuffer:
         return self._n
 
     @property
+    def n_units(self) -> int:
+        """Number of units that the waiting sound fills; the last one may be shorter."""
+        return -(-self._n // UNIT_SAMPLES)
+
+    @property
     def has_unit(self) -> bool:
         """Whether a whole unit of sound waits."""
         return self._n >= UNIT_SAMPLES

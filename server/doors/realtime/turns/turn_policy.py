@@ -37,17 +37,18 @@ class TurnPolicy:
         self.is_asked = self.is_turn_open = False
         self._is_expected = False  # the user's turn has ended under server_vad
         self._is_cut = False
+        self._n_before = 0  # units that are heard before the one that answers
         self._n_waited: int | None = None  # units since the user's turn that is not answered; None: there is none
 
-    def ask(self) -> None:
-        """The client asks for a response."""
-        self.is_asked = True
+    def ask(self, n_waiting: int = 0) -> None:
+        """The client asks for a response. n_waiting: units of its sound that wait, all of which are heard before."""
+        self.is_asked, self._n_before = True, max(0, n_waiting - 1)
 
-    def end_user_turn(self) -> None:
-        """The detector has heard enough silence after speech."""
+    def end_user_turn(self, n_waiting: int = 0) -> None:
+        """The detector has heard enough silence after speech. n_waiting: as in `ask`."""
         self._n_waited = 0
         if self.detection.type == "server_vad" and self.detection.create_response:
-            self._is_expected = True
+            self._is_expected, self._n_before = True, max(0, n_waiting - 1)
 
     def begin_user_turn(self) -> None:
         """The user speaks again: the answer to the turn before is not owed any more."""
@@ -75,13 +76,22 @@ class TurnPolicy:
         is_over = self._n_waited is not None and self._n_waited >= PATIENCE.get(eagerness, math.inf)
         return LISTEN_SCALE[eagerness] * (IMPATIENCE if is_over else 1.0)
 
-    def next_unit(self, *, is_responding: bool) -> UnitDecision:
-        """The demand on the unit that goes to the worker now. is_responding: a response has content already."""
+    def next_unit(self, *, is_responding: bool, n_waiting: int = 0) -> UnitDecision:
+        """The demand on the unit that goes to the worker now.
+
+        Args:
+            is_responding: a response has content already.
+            n_waiting: units that wait after this one.
+        """
         if self._is_cut:
             self._is_cut = False
             if self.is_turn_open or not self.is_asked:
                 return UnitDecision(force_listen=True)
         if self.is_asked or (self._is_expected and not self.is_turn_open):
+            self._n_before = min(self._n_before, n_waiting)
+            if self._n_before:
+                self._n_before -= 1
+                return UnitDecision(force_listen=True)
             self.is_asked = self._is_expected = False
             return UnitDecision(force_speak=True)
         self._is_expected = False

@@ -167,6 +167,30 @@ def test_a_commit_within_the_users_turn_ends_it() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("is_item", [False, True])
+def test_a_file_is_heard_whole_before_its_answer(*, is_item: bool) -> None:
+    async def scenario() -> None:
+        async with stage() as one:
+            await one.append(1.0)
+            if is_item:
+                part = {"type": "input_audio", "audio": base64.b64encode(bytes(2 * 60_000)).decode()}
+                item = {"type": "message", "role": "user", "content": [part]}
+                await one.send("conversation.item.create", item=item)
+                one.speak_up(1000)
+                assert one.kinds("input_audio_buffer") == [], "expected no second turn for the item"
+            else:
+                await one.append(2.5)
+            await one.send("response.create")
+            for _ in range(3):
+                one.listen()
+            demands = [(chunk.force_listen, chunk.force_speak) for chunk in one.chunks]
+            assert demands == [(False, False), (True, False), (True, False), (False, True)]
+            one.speak(ends=True)
+            assert one.last("response.done")["response"]["status"] == "completed"
+
+    run(scenario)
+
+
 def test_an_item_that_is_deleted_while_it_is_spoken_is_not_heard_of_again() -> None:
     async def scenario() -> None:
         async with stage() as one:

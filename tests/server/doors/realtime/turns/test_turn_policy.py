@@ -125,3 +125,12 @@ class PolicyRules(RuleBasedStateMachine):
 
 TestPolicyRules = PolicyRules.TestCase
 TestPolicyRules.settings = settings(max_examples=30, stateful_step_count=20)
+
+
+def test_all_sound_before_a_request_is_heard_before_the_answer() -> None:
+    policy = TurnPolicy(TurnDetection())
+    policy.ask(n_waiting=3)
+    decisions = [policy.next_unit(is_responding=False, n_waiting=left) for left in (2, 1, 0)]
+    assert [decision.force_listen for decision in decisions] == [True, True, False] and decisions[-1].force_speak
+    policy.ask(n_waiting=3)
+    assert policy.next_unit(is_responding=False, n_waiting=0).force_speak, "expected that cleared sound is not awaited"
