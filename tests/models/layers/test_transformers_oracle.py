@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model, SiglipVisionConfig, WhisperConfig
-from transformers.models.siglip.modeling_siglip import SiglipVisionModel
-from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from models.checkpoint.config import OmniConfig, load_config
 from models.layers.apm import UNIT_ROWS, Apm
@@ -23,6 +20,7 @@ from models.layers.transformer import Backbone, DecoderConfig
 from models.layers.vpm import Vpm
 from tests.models.compare import assert_close
 
+# The tests import the classes: importing them takes seconds, which every process of a parallel run would spend.
 TOLERANCE = 1e-4
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 50, "rms_norm_eps": 1e-6}
 HEADS = {"num_attention_heads": 4, "head_dim": 16}
@@ -52,6 +50,8 @@ def draw(*shape: int, seed: int = 1) -> Tensor:
 
 def decoders(name: str) -> tuple[Backbone, nn.Module, int]:
     """A stack of each side with the same weights, and the number of key-value heads."""
+    from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
+
     kv_heads = {"qwen3": 2, "llama": 4}[name]
     shared = {
         **SIZES,
@@ -106,8 +106,11 @@ def test_decoder_stack_equals_transformers(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def whisper(config: OmniConfig) -> tuple[Apm, WhisperEncoder]:
+def whisper(config: OmniConfig) -> tuple[Apm, nn.Module]:
     """Encoders of each side with the same weights and a table of two seconds."""
+    from transformers import WhisperConfig
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
     audio = config.audio_config.model_copy(update={"max_source_positions": 2 * UNIT_ROWS})
     theirs = WhisperEncoder(
         WhisperConfig(
@@ -125,7 +128,7 @@ def whisper(config: OmniConfig) -> tuple[Apm, WhisperEncoder]:
     return ours.requires_grad_(False), theirs
 
 
-def test_audio_encoder_equals_transformers(whisper: tuple[Apm, WhisperEncoder]) -> None:
+def test_audio_encoder_equals_transformers(whisper: tuple[Apm, nn.Module]) -> None:
     ours, theirs = whisper
     mel = draw(2, ours.conv1.in_channels, 4 * UNIT_ROWS)
     n_frames = torch.tensor([4 * UNIT_ROWS] * 2)
@@ -133,7 +136,7 @@ def test_audio_encoder_equals_transformers(whisper: tuple[Apm, WhisperEncoder]) 
     assert_close(got, theirs(mel).last_hidden_state, TOLERANCE, "apm")
 
 
-def test_chunked_audio_layers_equal_transformers_with_a_mask(whisper: tuple[Apm, WhisperEncoder]) -> None:
+def test_chunked_audio_layers_equal_transformers_with_a_mask(whisper: tuple[Apm, nn.Module]) -> None:
     """A row attends to its own chunk and all earlier ones; in `transformers` that is an attention mask per layer."""
     ours, theirs = whisper
     mel, chunk = draw(1, ours.conv1.in_channels, 4 * UNIT_ROWS, seed=2), UNIT_ROWS // 2
@@ -151,6 +154,9 @@ def test_chunked_audio_layers_equal_transformers_with_a_mask(whisper: tuple[Apm,
 
 def test_vision_encoder_equals_transformers(config: OmniConfig) -> None:
     """A batch of two images, each followed by padding patches, which are masked."""
+    from transformers import SiglipVisionConfig
+    from transformers.models.siglip.modeling_siglip import SiglipVisionModel
+
     side, patch = 6, config.vision_config.patch_size
     vision = config.vision_config.model_copy(update={"image_size": side * patch})
     theirs = SiglipVisionModel(

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from models.errors import SlotError
 from models.graphs.region_graphs import compile_counters
@@ -28,8 +28,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:Passing `repetition_penalty` wit
 
 
 @pytest.fixture(scope="module")
-def oracle(tiny_model: OmniModel) -> Qwen3ForCausalLM:
-    """The language model's weights in the class of `transformers`."""
+def oracle(tiny_model: OmniModel) -> Any:
+    """The language model's weights in the class of `transformers`, whose import takes seconds."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     config = tiny_model.config
     theirs = Qwen3ForCausalLM(
         Qwen3Config(
@@ -79,7 +81,7 @@ def found(steps: UnitSteps, ids: Sequence[int], settings: BeamSettings) -> Found
         return run(steps, begin(steps, slot, ids, settings))[0]
 
 
-def expected(oracle: Qwen3ForCausalLM, ids: Sequence[int], settings: BeamSettings) -> list[int]:
+def expected(oracle: Any, ids: Sequence[int], settings: BeamSettings) -> list[int]:
     """Tokens of `generate`. The prompt enters as embeddings, so that the repetition penalty skips it."""
     embeds = oracle.get_input_embeddings()(torch.tensor([list(ids)]))
     (tokens,) = oracle.generate(
@@ -107,15 +109,13 @@ def assert_equal(got: Found, tokens: Sequence[int], settings: BeamSettings) -> N
 
 @pytest.mark.parametrize("n_beams", [2, 3, 4])
 @pytest.mark.parametrize("seed", range(3))
-def test_text_equals_that_of_transformers(
-    tiny_model: OmniModel, oracle: Qwen3ForCausalLM, n_beams: int, seed: int
-) -> None:
+def test_text_equals_that_of_transformers(tiny_model: OmniModel, oracle: Any, n_beams: int, seed: int) -> None:
     ids = prompt(9 + seed, seed)
     settings = BeamSettings(n_beams, 24, NEVER_STOP, repetition_penalty=1.2, length_penalty=1.1)
     assert_equal(found(make_steps(tiny_model), ids, settings), expected(oracle, ids, settings), settings)
 
 
-def test_stop_tokens_complete_hypotheses_as_in_transformers(tiny_model: OmniModel, oracle: Qwen3ForCausalLM) -> None:
+def test_stop_tokens_complete_hypotheses_as_in_transformers(tiny_model: OmniModel, oracle: Any) -> None:
     """Many ids stop, so that some hypotheses end early and the penalty decides between lengths."""
     steps, lengths = make_steps(tiny_model), set()
     for seed, length_penalty in product(range(4), (0.3, 1.0, 3.0)):
@@ -127,7 +127,7 @@ def test_stop_tokens_complete_hypotheses_as_in_transformers(tiny_model: OmniMode
     assert len(lengths) > 2, f"expected texts of several lengths, got {lengths}"
 
 
-def test_forbidden_ids_are_not_chosen(tiny_model: OmniModel, oracle: Qwen3ForCausalLM) -> None:
+def test_forbidden_ids_are_not_chosen(tiny_model: OmniModel, oracle: Any) -> None:
     ids, settings = prompt(8, 1), BeamSettings(3, 20, NEVER_STOP, set_index=1, repetition_penalty=1.2)
     got = found(make_steps(tiny_model), ids, settings)
     assert not FORBIDDEN & set(got.ids)
@@ -172,7 +172,7 @@ def test_slot_decodes_after_a_search_as_without_one(tiny_model: OmniModel) -> No
     assert torch.equal(*logits)
 
 
-def test_rows_that_no_hypothesis_sees_are_written_again(tiny_model: OmniModel, oracle: Qwen3ForCausalLM) -> None:
+def test_rows_that_no_hypothesis_sees_are_written_again(tiny_model: OmniModel, oracle: Any) -> None:
     """20 tokens of 4 hypotheses are 80 rows; a slot with room for 40 holds them, because most share their past."""
     ids, settings = prompt(8, 2), BeamSettings(4, 20, NEVER_STOP, repetition_penalty=1.2)
     got = found(make_steps(tiny_model, n_slots=1, llm_len=48), ids, settings)
@@ -187,7 +187,7 @@ def test_search_ends_where_the_slot_is_full(tiny_model: OmniModel, room: int) ->
     assert 1 + room // 4 <= len(got.ids) <= 1 + room
 
 
-def test_one_token(tiny_model: OmniModel, oracle: Qwen3ForCausalLM) -> None:
+def test_one_token(tiny_model: OmniModel, oracle: Any) -> None:
     ids, settings = prompt(6, 8), BeamSettings(3, 1, NEVER_STOP)
     assert_equal(found(make_steps(tiny_model), ids, settings), expected(oracle, ids, settings), settings)
 

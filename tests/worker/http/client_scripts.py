@@ -7,9 +7,11 @@ import io
 import time
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soundfile
 from PIL import Image
 
 from worker.config.service import ROOT
@@ -32,6 +34,7 @@ TURNS = {
 TURNS_ALOUD, TURNS_QUIET = {**TURNS, "seed": 2}, {**TURNS, "seed": 2, "generate_audio": False}
 NUMBERS = ("cost_all_ms", "wall_clock_ms", "server_send_ts", "lag_ms", "headroom_ms")
 COUNTS = ("current_time", "n_tokens", "n_tts_tokens", "kv_cache_length", "vision_slices", "vision_tokens")
+SILENCE_RMS = 1e-3
 COSTS = ("cost_llm_ms", "cost_tts_prep_ms", "cost_tts_ms", "cost_token2wav_ms")
 
 
@@ -123,3 +126,11 @@ def assert_result(result: Result, voiced: bool = True) -> None:
         assert sound is not None and len(sound) >= SOUND_RATE, f"expected at least a second of sound, got {result!r}"
     if (sound := samples(result)) is not None:
         assert len(sound) and np.isfinite(sound).all() and np.abs(sound).max() <= 1, f"expected sound, got {result!r}"
+
+
+def assert_audible(path: Path) -> None:
+    """Check that a file has mono sound at 24 kHz that is no silence."""
+    sound, rate = soundfile.read(path)
+    loudness = float(np.sqrt(np.mean(np.square(sound))))
+    assert (rate, sound.ndim) == (24_000, 1), f"expected 24 kHz mono, got {rate} Hz, {sound.ndim} dimensions"
+    assert loudness > SILENCE_RMS, f"expected an audible reply, got RMS {loudness:.6f}"

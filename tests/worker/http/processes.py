@@ -31,14 +31,19 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, folder: Path, *flags: str, config: Mapping[str, Any] | None = None, environ: Mapping[str, str] = {}
+        self,
+        folder: Path,
+        *flags: str,
+        config: Mapping[str, Any] | None = None,
+        environ: Mapping[str, str] = {},
+        program: str = "worker.main",
     ):
-        """folder: for its settings, caches and data. config: content of the settings file."""
+        """folder: for its settings, caches and data. config: content of the settings file. program: a module."""
         path = folder / "config.json"
         path.write_text(json.dumps(config or {}), encoding="utf-8")
         own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         own |= {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"), "DUOLOGUE_SERVICE_DATA_DIR": str(folder / "data")}
-        command = [sys.executable, "-m", "worker.main", "--port", "0", "--config", str(path), "--device", "cpu", *flags]
+        command = [sys.executable, "-m", program, "--port", "0", "--config", str(path), "--device", "cpu", *flags]
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,

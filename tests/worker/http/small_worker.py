@@ -12,13 +12,15 @@ from tests.worker.http.scripted_client import ScriptedClient
 from worker.protocol.messages import Result
 
 N_SLOTS = 3
+PROGRAM = "tests.worker.http.brief_worker"
 SMALL = {"duplex": {"euler_steps": 1, "max_backlog_mb": 1}}
 
 
 @contextmanager
 def small_worker(folder: Path, *flags: str) -> Iterator[WorkerProcess]:
     """flags: further ones of the worker."""
-    with running(folder, "--max-sessions", str(N_SLOTS), "--max-warmup-chunks", "2", *flags, config=SMALL) as process:
+    limits = ("--max-sessions", str(N_SLOTS), "--max-warmup-chunks", "2")
+    with running(folder, *limits, *flags, config=SMALL, program=PROGRAM) as process:
         yield process
 
 
