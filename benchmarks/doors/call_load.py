@@ -1,7 +1,8 @@
 """Clients of WebRTC calls in a process of their own: each speaks, hears and counts the packets that it gets.
 
-`python -m benchmarks.doors.call_load` reads a `CallLoad` as JSON, writes `begin` once all calls are connected, and
-`end` and its counts after the time. Needs the extra `webrtc`.
+`python -m benchmarks.doors.call_load` reads a `CallLoad` as a line of JSON and writes `begin` once all calls are
+connected. They speak after the end of its standard input. It writes `warm` before it counts, `end` after the time, and
+its counts. Needs the extra `webrtc`.
 """
 
 import asyncio
@@ -31,7 +32,9 @@ from av import AudioFrame, VideoFrame
 RATE, PACKET = 24_000, 480  # Hz and samples of the microphone
 CALLS = "/v1/realtime/calls"
 LOOPBACK = "127.0.0.1"
-CONNECT_S = 60.0
+CONNECT_S = 40.0  # the server ends a call that is not connected after 30 s
+MAX_ATTEMPTS = 5
+WARM_S = 3.0  # of speech before the count: detectors and encoders begin
 WIDTH, HEIGHT = 640, 480
 
 
@@ -42,7 +45,7 @@ class CallLoad:
     Attributes:
         port: of the gateway.
         calls: number of calls.
-        seconds: of each.
+        seconds: that are counted.
         speech_file: PCM16 at 24 kHz, which each repeats from another place.
         fps: frames a second of video; 0: none.
     """
@@ -99,25 +102,27 @@ class Camera(VideoStreamTrack):
 
 @dataclass
 class ReceivedSound:
-    """What one client got. gap_ms: longest time between two packets of sound. started: responses that sounded."""
+    """What one client got.
+
+    gap_ms: longest time between two packets of sound. started: responses that sounded. n_failed: attempts to connect.
+    """
 
     packets: int = 0
     gap_ms: float = 0.0
     started: int = 0
+    n_failed: int = 0
 
 
 class LoadedCall:
-    """One call, and what it hears from `reset` on."""
+    """One call, silent until `speak`, and what it hears from `reset` on."""
 
     def __init__(self, load: CallLoad, offset: int):
         sound = Path(load.speech_file).read_bytes()
         at = offset * 9973 * 2 % len(sound)
+        self._speech = (sound[at:] + sound[:at]) * (1 + round((load.seconds + WARM_S) * 2 * RATE) // len(sound))
         self.heard = ReceivedSound()
         self._at = 0.0
         self._microphone = Microphone()
-        self._microphone.say(
-            (sound[at:] + sound[:at]) * (1 + round((load.seconds + CONNECT_S) * 2 * RATE) // len(sound))
-        )
         self.connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         self.connection.addTrack(self._microphone)
         if load.fps:
@@ -128,7 +133,7 @@ class LoadedCall:
         self.connection.on("track", self._on_track)
 
     async def connect(self, http: httpx.AsyncClient) -> None:
-        """Begin the call, and wait for its session."""
+        """Begin the call, and wait for its session. Raises: TimeoutError; httpx.HTTPError if it is refused."""
         await self.connection.setLocalDescription(await self.connection.createOffer())
         offer = self.connection.localDescription.sdp
         answer = await http.post(CALLS, content=offer, headers={"Content-Type": "application/sdp"})
@@ -136,6 +141,10 @@ class LoadedCall:
         await self.connection.setRemoteDescription(RTCSessionDescription(answer.text, "answer"))
         async with asyncio.timeout(CONNECT_S):
             await self.created.wait()
+
+    def speak(self) -> None:
+        """Speak from now on."""
+        self._microphone.say(self._speech)
 
     def reset(self) -> None:
         """Forget what was heard."""
@@ -163,25 +172,46 @@ class LoadedCall:
             self._at = now
 
 
+async def _connected(load: CallLoad, number: int, http: httpx.AsyncClient) -> tuple[LoadedCall, int]:
+    """A call, and the number of attempts that failed before it: on a busy machine a handshake may take too long.
+
+    Raises: RuntimeError if all fail.
+    """
+    for n_failed in range(MAX_ATTEMPTS):
+        call = LoadedCall(load, number)
+        try:
+            await call.connect(http)
+        except (TimeoutError, httpx.HTTPError) as error:
+            reason = repr(error)
+            await call.connection.close()
+        else:
+            return call, n_failed
+    raise RuntimeError(f"call {number}: expected a session in {MAX_ATTEMPTS} attempts, got {reason}")
+
+
 async def run(load: CallLoad) -> list[ReceivedSound]:
     """Run the calls. Returns: what each heard."""
     aioice.ice.get_host_addresses = lambda use_ipv4, use_ipv6: [LOOPBACK]
-    calls = [LoadedCall(load, number) for number in range(load.calls)]
     async with httpx.AsyncClient(base_url=f"http://{LOOPBACK}:{load.port}", timeout=CONNECT_S, trust_env=False) as http:
-        for call in calls:
-            await call.connect(http)
+        calls = [await _connected(load, number, http) for number in range(load.calls)]
         print("begin", flush=True)
-        for call in calls:
+        await asyncio.to_thread(sys.stdin.read)
+        for call, _ in calls:
+            call.speak()
+        await asyncio.sleep(WARM_S)
+        print("warm", flush=True)
+        for call, _ in calls:
             call.reset()
         await asyncio.sleep(load.seconds)
         print("end", flush=True)
-        for call in calls:
+        for call, n_failed in calls:
+            call.heard.n_failed = n_failed
             await call.connection.close()
-    return [call.heard for call in calls]
+    return [call.heard for call, _ in calls]
 
 
 def main() -> None:
-    given: Mapping[str, Any] = json.load(sys.stdin)
+    given: Mapping[str, Any] = json.loads(sys.stdin.readline())
     heard = asyncio.run(run(CallLoad(**given)))
     print(json.dumps([asdict(one) for one in heard]), flush=True)
 

@@ -1,7 +1,7 @@
 """Processes of clients that a benchmark starts, and the speech that the clients send.
 
-A process reads its load as JSON from standard input, writes the lines `begin` and `end`, and then its result as a line
-of JSON.
+A process reads its load as a line of JSON from standard input and writes the line `begin`. Its standard input ends once
+all processes have. It writes the line `end`, and then its result as a line of JSON.
 """
 
 import json
@@ -29,13 +29,18 @@ class ClientProcess:
         command = [python, "-m", module]
         self._process = subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asdict(load)))
-        self._process.stdin.close()
+        self._process.stdin.write(f"{json.dumps(asdict(load))}\n")
+        self._process.stdin.flush()
 
     def expect(self, word: str) -> None:
         """Wait for a line. Raises: RuntimeError for another one."""
         if (line := self._line()) != word:
             raise RuntimeError(f"clients: expected {word}, got {line or 'their end'}")
+
+    def go(self) -> None:
+        """All processes have written `begin`."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     def result(self) -> Any:
         """The result, after `end`."""
@@ -59,6 +64,8 @@ def client_processes(python: str, module: str, loads: Sequence["DataclassInstanc
         clients += [ClientProcess(python, module, load) for load in loads]
         for client in clients:
             client.expect("begin")
+        for client in clients:
+            client.go()
         yield clients
     finally:
         for client in clients:

@@ -102,7 +102,7 @@ async def _run_all(load: StockLoad) -> Json:
 
 
 def main() -> None:
-    load = StockLoad(**json.loads(sys.stdin.read()))
+    load = StockLoad(**json.loads(sys.stdin.readline()))
     print(json.dumps(asyncio.run(_run_all(load))), flush=True)
 
 
