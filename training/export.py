@@ -22,7 +22,6 @@ from models.token2wav.prompt.campplus import BATCH_NORM_EPS, Affine, CampPlus
 from models.token2wav.prompt.s3_tokenizer import S3Tokenizer
 
 FULL_PRECISION = ("f0_predictor.", "m_source.", "conv_post.", "quantizer.")
-OUTPUT_DIMS = {"Conv": 0, "MatMul": 1}  # operation -> dim of its stored matrix that has an index for each output
 
 
 def write_vocoder(
@@ -42,7 +41,7 @@ def write_vocoder(
         hift: mel to sound.
         speaker_encoder: makes speaker vectors.
         tokenizer: makes speech tokens.
-        int8: store matrices as int8, except those of FULL_PRECISION.
+        int8: store matrices as int8, except those of FULL_PRECISION and of the tokenizer, whose tokens would change.
     """
     out.mkdir(parents=True, exist_ok=True)
     (out / FLOW_YAML).write_text(flow_yaml(flow.config), encoding="utf-8")
@@ -55,7 +54,8 @@ def write_vocoder(
         (SPEAKER_ENCODER, speaker_graph(speaker_encoder)),
         (SPEECH_TOKENIZER, tokenizer_graph(halved(stored(tokenizer)), tokenizer.config)),
     ):
-        write_onnx(out / file, *(int8_graph(nodes, arrays) if int8 else (nodes, arrays)))
+        is_int8 = int8 and file != SPEECH_TOKENIZER
+        write_onnx(out / file, *(int8_graph(nodes, arrays) if is_int8 else (nodes, arrays)))
 
 
 def stored(module: nn.Module) -> dict[str, Tensor]:
@@ -96,21 +96,18 @@ def speaker_graph(encoder: CampPlus) -> tuple[list[OnnxNode], dict[str, np.ndarr
 
 
 def int8_graph(nodes: list[OnnxNode], arrays: dict[str, np.ndarray]) -> tuple[list[OnnxNode], dict[str, np.ndarray]]:
-    """The graph with matrices as int8 values and a scale for each output, which a node before the reader multiplies."""
+    """The graph with kernels as int8 values and a scale for each output, which a node before the reader multiplies."""
     found: list[OnnxNode] = []
     left = dict(arrays)
     for node in nodes:
-        for name in (one for one in node.inputs if one in left and node.op_type in OUTPUT_DIMS):
-            axis = OUTPUT_DIMS[node.op_type]
-            matrix = torch.from_numpy(arrays[name]).float().movedim(axis, 0)
-            if node.name.strip("/").startswith(FULL_PRECISION) or not is_matrix(matrix):
+        for name in node.inputs:
+            if node.op_type != "Conv" or name not in left or not is_matrix(kernel := torch.from_numpy(arrays[name])):
                 continue
-            packed = quantize(matrix)
+            packed = quantize(kernel)
             del left[name]
-            left[f"{name}_quantized"] = packed.values.movedim(0, axis).contiguous().numpy()
-            left[f"{name}_scale"] = packed.scale.numpy()
+            left |= {f"{name}_quantized": packed.values.numpy(), f"{name}_scale": packed.scale.numpy()}
             inputs = (f"{name}_quantized", f"{name}_scale")
-            found.append(OnnxNode(DEQUANTIZE, f"{node.name}_dequantize", inputs, (name,), {}, {"axis": axis}))
+            found.append(OnnxNode(DEQUANTIZE, f"{node.name}_dequantize", inputs, (name,), {}, {"axis": 0}))
         found.append(node)
     return found, left
 

@@ -125,7 +125,8 @@ def test_speech_tokens_of_a_batch_are_those_of_each_utterance() -> None:
         assert torch.equal(one, expected[0])
 
 
-def test_exported_folder_passes_the_strict_loader(tmp_path: Path) -> None:
+@pytest.mark.parametrize("int8", [False, True])
+def test_exported_folder_passes_the_strict_loader(tmp_path: Path, int8: bool) -> None:
     flow = new_flow(
         FlowConfig(
             speaker_dim=8,
@@ -136,7 +137,7 @@ def test_exported_folder_passes_the_strict_loader(tmp_path: Path) -> None:
     hift = new_hift(HiftConfig(base_channels=16, f0_channels=8))
     speaker = new_speaker_encoder(CampPlusConfig(embedding=8, growth=4, bottleneck=2, channels=8, front_channels=4))
     tokenizer = new_tokenizer(S3TokenizerConfig(width=64, n_layers=1))
-    write_vocoder(tmp_path, flow, hift, speaker, tokenizer)
+    write_vocoder(tmp_path, flow, hift, speaker, tokenizer, int8=int8)
     parts = load_token2wav(tmp_path)
     pairs = (
         (flow, parts.flow, 2e-3),
@@ -146,5 +147,11 @@ def test_exported_folder_passes_the_strict_loader(tmp_path: Path) -> None:
     )
     for trained_module, loaded, tolerance in pairs:
         expected = trained_module.state_dict()
+        n_rounded = 0
         for name, got in loaded.state_dict().items():
-            assert torch.allclose(got, expected[name], rtol=1e-3, atol=tolerance), name
+            is_close = torch.allclose(got, expected[name], rtol=1e-3, atol=tolerance)
+            n_rounded += not is_close
+            # Half of 1/127 of a row's largest value.
+            most = 0.005 * expected[name].abs().max() if int8 else 0.0
+            assert is_close or (got - expected[name]).abs().max() < most, name
+        assert not n_rounded or (int8 and loaded is not parts.speech_tokenizer)
