@@ -60,7 +60,11 @@ def test_refused_requests_say_why(worker: WorkerProcess) -> None:
         ),
         (request(tts={"enabled": True, "ref_audio_data": "AAAA"}), "bad_audio", "tts.ref_audio_data"),
         (request("x " * 5000), "context_full", "prompt and answer"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "data": "AAAA"}]}]}, "bad_image", "image"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "data": "AAAA"}]}]},
+            "bad_image",
+            "messages[0].content[0]: expected bytes",
+        ),
     ):
         (error,) = chat(worker, **fields)
         assert (error["type"], error["code"]) == ("error", code), f"got {error}"
