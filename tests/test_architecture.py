@@ -112,6 +112,7 @@ worker.http.unit_message
 worker.doctor.__main__ worker.doctor.checks worker.doctor.checks_gpu worker.doctor.machine
 worker.report.__main__ worker.report.compile_report worker.start.warmup_report
 """
+MAX_TREE_BYTES = 60 << 20
 MAX_FILES = 20
 MAX_LINES = 400
 
@@ -251,6 +252,16 @@ def test_class_names_have_one_meaning(root: Path) -> None:
                     where[node.name].append(name)
     twice = {name: found for name, found in where.items() if len(found) > 1}
     assert not twice, f"expected one public class of each name, got {twice}"
+
+
+def test_the_tracked_tree_stays_small(root: Path) -> None:
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True).stdout.split("\0")
+    sizes = {name: (root / name).lstat().st_size for name in tracked if name and (root / name).is_file()}
+    if not sizes:
+        pytest.skip("not a git checkout")
+    largest = sorted(sizes, key=sizes.__getitem__)[-5:]
+    total = sum(sizes.values())
+    assert total <= MAX_TREE_BYTES, f"expected at most {MAX_TREE_BYTES} bytes, got {total}; the largest are {largest}"
 
 
 def test_folders_and_files_stay_small(root: Path) -> None:
