@@ -34,7 +34,7 @@ def health(
     Args:
         service: the worker's service.
         conversations: the open conversations.
-        totals: the number of answered `requests` (units and replies) and the `ms` they took.
+        totals: those of `WorkerMetrics`.
     """
     service.check()
     standing, loaded, settings = service.status.now, service.loaded, service.settings

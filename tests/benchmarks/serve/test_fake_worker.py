@@ -175,12 +175,13 @@ def test_answers_errors_pause_interrupt_and_timeout() -> None:
 
 def test_health_has_the_workers_fields() -> None:
     from worker.http.health import health
+    from worker.http.metrics import WorkerMetrics
 
     state = Status()
     settings = SimpleNamespace(engine=EngineConfig(), gpu_id=0)
     real = SimpleNamespace(check=lambda: None, status=state, loaded=None, settings=settings, targets={})
     free = SimpleNamespace(**vars(real), n_slots=0, n_free=0, is_ready=False)
-    expected = health(free, [], {"requests": 0, "ms": 0.0})
+    expected = health(free, [], WorkerMetrics().totals)
 
     async def scenario() -> None:
         async with FakeWorker() as worker, connected(worker) as client, httpx.AsyncClient() as http:
@@ -188,7 +189,7 @@ def test_health_has_the_workers_fields() -> None:
             base = f"http://127.0.0.1:{worker.port}"
             body = (await http.get(f"{base}/health")).json()
             assert body.keys() == expected.keys(), f"got {body.keys() ^ expected.keys()} on one side only"
-            for key in ("progress", "slots", "model", "device", "kv", "compile", "versions"):
+            for key in ("early_units", "progress", "slots", "model", "device", "kv", "compile", "versions"):
                 assert body[key].keys() == expected[key].keys(), f"{key}: {body[key].keys() ^ expected[key].keys()}"
             assert (body["state"], body["worker_status"]) == ("BUSY", "duplex_active")
             assert body["sessions"] == [{"session_id": "me", "units": 0, "paused": False, "kv_rows": 0}]
