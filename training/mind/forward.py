@@ -16,7 +16,7 @@ from models.inputs.image import pixel_values
 from models.inputs.positions import position_ids
 from models.layers.apm import UNIT_ROWS, Apm, project
 from models.layers.rotary import rotary_angles, rotate
-from models.layers.transformer import Backbone, DecoderLayer
+from models.layers.transformer import Backbone, DecoderLayer, RMSNorm
 from models.omni import OmniModel
 from training.mind.batches import PLACES_OF_CLIP, Batch
 
@@ -89,20 +89,28 @@ def run_decoder(stack: Backbone, embeds: Tensor) -> Tensor:
     for module in stack.layers:
         layer = cast(DecoderLayer, module)
         attention = layer.self_attn
-        normed = layer.input_layernorm(x)
+        normed = _norm(layer.input_layernorm, x)
         q, k, v = (
             projection(normed).unflatten(-1, (-1, attention.head_dim))
             for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
-        q, k = (rotate(norm(rows), cos, sin) for norm, rows in ((attention.q_norm, q), (attention.k_norm, k)))
+        # One rotation for both: each operation costs the host time.
+        both = rotate(torch.cat((_norm(attention.q_norm, q), _norm(attention.k_norm, k)), dim=2), cos, sin)
+        q, k = both.to(v.dtype).split((attention.heads, attention.kv_heads), dim=2)
         groups = attention.heads // attention.kv_heads
-        k, v = (rows.repeat_interleave(groups, dim=2) for rows in (k, v))
-        q, k, v = (rows.transpose(1, 2).to(v.dtype) for rows in (q, k, v))
+        k, v = (rows.repeat_interleave(groups, dim=2) if groups > 1 else rows for rows in (k, v))
+        q, k, v = (rows.transpose(1, 2) for rows in (q, k, v))
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + attention.o_proj(seen.transpose(1, 2).flatten(2))
-        x = x + layer.mlp(layer.post_attention_layernorm(x))
-    states: Tensor = stack.norm(x)
-    return states
+        x = x + layer.mlp(_norm(layer.post_attention_layernorm, x))
+    return _norm(stack.norm, x)
+
+
+def _norm(norm: nn.Module, x: Tensor) -> Tensor:
+    """`RMSNorm` as one operation; other modules as they are."""
+    if not isinstance(norm, RMSNorm):
+        return cast(Tensor, norm(x))
+    return F.rms_norm(x.float(), x.shape[-1:], norm.weight, norm.eps)
 
 
 def encode_segments(model: OmniModel, mel: Tensor, first: Tensor, end: Tensor) -> Tensor:
