@@ -70,6 +70,15 @@ def many(vocoder: Vocoder, n_units: int) -> Iterator[Tensor]:
     assert samples == 960 * n_synthesized
 
 
+def assert_whole_utterances_compile_nothing(plain: Vocoder, compiled: Vocoder) -> None:
+    """Their lengths all differ, so the modules compiled for chunks run uncompiled."""
+    before = compile_counters()
+    for n in (5, 17, 40):
+        speech_tokens = make_tokens(n, n)
+        assert_same(compiled.offline(speech_tokens, VOICES[0]), plain.offline(speech_tokens, VOICES[0]), f"{n} tokens")
+    assert compile_counters() == before
+
+
 @pytest.mark.slow
 def test_many_units_compile_nothing_after_warm_up():
     """Traced and run operation by operation: bit-identical to eager, no graph break, no trace after warm-up."""
@@ -89,6 +98,7 @@ def test_many_units_compile_nothing_after_warm_up():
     assert traced.n_bytes == n_bytes
     for i, (wave, want) in enumerate(zip(got, expected, strict=True)):
         assert_same(wave, want, f"wave {i}")
+    assert_whole_utterances_compile_nothing(plain, traced)
 
 
 def test_warm_up_does_not_change_sessions_and_voices():
@@ -119,22 +129,6 @@ def test_warm_up_does_not_change_sessions_and_voices():
         assert_same(rows[..., end:, :, :], expected[..., end:, :, :], "rows of voices")
 
 
-def test_whole_utterances_compile_nothing():
-    """Their lengths all differ, so the modules compiled for chunks run uncompiled."""
-    vocoder = own_vocoder(TRACED_SHAPES)
-    speech_tokens = [make_tokens(n, n) for n in (5, 17, 40)]
-    expected = [vocoder.offline(one, VOICES[0]) for one in speech_tokens]
-    vocoder.regions.compile(["flow"], by_layer=True, backend="eager")
-    vocoder.regions.compile(["hift"], backend="eager")
-    before = compile_counters()
-    for one, want in zip(speech_tokens, expected, strict=True):
-        assert_same(vocoder.offline(one, VOICES[0]), want)
-    assert compile_counters() == before
-    session = vocoder.open(VOICES[0])
-    vocoder.speak([Chunk(session, speech_tokens[1])])
-    assert compile_counters()["graphs"] > before["graphs"], "expected compiled chunks"
-
-
 @pytest.mark.slow
 def test_compiled_layers_equal_eager_layers():
     """An Euler step, a conformer layer and HiFT's activation as one graph each, at one bucket.
@@ -155,6 +149,7 @@ def test_compiled_layers_equal_eager_layers():
     for i, (want, wave) in enumerate(zip(*turns, strict=True)):
         # A rounding difference of the pitch grows to a phase difference after some hundred samples.
         assert_close(wave, want, 5e-3, f"chunk {i}")
+    assert_whole_utterances_compile_nothing(plain, compiled)
 
 
 def test_regions_without_captured_graphs_run_eagerly():
