@@ -120,6 +120,10 @@ def test_small_files_keep_weights_and_moments(examples: Examples, records: list[
         assert ((kept / second)[large] - 1).abs().max() < 0.06, name
     again.step(pool)
     assert np.isfinite(again.take_log()["text_loss"])
+    (tmp_path / "mind_moments.pt").unlink()
+    bare = learner(tmp_path / "c", examples)
+    assert bare.restore(tmp_path) == str(tmp_path) and bare.step_number == 0
+    assert torch.allclose(bare.weights["llm.lm_head.weight"], mind.weights["llm.lm_head.weight"], rtol=2e-3, atol=1e-6)
 
 
 def test_moments_of_eight_bits() -> None:

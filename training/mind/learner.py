@@ -139,7 +139,7 @@ class Learner:
             numbers, found = state["counters"], str(file)
             version, internal, gauss = json.loads(state["random"])
             self.random.setstate((version, tuple(internal), gauss))
-        elif small is not None and (small / f"{self.name}_moments.pt").exists():
+        elif small is not None and (small / f"{self.name}_weights.pt").exists():
             numbers, found = load_small(small, self.name, self.weights, self.optimizer), str(small)
             self.random.seed(f"{self.plan.seed} {numbers['step']}")
             self.generator.manual_seed(self.plan.seed + int(numbers["step"]))

@@ -49,9 +49,14 @@ def save_small(
 def load_small(
     folder: Path, name: str, weights: dict[str, Tensor], optimizer: torch.optim.Optimizer
 ) -> dict[str, float]:
-    """Restore what `save_small` wrote. Returns: the counters; `step` is one of them."""
+    """Restore what `save_small` wrote; without the moments, which a finished part does not need, the weights alone.
+
+    Returns: the counters; `step` is one of them. Raises: ValueError for weights of another model.
+    """
     half = torch.load(folder / f"{name}_weights.pt", weights_only=True)
-    stored = torch.load(folder / f"{name}_moments.pt", weights_only=True)
+    file = folder / f"{name}_moments.pt"
+    nothing = {"moments": {}, "counters": {"step": 0, "seconds": 0.0, "drawn": 0}}
+    stored = torch.load(file, weights_only=True) if file.exists() else nothing
     counters: dict[str, float] = stored["counters"]
     if half.keys() != weights.keys():
         wrong = sorted(half.keys() ^ weights.keys())[:5]
