@@ -5,6 +5,7 @@ within 3 %.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +56,7 @@ def load_small(
     """
     half = torch.load(folder / f"{name}_weights.pt", weights_only=True)
     file = folder / f"{name}_moments.pt"
-    nothing = {"moments": {}, "counters": {"step": 0, "seconds": 0.0, "drawn": 0}}
+    nothing: dict[str, Any] = {"moments": {}, "counters": {"step": 0, "seconds": 0.0, "drawn": 0}}
     stored = torch.load(file, weights_only=True) if file.exists() else nothing
     counters: dict[str, float] = stored["counters"]
     if half.keys() != weights.keys():
