@@ -43,7 +43,7 @@ from worker.loop.language import Language, reply_terminators
 from worker.loop.unit_decoder import SideLane
 
 LOG = logging.getLogger(__name__)
-CPU_SESSIONS = 4  # as many as two cores keep up with; all of them share one batch size
+CPU_SESSIONS = 4  # as many as two cores keep up with; compiled, all of them share one batch size
 MAX_SESSIONS = 64
 BATCHES = (1, 2, 4, 8, 16, 32)
 MEMORY_SHARE = 0.85  # of the memory that is free after the weights are loaded; the rest is for activations and graphs
@@ -172,7 +172,8 @@ def assemble(
     if by_kernels:
         _use_kernels(model)
     n_slots = config.max_sessions or max_sessions(model, flow_parts, config)
-    few = model.device.type == "cpu" and n_slots <= CPU_SESSIONS
+    # On a CPU each size costs seconds of compiling; without it a session alone need not wait for the work of all slots.
+    few = model.device.type == "cpu" and n_slots <= CPU_SESSIONS and config.compile.enabled_on("cpu")
     batch = (n_slots,) if few else (*(size for size in BATCHES if size < n_slots), n_slots)
     compiled = _shapes(model, batch, config) if by_kernels and shapes is None else None
     compiled_vocoder = VocoderShapes(batch=batch) if by_kernels and vocoder_shapes is None else None

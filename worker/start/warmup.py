@@ -264,10 +264,8 @@ class _Run:
                 self._open(eager, prompt)
         unit_steps = parts.unit_steps
         sizes = [*(size for size in unit_steps.shapes.batch if size < parts.n_slots), *[parts.n_slots] * 2]
-        if unit_steps.regions.is_sealed:  # the compile stage has run every size
+        if unit_steps.regions.is_sealed or self._briefly:  # the compile stage has run every size, or there is none
             sizes = sizes[-1:]
-        elif self._briefly:
-            sizes = sizes[:-1]
         for number, size in enumerate(sizes):
             unit = units[number % len(units)]
             self._progress("units of several sessions at once", number, len(sizes))

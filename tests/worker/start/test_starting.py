@@ -96,8 +96,10 @@ def test_an_int8_folder_is_served(tmp_path: Path) -> None:
 
 def test_auto_starts_eagerly_on_a_cpu(tmp_path: Path) -> None:
     status = RecordingStatus()
-    started = start(tmp_path, CONFIG.model_copy(update={"compile": CompileConfig()}), status)
+    started = start(tmp_path, CONFIG.model_copy(update={"compile": CompileConfig(), "max_sessions": 2}), status)
     started.engine.close()
+    batch = started.engine.parts.unit_steps.shapes.batch
+    assert batch == (1, 2), f"expected a size for one session alone, got {batch}"
     assert State.COMPILING not in status.states and started.engine.config.compile.enabled is False
     assert started.report.header.settings["enabled"] is False
 
