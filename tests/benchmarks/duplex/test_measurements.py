@@ -184,8 +184,11 @@ def test_detects_a_changed_weight_in_the_twin(running: RunningEngine, weights: W
         run_units(running, [session], SyntheticMedia(0), 1)
     same = tables.errors()["omni"] | tables.errors()["vocoder"]
     assert {"audio_unit", "unit_prefill", "unit_step", "flow", "hift"} <= same.keys()
-    assert not any(one.error or one.relative or one.state_relative or one.integers for one in same.values())
-    assert all(one.n_alike == one.n and one.alike_relative == one.alike_largest == 0 for one in same.values())
+    # The product of one row and a matrix rounds by the address of the matrix, on a CPU.
+    rounding = max(max(one.relative, one.state_relative, one.alike_relative) for one in same.values())
+    assert rounding < 1e-5, f"expected rounding errors only, got {rounding:.1e}"
+    assert not any(one.error or one.integers for one in same.values())
+    assert all(one.n_alike == one.n for one in same.values())
     with torch.no_grad():
         wide.model.llm.lm_head.weight.mul_(1.01)
         wide.model.tts.model.layers[0].self_attn.v_proj.weight.mul_(1.01)
@@ -195,7 +198,8 @@ def test_detects_a_changed_weight_in_the_twin(running: RunningEngine, weights: W
     errors = tables.errors()
     assert math.isclose(errors["omni"]["unit_step"].relative, 0.01 / 1.01, rel_tol=0.05)
     assert errors["omni"]["speech_step"].state_relative > 1e-4, "expected errors in cache rows that the call wrote"
-    assert errors["omni"]["audio_unit"].relative == errors["omni"]["audio_unit"].state_relative == 0
+    audio = errors["omni"]["audio_unit"]
+    assert max(audio.relative, audio.state_relative) < 1e-5, f"expected no error where no weight changed, got {audio}"
     assert running.parts.unit_steps.regions is not None
     assert weights.model.llm.lm_head.weight.data_ptr() != wide.model.llm.lm_head.weight.data_ptr()
 
