@@ -122,7 +122,7 @@ def test_item_13_long_pause_ends_the_session(servers: Servers) -> None:
         timeout = client.receive()
         assert (timeout["type"], timeout["reason"]) == ("timeout", "Pause timeout (0.3s)")
         assert client.close_code() == 1000
-        assert servers.worker.wait_free(N_SLOTS, IDLE_S)["worker_status"] == "idle"
+        servers.worker.wait_idle(N_SLOTS, IDLE_S)
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["client-waits", "client-closes-at-once"])
@@ -135,7 +135,7 @@ def test_item_14_stop_leaves_no_orphan(servers: Servers, leaves: bool) -> None:
         else:
             assert [one["type"] for one in client.until("stopped")] == ["result", "stopped"]
             assert client.close_code() == 1000
-    assert servers.worker.wait_free(N_SLOTS, IDLE_S)["worker_status"] == "idle"
+    servers.worker.wait_idle(N_SLOTS, IDLE_S)
 
 
 def test_item_16_slices_of_large_frames(servers: Servers) -> None:

@@ -17,6 +17,20 @@ from tests.e2e.serving import ServerProcess, gateway_with_fake_worker
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
 PHONE = {"width": 320, "height": 640}
 WIDTH = "[document.documentElement.scrollWidth, innerWidth]"
+# The next request for the durations waits for `release`, which returns once the page has shown its answer.
+HOLD_DURATIONS = """() => {
+    const fetchNow = window.fetch;
+    window.fetch = (url, ...rest) => {
+        if (!String(url).includes("/api/config/eta")) return fetchNow(url, ...rest);
+        window.fetch = fetchNow;
+        return new Promise((resolve) => {
+            window.release = async () => {
+                resolve(await fetchNow(url, ...rest));
+                await new Promise((later) => setTimeout(later, 50));
+            };
+        });
+    };
+}"""
 VOICE = Path(__file__).parents[2] / "assets" / "ref_audio" / "default.wav"
 
 
@@ -97,10 +111,13 @@ def test_admin_switches_apps_and_stores_durations(browser: Browser, server: Serv
         page.keyboard.press("Space")
         expect(page.locator("#said")).to_have_text("Voice is off.")
         assert "audio_duplex" not in ids()
+        page.evaluate(HOLD_DURATIONS)
         page.click("#app-audio_duplex")
+        page.wait_for_function("() => window.release")
+        page.fill("#eta_chat_s", "33")  # while the page fetches the durations
+        page.evaluate("window.release()")
         expect(page.locator("#said")).to_have_text("Voice is on.")
         assert "audio_duplex" in ids()
-        page.fill("#eta_chat_s", "33")
         page.click("#eta-save")
         expect(page.locator("#said")).to_have_text("Saved.")
         got = httpx.get(f"http://127.0.0.1:{server.port}/api/config/eta").json()["config"]["eta_chat_s"]

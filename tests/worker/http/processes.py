@@ -99,6 +99,12 @@ class WorkerProcess:
         """Wait until `n` slots are free."""
         return self.wait_health(lambda body: body["slots"]["free"] == n, f"{n} free slots", timeout)
 
+    def wait_idle(self, n: int, timeout: float = ANSWER_S) -> dict[str, Any]:
+        """Wait until `n` slots are free and the status is that of a worker without sessions."""
+        return self.wait_health(
+            lambda body: body["slots"]["free"] == n and body["worker_status"] == "idle", f"idle with {n} slots", timeout
+        )
+
     def health(self) -> dict[str, Any]:
         return self.ask("/health")[1]
 

@@ -66,8 +66,9 @@ export class Eta {
 
   /** Refresh the figures; fields that the user is changing keep their values. */
   async refresh() {
-    const untouched = !this.#isChanged;
-    this.#status = await fetchJson("/api/config/eta");
+    const status = await fetchJson("/api/config/eta");
+    const untouched = !this.#isChanged; // now, as the user may have typed since the request
+    this.#status = status;
     if (untouched) this.#fill();
     this.redraw();
   }
