@@ -4,7 +4,6 @@
 dim. The weight is their product. Does not contain file formats.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -96,7 +95,8 @@ def unpacked(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
     Raises: CheckpointError for int8 values without a fitting scale.
     """
     matrices = [name for name, tensor in tensors.items() if tensor.dtype is torch.int8]
-    weights = {name: tensor for name, tensor in tensors.items() if name not in set(scale_names(matrices))}
+    scales = {name + SCALE for name in matrices}
+    weights = {name: tensor for name, tensor in tensors.items() if name not in scales}
     for name in matrices:
         values, scale = tensors[name], tensors.get(name + SCALE)
         about = None if scale is None else (_type_name(scale), tuple(scale.shape))
@@ -105,10 +105,6 @@ def unpacked(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
         assert scale is not None
         weights[name] = Int8Matrix(values, checked_scale(scale, f"{where}: {name}{SCALE}")).dequantized()
     return weights
-
-
-def scale_names(matrices: Iterable[str]) -> list[str]:
-    return [name + SCALE for name in matrices]
 
 
 def _type_name(tensor: Tensor) -> str:

@@ -6,7 +6,7 @@ writes the same places again before it reads them:
 
     llm             rows from `lengths` on: a query sees rows below its own only, and its own is written first
     apm             rows from `lengths` on. A slot whose positions run out is refilled from its first row on, from the
-                    log-mel of its last units, and so is it by the next unit
+                    log-mel of its last units; the next unit refills it again
     mel             the frames of one unit in the rings `raw` and `frame_max`, and one value of `edge_max`, at places
                     that follow from `n_samples`. Of 256 frames a unit writes 103 at most and reads the newest 104, of
                     4096 maxima the newest 3000, of four edges the newest three: none that was overwritten

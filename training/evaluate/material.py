@@ -272,13 +272,8 @@ class CaseMaker:
 
 def draw_request(rng: random.Random, memory: ToldFacts) -> Exchange:
     """A request that needs no camera, as often of each kind as in training. Counting has at most ten numbers."""
-    draws: list[tuple[Callable[[], Exchange], float]] = [
-        (lambda: turns.draw_small_talk(rng, SPLIT), 5),
-        (lambda: turns.draw_arithmetic(rng, SPLIT), 2),
-        (lambda: turns.draw_repetition(rng, SPLIT), 1.5),
-        (lambda: turns.draw_unknown(rng, SPLIT), 1.5),
-        (lambda: turns.draw_told(rng, SPLIT, memory), 1.5),
-        (lambda: turns.draw_recall(rng, SPLIT, memory), 1.5),
+    draws = [
+        *turns.weighted_draws(rng, SPLIT, memory),
         (lambda: _until(lambda: turns.draw_counting(rng, SPLIT), lambda turn: len(turn.reply) <= 10), 1),
     ]
     (draw,) = rng.choices([one for one, _ in draws], [weight for _, weight in draws])

@@ -4,7 +4,7 @@ Contains no time and no sound: `training.timelines` places turns on units.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from training.grammar import words
@@ -134,3 +134,15 @@ def _counted(numbers: range) -> tuple[str, ...]:
         f"{one[:1].upper() + one[1:] if i == 0 else one}{',' if i < len(spoken) - 1 else '.'}"
         for i, one in enumerate(spoken)
     )
+
+
+def weighted_draws(rng: random.Random, split: Split, memory: ToldFacts) -> list[tuple[Callable[[], Exchange], float]]:
+    """Draws of requests that need no camera, without counting, and how often each kind is drawn."""
+    return [
+        (lambda: draw_small_talk(rng, split), 5),
+        (lambda: draw_arithmetic(rng, split), 2),
+        (lambda: draw_repetition(rng, split), 1.5),
+        (lambda: draw_unknown(rng, split), 1.5),
+        (lambda: draw_told(rng, split, memory), 1.5),
+        (lambda: draw_recall(rng, split, memory), 1.5),
+    ]

@@ -4,28 +4,14 @@ Unpack the archive and set `$SCENE_FONTS` to its folder `scene_fonts`. Things ar
 that they are from is larger than all else. Debian's packages: fonts-dejavu fonts-liberation fonts-noto-color-emoji.
 """
 
-import argparse
 import shutil
-import tarfile
-import tempfile
 from pathlib import Path
 
 from PIL import Image
 
+from training.packing import pack
 from training.scenes.drawing import EMOJI_SIZE, FONTS, TEXT_FONTS, draw_thing
 from training.scenes.labels import THINGS
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True)
-    out = parser.parse_args().out
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "scene_fonts"
-        collect(root)
-        with tarfile.open(out, "w:xz", preset=9) as archive:
-            archive.add(root, arcname=root.name)
-    print(f"{out}: {out.stat().st_size / 2**20:.1f} MiB")
 
 
 def collect(root: Path) -> None:
@@ -41,4 +27,4 @@ def collect(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    pack(__doc__.partition("\n")[0], "scene_fonts", collect)

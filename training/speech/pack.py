@@ -8,13 +8,12 @@ only.
 Debian's packages: flite festival festvox-us-slt-hts espeak-ng.
 """
 
-import argparse
 import re
 import shutil
 import subprocess
-import tarfile
-import tempfile
 from pathlib import Path
+
+from training.packing import pack
 
 LOADER = "ld-linux-x86-64.so.2"
 FESTIVAL_DATA = Path("/usr/share/festival")
@@ -29,18 +28,6 @@ OPTIONS = {
     "festival": '"$@"',
     "espeak-ng": '--path="$here/share" "$@"',
 }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True)
-    out = parser.parse_args().out
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "speech_tools"
-        collect(root)
-        with tarfile.open(out, "w:xz", preset=9) as archive:
-            archive.add(root, arcname=root.name)
-    print(f"{out}: {out.stat().st_size / 2**20:.1f} MiB")
 
 
 def collect(root: Path) -> None:
@@ -88,4 +75,4 @@ def _copy_festival(target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    pack(__doc__.partition("\n")[0], "speech_tools", collect)

@@ -116,14 +116,10 @@ class RandomConversation:
 
     def _talk(self) -> None:
         rng, split, memory = self._rng, self._split, self._state.memory
-        draws: list[tuple[Callable[[], Exchange], float]] = [
-            (lambda: turns.draw_small_talk(rng, split), 5),
-            (lambda: turns.draw_arithmetic(rng, split), 2),
-            (lambda: turns.draw_repetition(rng, split), 1.5),
-            (lambda: turns.draw_unknown(rng, split), 1.5),
-            (lambda: turns.draw_told(rng, split, memory), 1.5),
-            (lambda: turns.draw_recall(rng, split, memory), 1.5),
-            (lambda: turns.draw_plain("stop", rng, split), 0.3),  # there is nothing to stop: no answer
+        # There is nothing to stop: no answer.
+        draws = [
+            *turns.weighted_draws(rng, split, memory),
+            (lambda: turns.draw_plain("stop", rng, split), 0.3),
         ]
         (draw,) = rng.choices([one for one, _ in draws], [weight for _, weight in draws])
         self._exchange(draw())

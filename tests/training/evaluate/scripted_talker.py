@@ -1,4 +1,4 @@
-"""A talker that follows a script: it hears a tone and sees a label, and answers as well or as badly as it is told."""
+"""Scripted replies of a fake worker to tones and labels, right or with a chosen flaw."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
