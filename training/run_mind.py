@@ -24,13 +24,13 @@ import torch
 
 from models.checkpoint.config import load_config
 from models.random_weights import random_model
-from training.checkpoint import write_random
 from training.mind.examples import Examples, Task
 from training.mind.learner import Learner, LearnPlan, quiet_start
 from training.mind.measure import measure, measure_loss
 from training.mind.pool import Pool, PoolSizes, Stored
 from training.mind.produce import SHARD, SPEECH_SHARD, ProducerPlan, Producers
 from training.mind.speak import SpeechLearner, TargetSpeech
+from training.talker.checkpoint import write_random
 
 SAVE_S = 60.0
 LOG_S = 10.0

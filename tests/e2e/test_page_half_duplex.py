@@ -65,11 +65,11 @@ def test_turn_from_the_microphone(speaking: Browser, servers: Servers) -> None:
 
 
 def test_spoken_answer_is_interrupted(speaking: Browser, servers: Servers) -> None:
-    config = {**SHORT, "tts.enabled": True, "generation.max_new_tokens": 60, "generation.length_penalty": 5}
+    config = {**SHORT, "tts.enabled": True, "generation.max_new_tokens": 4096, "generation.length_penalty": 5}
     page = open_page(speaking, servers, config)
     page.page.click("#start")
     page.wait_state("speaking")
-    page.page.wait_for_timeout(700)  # some of it is played
+    page.page.wait_for_timeout(1500)  # some of it is played; the answer is much longer
     page.page.click("#interrupt")
     page.wait(lambda: not page.report["turns"][0]["isOpen"], "the end of the turn")
     page.wait_state("listening", "hearing")

@@ -14,10 +14,10 @@ from models.quantize import TOKEN2WAV, check_files, folder_bytes
 from models.token2wav.load.parts import load_token2wav
 from tests.worker.start.test_starting import CONFIG, start
 from training.assemble.talker import Sources, assemble, main
-from training.checkpoint import write_checkpoint
 from training.evaluate_vocoder import trained_networks
 from training.loop import weights_file, write_weights
-from training.talker_sizes import MAX_BYTES, talker_config
+from training.talker.checkpoint import write_checkpoint
+from training.talker.sizes import MAX_BYTES, talker_config
 
 MAX_FILE_BYTES = 15_000_000
 

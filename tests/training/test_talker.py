@@ -7,10 +7,10 @@ import torch
 
 from models.inputs.tokens import Tokenizer
 from models.load import load_model
-from training.checkpoint import write_checkpoint, write_random
 from training.grammar.corpus import replies
-from training.talker_sizes import BYTES_PER_WEIGHT, PART_BYTES, part_weights
-from training.talker_tokenizer import talker_lexicon
+from training.talker.checkpoint import write_checkpoint, write_random
+from training.talker.sizes import BYTES_PER_WEIGHT, PART_BYTES, part_weights
+from training.talker.tokenizer import talker_lexicon
 
 
 @pytest.fixture(scope="module")

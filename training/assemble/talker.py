@@ -25,8 +25,8 @@ from models.quantize import TOKEN2WAV, folder_bytes, write_folder_weights
 from training.evaluate_vocoder import trained_networks
 from training.export import write_vocoder
 from training.loop import weights_file
-from training.talker_sizes import MAX_BYTES, talker_config
-from training.talker_tokenizer import talker_lexicon
+from training.talker.sizes import MAX_BYTES, talker_config
+from training.talker.tokenizer import talker_lexicon
 
 SHARD_BYTES = 14_500_000  # of tensors; a file with its header stays below 15 MB
 SPEECH_MODEL = "tts"

@@ -8,8 +8,8 @@ import torch
 from models.checkpoint.config import parse_config
 from models.omni import OmniModel
 from models.random_weights import random_model
-from training.checkpoint import write_checkpoint
-from training.talker_sizes import talker_config
+from training.talker.checkpoint import write_checkpoint
+from training.talker.sizes import talker_config
 
 PARTS = ("mind", "speech")
 

@@ -1,6 +1,6 @@
 """Writes checkpoints of the talker in the released layout.
 
-`python -m training.checkpoint --out DIR` writes one with random weights, for measurements before any training.
+`python -m training.talker.checkpoint --out DIR` writes one with random weights, for measurements before any training.
 """
 
 import argparse
@@ -13,8 +13,8 @@ from torch import Tensor
 from assets.released_layout import random_weights, write_text_files, write_weights
 from models.checkpoint.config import parse_config
 from models.load import expected_tensors
-from training.talker_sizes import talker_config
-from training.talker_tokenizer import talker_lexicon
+from training.talker.sizes import talker_config
+from training.talker.tokenizer import talker_lexicon
 
 SHARD_BYTES = 32_000_000
 

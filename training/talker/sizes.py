@@ -1,7 +1,7 @@
 """Dimensions of the talker: a model of the released architecture, small enough for units in real time on two cores.
 
 Depth costs more time than width on a CPU, and the tables of speech tokens (two of 6562 rows) cost more bytes than the
-layers between them. Run `python -m training.talker_sizes` for the table of sizes.
+layers between them. Run `python -m training.talker.sizes` for the table of sizes.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from typing import Any
 from assets.released_layout import Sizes, Stack, config_json
 from models.checkpoint.config import parse_config
 from models.load import expected_tensors
-from training.talker_tokenizer import talker_lexicon
+from training.talker.tokenizer import talker_lexicon
 
 TALKER = Sizes(
     llm=Stack(width=256, inner=768, n_layers=4, heads=4),
