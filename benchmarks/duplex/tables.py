@@ -3,6 +3,7 @@
 from typing import Any
 
 from benchmarks.duplex.live_sessions import max_served_sessions
+from worker.loop.results import NO_STAGES
 
 JsonDict = dict[str, Any]
 SUMMARY = (
@@ -149,7 +150,7 @@ def _format_latency(found: JsonDict) -> list[str]:
         stages = " ".join(
             f"{stage} {times['p50']:.1f}/{times['p95']:.1f}"
             for stage, times in row["stages_ms"].items()
-            if stage not in ("total", "first_sound") and times["p95"] >= 0.05
+            if stage not in NO_STAGES and times["p95"] >= 0.05
         )
         lines.append(
             f"{row['mode']:7}{row['n']:6}{total['p50']:11.1f}{total['p95']:8.1f}{total['p99']:8.1f}"

@@ -23,7 +23,7 @@ from server.metrics import (
 )
 from tests.server.live_gateway import STOP, RunningGateway, running_gateway, wait_until
 from tests.server.routes.asgi_gateway import IDLE, gateway_of
-from worker.loop.results import StageTimes
+from worker.loop.results import NO_STAGES, StageTimes
 from worker.status import State
 
 BUCKETS = {
@@ -236,4 +236,4 @@ def test_documentation_lists_every_stage(document: str) -> None:
 
 def result_message_stages() -> list[str]:
     """Stages that are complete when a result is sent."""
-    return [name for name in StageTimes.__dataclass_fields__ if name not in ("finalize", "total", "first_sound")]
+    return [name for name in StageTimes.__dataclass_fields__ if name not in {"finalize", *NO_STAGES}]

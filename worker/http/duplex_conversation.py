@@ -334,10 +334,11 @@ class DuplexConversation:
                 self._inbox.close()
 
     def _on_result(self, event: UnitResult, clock: UnitClock, n_parts: int) -> None:
-        self.n_units += 1
+        self.n_units += not event.is_incomplete
         # A turn that was interrupted before the client received any of it does not end for the client.
         ends_turn = event.end_of_turn and (self._turn_open or not event.is_listen or n_parts > 0)
-        self._turn_open = not event.is_listen and not event.end_of_turn
+        if not event.is_incomplete:
+            self._turn_open = not event.is_listen and not event.end_of_turn
         if self._interrupting and not self._turn_open:
             # The interrupt has ended the turn, or there was none: it does not apply to the next turn.
             self._interrupting = False

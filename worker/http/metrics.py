@@ -69,7 +69,11 @@ class WorkerMetrics:
         self._weights = gauge("weights_load", "size, time and speed of loading the weights", "what")
 
     def unit(self, event: UnitResult, message: Result) -> None:
-        """Count an answered unit."""
+        """Count an answered unit. Sound that waits for the rest of its second counts for early units only."""
+        if event.early is not None:
+            self._count_early(event.early)
+        if event.is_incomplete:
+            return
         decision = "listen" if event.is_listen else "speak"
         times = event.times
         self.totals["requests"] += 1
@@ -83,8 +87,6 @@ class WorkerMetrics:
             self._first_sound.observe(times.first_sound / 1000)
         if message.headroom_ms is not None and message.headroom_ms < 0:
             self._missed.inc()
-        if event.early is not None:
-            self._count_early(event.early)
 
     def _count_early(self, early: EarlyOutcome) -> None:
         self._early.labels(early.end.value).inc()

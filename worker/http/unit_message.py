@@ -70,6 +70,7 @@ def result_message(
         n_parts=n_parts,
         turn_limit=True if event.turn_limit else None,
         side_texts=list(event.side_texts) or None,
+        incomplete=True if event.is_incomplete else None,
         **_early(event),
     )
 

@@ -341,6 +341,7 @@ class DuplexJob(Job):
             rows=self._fed_rows(),
             times=self.times,
             early=None if self.unit.early is None else self.unit.early.outcome,
+            is_incomplete=decoder is None and not self._ends_turn,
         )
 
     def _fed_rows(self) -> FedRows:

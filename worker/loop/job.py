@@ -313,10 +313,10 @@ class Job:
         if (text or pcm is not None) and not self.session.reference:
             self.session.send(PartialResult(self.session.id, self.index, text, pcm))
 
-    def emit_sound(self, pcm: np.ndarray, now: float) -> None:
-        """Emit one window's sound, [n] float32 at 24 kHz, n > 0."""
+    def emit_sound(self, pcm: np.ndarray, launched: float, now: float) -> None:
+        """Emit one window's sound, [n] float32 at 24 kHz, n > 0. launched: when the vocoder got the window."""
         if self.times.first_sound is None:
-            self.times.first_sound = 1000 * (now - self.arrived)
+            self.times.first_sound, self.times.first_vocoder = 1000 * (now - self.arrived), 1000 * (now - launched)
         self.emit_partial(pcm=pcm)
 
     # --- defined by each kind of job -----------------------------------------------------------

@@ -32,10 +32,14 @@ class StageTimes:
     finalize: float = 0.0
     total: float = 0.0  # from arrival to the result
     first_sound: float | None = None  # from arrival to the first sound that was emitted; None without sound
+    first_vocoder: float | None = None  # of it: from the launch of its window at the vocoder on
 
     def add(self, stage: StageName, ms: float) -> None:
         """Add `ms` milliseconds to a stage."""
         setattr(self, stage, getattr(self, stage) + ms)
+
+
+NO_STAGES = frozenset({"total", "first_sound", "first_vocoder"})  # times of `StageTimes` that are no stages
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class UnitResult:
         side_texts: spans of the side lane that are complete with this unit; not part of `text`.
         n_side_tokens: tokens of the side lane.
         early: the trial of a unit that might run early; None: it might not.
+        is_incomplete: the sound waits for the rest of its second; nothing is decided, and no unit is counted.
     """
 
     session: str
@@ -101,6 +106,7 @@ class UnitResult:
     rows: FedRows = NO_ROWS
     times: StageTimes = field(default_factory=StageTimes)
     early: EarlyOutcome | None = None
+    is_incomplete: bool = False
 
 
 @dataclass(frozen=True)

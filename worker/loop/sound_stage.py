@@ -82,15 +82,15 @@ class SoundStage:
             voiced = self._batch.run_with_retry(jobs, _Collect(self._batch, self._vocoder, batch))
             self._batch.count(jobs, "sound", batch.start)
             for job, pcm in voiced:
-                self._batch.guard_speech(job, self._emit, pcm)
+                self._batch.guard_speech(job, self._emit, pcm, batch.start)
 
-    def _emit(self, job: Job, pcm: np.ndarray) -> None:
+    def _emit(self, job: Job, pcm: np.ndarray, launched: float) -> None:
         if not np.isfinite(pcm).all():
             raise NumericsError(f"sound of session {job.session.id}", expected="finite samples", got="NaN or infinity")
         window = job.windows.popleft()
         self._batch.observer.window_voiced(job.session.id, window.speech_tokens, window.last)
         if len(pcm):
-            job.emit_sound(pcm, self._batch.clock())
+            job.emit_sound(pcm, launched, self._batch.clock())
         if window.last:
             self._batch.voices.begin_turn(job.session)
 

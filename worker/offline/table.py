@@ -2,12 +2,12 @@
 
 from dataclasses import fields
 
-from worker.loop.results import SOUND_RATE, Failure, StageTimes
+from worker.loop.results import NO_STAGES, SOUND_RATE, Failure, StageTimes
 from worker.offline.reply import UnitOutcome
 from worker.transcript.table import Columns, quoted
 
 FACTS = Columns(("unit", "decision", "tokens", "codes", "sound_ms", "rows"))
-STAGES = tuple(field.name for field in fields(StageTimes) if field.name not in ("total", "first_sound"))
+STAGES = tuple(field.name for field in fields(StageTimes) if field.name not in NO_STAGES)
 TIMES = Columns(("total", *STAGES), min_width=6)  # in ms
 
 

@@ -111,7 +111,7 @@ class Prepare(FromClient):
 
 
 class AudioChunk(FromClient):
-    """One unit: one second of sound and its pictures. Answered with one `result` or one `error`."""
+    """One unit: one second of sound and its pictures, or a piece of it. Answered with one `result` or one `error`."""
 
     aliases: ClassVar = {"audio_base64": ("audio",), "frame_base64_list": ("video_frames",)}
     sound_field = "audio_base64"
@@ -229,7 +229,7 @@ class Result(FromServer):
     """The outcome of one `audio_chunk`."""
 
     sound_field = "audio_data"
-    left_out = frozenset({"turn_limit", "usage", "marks", "side_texts", "early", "shift_ms"})
+    left_out = frozenset({"turn_limit", "usage", "marks", "side_texts", "early", "shift_ms", "incomplete"})
 
     type: Literal["result"] = "result"
     is_listen: bool = Field(description="the unit listened; otherwise it spoke")
@@ -238,7 +238,7 @@ class Result(FromServer):
         None, description="float32 at 24 kHz; null when listening, or if sent in parts"
     )
     end_of_turn: bool = Field(False, description="last unit of a turn")
-    current_time: int = Field(description="units received since `prepare`, including this one")
+    current_time: int = Field(description="units since `prepare`, including this one if it is complete")
     cost_llm_ms: Ms | None = Field(None, description="decoding the text tokens, ms")
     cost_tts_prep_ms: Ms | None = Field(None, description="computing the speech condition from the text, ms")
     cost_tts_ms: Ms | None = Field(None, description="decoding the speech tokens, ms")
@@ -254,7 +254,10 @@ class Result(FromServer):
     backlog_units: int = Field(0, description="chunks received but not started")
     n_caught_up: int = Field(0, description="seconds of sound before this unit that got no decision of their own")
     n_parts: int = Field(0, description="number of `partial` messages of this unit")
-    stages: dict[str, Ms | None] = Field({}, description="ms by stage; `first_sound`: from arrival to the first sound")
+    stages: dict[str, Ms | None] = Field(
+        {},
+        description="ms by stage; `first_sound`: from arrival to the first sound; `first_vocoder`: its vocoder",
+    )
     headroom_ms: Ms | None = Field(None, description="time left of the unit's second, ms; negative: late")
     turn_limit: bool | None = Field(None, description="true: `max_turn_tokens` has ended the turn's text")
     side_texts: list[str] | None = Field(
@@ -265,6 +268,9 @@ class Result(FromServer):
     shift_ms: Ms | None = Field(
         None,
         description="silence in an early unit for the rest of its second, ms: later units end so much sooner",
+    )
+    incomplete: bool | None = Field(
+        None, description="true: the sound waits for the rest of its second; nothing is decided, and a turn goes on"
     )
     usage: UsageField | None = Field(None, description="what the unit has cost; only with `counters`")
     marks: list[MarkField] | None = Field(None, description="the turn's text and sound so far; only with `counters`")

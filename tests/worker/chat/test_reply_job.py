@@ -129,7 +129,7 @@ def test_partial_results_add_up_to_the_reply(engine: AnsweringEngine, speak: boo
         assert len(result.pcm) == 960 * (SILENCE + result.n_speech_tokens), (
             f"expected all speech tokens once, got {len(result.pcm)}"
         )
-        assert result.times.first_sound < result.times.total
+        assert 0 < result.times.first_vocoder < result.times.first_sound < result.times.total
     assert result.voice_error is None
     assert len(engine.sessions) == 0, "expected the session to end after its reply"
 

@@ -54,7 +54,8 @@ def test_model_answers_at_the_pause(worker: WorkerProcess, pieces: list[np.ndarr
     at = answers.index(early[0])
     missing = 1000 - 100 * (at + 1)
     assert early[0].shift_ms == missing, f"expected the {missing} ms that the second lacked, got {early[0].shift_ms}"
-    assert at >= 6 and all(one.is_listen and not one.n_tokens for one in answers[:at]), answers
+    assert at >= 6 and all(one.is_listen and one.incomplete for one in answers[:at]), answers
+    assert early[0].incomplete is None and early[0].current_time == answers[0].current_time + 1
     after = worker.health()["early_units"]
     assert after["committed"] == before["committed"] + 1 and after["speculations"] > before["speculations"], after
 
@@ -63,5 +64,7 @@ def test_pieces_wait_for_their_second_without_the_setting(worker: WorkerProcess,
     before = worker.health()["early_units"]
     with ScriptedClient(worker) as client:
         client.prepare(QUIET)
-        assert [one.is_listen for one in results(client, [*pieces, pieces[0]])] == [True] * 9 + [False]
+        answers = results(client, [*pieces, pieces[0]])
+        assert [one.incomplete for one in answers] == [True] * 9 + [None]
+        assert [one.is_listen for one in answers] == [True] * 9 + [False]
     assert worker.health()["early_units"] == before

@@ -131,10 +131,11 @@ class Stage:
             while self.handle.calls.count("send") < n or len(self.conversation._in_flight) < 1:
                 await asyncio.sleep(0.001)
 
-    def answer(self, *, is_listen: bool = False, end_of_turn: bool = False) -> None:
+    def answer(self, *, is_listen: bool = False, end_of_turn: bool = False, is_incomplete: bool = False) -> None:
         """Emit the result of a unit."""
-        self.n_units += 1
-        self.conversation.emit(UnitResult("c", self.n_units, is_listen, "", end_of_turn))
+        self.n_units += not is_incomplete
+        result = UnitResult("c", self.n_units, is_listen, "", end_of_turn, is_incomplete=is_incomplete)
+        self.conversation.emit(result)
 
     async def called(self, call: str) -> None:
         """Wait until a call has reached the engine."""

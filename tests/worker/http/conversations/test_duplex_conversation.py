@@ -271,6 +271,28 @@ async def test_interrupt_between_units_ends_the_turn() -> None:
 
 
 @staged
+async def test_incomplete_unit_changes_nothing_about_the_open_turn() -> None:
+    """An interrupt stays in force, and the turn ends for the client with the unit that ends it."""
+    stage = Stage()
+    await stage.say(Prepare(), CHUNK, CHUNK)
+    assert isinstance(await stage.hear(), Prepared)
+    await stage.sent(1)
+    stage.answer()
+    assert (await stage.hear()).incomplete is None
+    await stage.sent(2)
+    await stage.say(Interrupt(), CHUNK)
+    stage.answer(is_listen=True, is_incomplete=True)
+    piece = await stage.hear()
+    assert (piece.incomplete, piece.end_of_turn, piece.current_time) == (True, False, 1)
+    assert isinstance(await stage.hear(), Interrupted)
+    await stage.sent(3)
+    assert "clear" not in stage.handle.calls, "expected the interrupt to stay in force"
+    stage.answer(is_listen=True, end_of_turn=True)
+    assert (await stage.hear()).end_of_turn
+    assert stage.conversation.n_units == 2, f"expected two units, got {stage.conversation.n_units}"
+
+
+@staged
 async def test_notes_that_deferred_finalize_has_no_effect() -> None:
     stage = Stage()
     await stage.say(Prepare(), Prepare(deferred_finalize=False))
