@@ -9,13 +9,18 @@ import gc
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from models.errors import ModelError, SettingsError
 from worker import log
 from worker.config.service import INDUCTOR_VARIABLE, Config, load_config
 from worker.key_text import WORKER_SECRET_VARIABLE
 from worker.protocol.connection import listen
+
+if TYPE_CHECKING:
+    from worker.loop.observer import Observer
 
 LOG = logging.getLogger("worker.main")
 USAGE = 2
@@ -63,7 +68,8 @@ FLAGS = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, observer: "Callable[[], Observer] | None" = None) -> int:
+    """Run a worker. observer: makes the engine's observer once torch may be imported; for measurements."""
     args = parser().parse_args(argv)
     try:
         log.set_up(log.level_of(args.log_level, os.environ))
@@ -86,7 +92,8 @@ def main(argv: list[str] | None = None) -> int:
         gc.enable()
         gpu_id = args.worker_index if args.gpu_id is None else args.gpu_id
         secret = os.environ.pop(WORKER_SECRET_VARIABLE, None)
-        return serve(worker_settings(config, gpu_id=gpu_id, secret=secret), listening)
+        settings = worker_settings(config, gpu_id=gpu_id, secret=secret)
+        return serve(settings, listening, None if observer is None else observer())
 
 
 def _config(args: argparse.Namespace) -> tuple[Config, list[str]]:

@@ -19,6 +19,7 @@ from worker.compile.state import TargetState
 from worker.config.session import EngineConfig, SessionConfig
 from worker.decoding import DecodingThreads
 from worker.engine import Engine
+from worker.loop.observer import Observer
 from worker.report.compile_watch import CompileWatch
 from worker.slots import SlotLease, SlotUse
 from worker.start.memory import release_memory
@@ -98,8 +99,9 @@ class Service:
     decoders: threads for everything else that is decoded.
     """
 
-    def __init__(self, settings: WorkerSettings):
-        self.settings = settings
+    def __init__(self, settings: WorkerSettings, observer: Observer | None = None):
+        """observer: of every engine that is started; for measurements."""
+        self.settings, self._observer = settings, observer
         self.status = Status()
         self.targets: dict[str, TargetState] = {}
         self.loaded: Loaded | None = None
@@ -150,6 +152,7 @@ class Service:
             cache_dir=settings.cache_dir,
             status=self.status,
             targets=self.targets,
+            observer=self._observer,
         )
         engine = started.engine
         try:

@@ -18,6 +18,7 @@ from worker.http.app import build_app
 from worker.http.guard import WorkerGuard
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket import WorkerSockets
+from worker.loop.observer import Observer
 from worker.protocol.codes import ErrorCode
 from worker.protocol.connection import begin, live_server, stop_signal
 from worker.service import Service, WorkerSettings
@@ -55,15 +56,20 @@ def worker_settings(config: Config, *, gpu_id: int = 0, secret: str | None = Non
     )
 
 
-def serve(settings: WorkerSettings, listening: socket.socket) -> int:
-    """Serve until a signal stops the process. Returns: the exit status."""
+def serve(settings: WorkerSettings, listening: socket.socket, observer: Observer | None = None) -> int:
+    """Serve until a signal stops the process.
+
+    observer: of the engine. `benchmarks.turns.worker` passes one that replaces the model's decisions; `worker.main`
+        passes none.
+    Returns: the exit status.
+    """
     sys.setswitchinterval(SWITCH_S)
     limit_threads()
     if settings.engine.device != "cpu" and torch.cuda.is_available():
         # Takes seconds and blocks all threads, so it comes before the first request.
         torch.cuda.init()
     freeze_heap()
-    status = asyncio.run(_serve(settings, listening))
+    status = asyncio.run(_serve(settings, listening, observer))
     if any(thread.name == "starter" and thread.is_alive() for thread in threading.enumerate()):
         # A running compiler cannot be stopped, and crashes when the interpreter exits.
         logging.shutdown()
@@ -71,8 +77,8 @@ def serve(settings: WorkerSettings, listening: socket.socket) -> int:
     return status
 
 
-async def _serve(settings: WorkerSettings, listening: socket.socket) -> int:
-    service, metrics = Service(settings), WorkerMetrics()
+async def _serve(settings: WorkerSettings, listening: socket.socket, observer: Observer | None) -> int:
+    service, metrics = Service(settings, observer), WorkerMetrics()
     sockets = WorkerSockets(service, metrics)
     server = live_server(WorkerGuard(build_app(service, metrics, sockets), settings.secret))
     stop = stop_signal()

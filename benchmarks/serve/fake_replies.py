@@ -1,6 +1,7 @@
 """One conversation of the fake worker: every message is answered in order, as the protocol requires.
 
-Units listen and speak in a fixed cycle; speech is a tone. Times in results are measured in this process.
+Units listen and speak in a fixed cycle; speech is a tone. Times in results are measured in this process. A chunk is
+a unit, whatever its length, except in a session with `early_unit` `auto`: there sound in pieces waits for its second.
 """
 
 import asyncio
@@ -50,6 +51,8 @@ SOUND_RATE = 24_000
 UNIT_MS = 1000.0
 TONE_HZ, LOUDNESS = 440, 0.2
 N_PARTS = 2  # of a unit with partial results
+UNIT_SAMPLES, PAUSE_SAMPLES, MIN_SHIFT_SAMPLES = 16_000, 3_200, 1_600
+LOUD = 0.05  # level of speech in pieces
 MAX_WAITING = 256  # messages; further ones are not read
 NORMAL = 1000
 
@@ -98,6 +101,31 @@ def tone(form: Form, n_samples: int) -> Sound:
     return Sound(Sound(wave.astype(np.float32)).packed(held), held)
 
 
+class OpenSecond:
+    """The sound of a unit so far, in a session whose units may run early."""
+
+    def __init__(self) -> None:
+        self._n = self._n_silent = 0
+        self._has_speech = False
+
+    def missing(self, samples: np.ndarray, *, speaks: bool) -> int | None:
+        """Add a piece. speaks: the unit will.
+
+        Returns: samples that the unit lacks when it runs, more than 0 at a pause after speech; None: it waits.
+        """
+        self._n += len(samples)
+        is_loud = bool(np.abs(samples).max(initial=0.0) > LOUD)
+        self._n_silent = 0 if is_loud else self._n_silent + len(samples)
+        self._has_speech = self._has_speech or is_loud
+        n_missing = max(UNIT_SAMPLES - self._n, 0)
+        is_pause = speaks and self._has_speech and self._n_silent >= PAUSE_SAMPLES
+        if n_missing and not (is_pause and n_missing >= MIN_SHIFT_SAMPLES):
+            return None
+        self._n = max(self._n - UNIT_SAMPLES, 0)
+        self._has_speech = self._has_speech and not is_pause
+        return n_missing
+
+
 class FakeConversation:
     """Answers one client; `run` lasts from the handshake to the close.
 
@@ -116,6 +144,8 @@ class FakeConversation:
         self._cycle_position = 0  # position in the cycle of listening and speaking units
         self._pause_ends: float | None = None
         self._frames: list[VideoFrame] = []
+        self._second = OpenSecond()
+        self._n_held = 0  # pictures of the unit whose sound waits
         self._interrupt_requested = asyncio.Event()
         self._unit_runs = False
 
@@ -200,6 +230,7 @@ class FakeConversation:
         self._pause_ends = None
         self.units = self._cycle_position = 0
         self._frames.clear()
+        self._second, self._n_held = OpenSecond(), 0
         await self._send(
             Prepared(
                 prompt_length=len(message.system_prompt), session_id=self.name, spec=message.spec, notes=list(notes)
@@ -241,12 +272,22 @@ class FakeConversation:
                 raise _not_now(ErrorCode.NOT_PREPARED, "Not prepared yet")
             if self.paused:
                 raise _not_now(ErrorCode.PAUSED, "Worker is paused")
-            chunk.samples()
+            samples = chunk.samples()
             n_pictures = len(frames) + len(chunk.pictures())
             for frame in frames:
                 frame.picture()
+            shift_ms = 0.0
+            if self._config.runs_early:
+                speaks = self._worker.script is None and self._cycle_position >= self._worker.n_listen
+                n_missing = self._second.missing(samples, speaks=speaks and not self._turn_open)
+                if n_missing is None:
+                    self._n_held += n_pictures
+                    await self._send(self._result(received, started, is_listen=True, incomplete=True))
+                    return
+                n_pictures, self._n_held = n_pictures + self._n_held, 0
+                shift_ms = n_missing / 16
             await self._think()
-            await self._decide(chunk, n_pictures, received, started)
+            await self._decide(chunk, n_pictures, shift_ms, received, started)
         finally:
             self._unit_runs = False
 
@@ -256,7 +297,9 @@ class FakeConversation:
                 async with asyncio.timeout(self._worker.think_s):
                     await self._interrupt_requested.wait()
 
-    async def _decide(self, chunk: AudioChunk, n_pictures: int, received: float, started: float) -> None:
+    async def _decide(
+        self, chunk: AudioChunk, n_pictures: int, shift_ms: float, received: float, started: float
+    ) -> None:
         decided, self.units = time.monotonic(), self.units + 1
         worker, was_open, text = self._worker, self._turn_open, ""
         if chunk.force_listen or self._interrupt_requested.is_set():
@@ -289,34 +332,46 @@ class FakeConversation:
         think_ms, sound_ms = 1000 * (decided - started), 1000 * (now - decided)
         worker.count(1000 * (now - started))
         await self._send(
-            Result(
+            self._result(
+                received,
+                started,
                 is_listen=is_listen,
                 text=text,
                 audio_data=sound,
                 end_of_turn=ends,
-                current_time=self.units,
                 cost_llm_ms=think_ms,
                 cost_tts_prep_ms=0.0,
                 cost_tts_ms=0.0,
                 cost_token2wav_ms=sound_ms if sounds else 0.0,
-                cost_all_ms=1000 * (now - started),
                 n_tokens=0 if is_listen else 2,
                 n_tts_tokens=25 if sounds else 0,
-                server_send_ts=time.time(),
-                wall_clock_ms=1000 * (now - started),
-                kv_cache_length=self.units,
                 vision_slices=n_pictures,
-                lag_ms=1000 * (started - received),
-                backlog_units=self._n_chunks,
                 n_parts=n_parts,
                 stages={
                     "wait": 0.0,
                     "decode": think_ms,
                     "sound": sound_ms if sounds else 0.0,
                     "first_sound": first_sound,
+                    "first_vocoder": None if first_sound is None else max(first_sound - think_ms, 0.0),
                 },
-                headroom_ms=UNIT_MS - 1000 * (now - received),
+                early=True if shift_ms else None,
+                shift_ms=shift_ms or None,
             )
+        )
+
+    def _result(self, received: float, started: float, **fields: Any) -> Result:
+        """A result with the fields that every one has."""
+        now = time.monotonic()
+        return Result(
+            current_time=self.units,
+            cost_all_ms=1000 * (now - started),
+            server_send_ts=time.time(),
+            wall_clock_ms=1000 * (now - started),
+            kv_cache_length=self.units,
+            lag_ms=1000 * (started - received),
+            backlog_units=self._n_chunks,
+            headroom_ms=UNIT_MS - 1000 * (now - received),
+            **fields,
         )
 
     async def _send(self, message: ServerMessage) -> None:

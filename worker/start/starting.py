@@ -22,6 +22,7 @@ from worker.compile.prefetch import prefetch_compiler, prefetch_triton
 from worker.compile.state import CompileResult, TargetPhase, TargetState
 from worker.config.session import EngineConfig
 from worker.engine import Engine
+from worker.loop.observer import Observer
 from worker.report.compile_report import CompileReport, write_report
 from worker.report.start_report import TargetWatch, start_report
 from worker.start.memory import freeze_heap
@@ -72,6 +73,7 @@ def start_engine(
     cache_dir: Path,
     status: Status,
     targets: dict[str, TargetState],
+    observer: Observer | None = None,
 ) -> Started:
     """Load, compile if `config.compile` is on for the device, and warm up.
 
@@ -81,6 +83,7 @@ def start_engine(
         cache_dir: of prepared voices and compiled kernels; the folder set as torch's before torch was imported.
         status: in state LOADING; in state WARMING_UP afterwards.
         targets: receives the state of each target, updated as it changes.
+        observer: of the engine; for measurements.
 
     Raises: MediaError and AudioError for the files, before anything is loaded; the errors of `parts.build`;
         WarmUpError; EngineError; StateError if the worker is stopped meanwhile. No thread of the engine runs then.
@@ -100,7 +103,7 @@ def start_engine(
     prefetch_triton(config.compile, device)
     prefetch_compiler(config.compile, device)
     parts = with_seconds("load", lambda: build(config))
-    engine = Engine(parts, config)
+    engine = Engine(parts, config, observer=observer)
     engine.start()
     try:
         compile_result, cache, watch, units = CompileResult(targets), None, TargetWatch(targets, status.progress), None

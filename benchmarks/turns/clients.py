@@ -1,0 +1,194 @@
+"""Users of the turns benchmark, in a process of their own: they ask in real time and note when answers sound.
+
+`python -m benchmarks.turns.clients` reads a `TurnLoad` as JSON from standard input and writes one line of JSON: a
+`SessionRun` for each session.
+"""
+
+import asyncio
+import io
+import json
+import sys
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.turns.questions import RATE, Conditions, UserSound, load_questions, user_sound
+from clients.duplex import DuplexClient, connect
+from worker.protocol.messages import Error, Partial, Result, Spec
+
+SPEC = Spec(partial_results=True, sound_in="pcm16", sound_out="pcm16")
+PICTURE_SIDE = 448
+
+
+@dataclass(frozen=True)
+class TurnLoad:
+    """Sessions that ask questions of a gateway or a worker.
+
+    Attributes:
+        prefix: beginning of the sessions' names.
+        n_questions: of each session.
+        piece_ms: sound in one message.
+        pictures: whether each unit gets one, half a second before its second is full.
+        config: settings of the sessions.
+    """
+
+    url: str
+    sessions: int
+    n_questions: int
+    conditions: Conditions
+    config: dict[str, Any]
+    prefix: str
+    piece_ms: int = 100
+    pictures: bool = True
+    seed: int = 0
+
+
+@dataclass
+class AnsweredTurn:
+    """A turn of the model, as the client got it. Times in ms.
+
+    Attributes:
+        position: samples of the user's sound up to the piece that its first unit ran with.
+        sound_at: arrival of its first sound, since the first sample of the user's sound; None without sound.
+        early, shift_ms: of its first unit's result.
+        first_sound, first_vocoder, lag, wait: of its first unit's result, in the worker.
+    """
+
+    position: int
+    sound_at: float | None
+    early: bool
+    shift_ms: float
+    first_sound: float | None
+    first_vocoder: float | None
+    lag: float
+    wait: float
+
+
+@dataclass
+class SessionRun:
+    """What one session asked and got. n_late: units whose result came more than a second after its last piece."""
+
+    questions: list[dict[str, Any]]
+    turns: list[AnsweredTurn] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    late_sends_ms: list[float] = field(default_factory=list)
+    n_units: int = 0
+    n_late: int = 0
+
+
+class _User:
+    """One session. begin: clock reading of the first sample of its sound."""
+
+    def __init__(self, load: TurnLoad, number: int, together: asyncio.Barrier):
+        self._load, self._number, self._together = load, number, together
+        rng = np.random.default_rng((load.seed, number))
+        self._sound: UserSound = user_sound(load_questions(), load.n_questions, load.conditions, rng)
+        self._piece = load.piece_ms * RATE // 1000
+        self._half = max(500 // load.piece_ms, 1)  # pieces from the begin of a unit to its picture
+        self._run = SessionRun([one._asdict() for one in self._sound.questions])
+        self._picture_due = self._half
+        self._sent: deque[tuple[int, float]] = deque()  # number of each open piece, and when it was sent
+        self._first_sound: float | None = None  # of the unit in flight
+        self._is_speaking = False
+        self._picture = _jpeg() if load.pictures else b""
+
+    async def run(self) -> SessionRun:
+        load, loop = self._load, asyncio.get_running_loop()
+        async with connect(load.url, f"{load.prefix}{self._number}") as client:
+            await client.prepare(config={**load.config, "seed": load.seed + self._number}, spec=SPEC)
+            await self._together.wait()
+            self._begin = loop.time() + self._number / load.sessions
+            receiving = asyncio.create_task(self._receive(client))
+            try:
+                await self._send(client)
+                await client.stop()
+                await receiving
+            finally:
+                receiving.cancel()
+                await asyncio.gather(receiving, return_exceptions=True)
+        return self._run
+
+    async def _send(self, client: DuplexClient) -> None:
+        loop, samples = asyncio.get_running_loop(), self._sound.samples
+        for number in range(len(samples) // self._piece):
+            due = self._begin + (number + 1) * self._piece / RATE
+            await asyncio.sleep(due - loop.time())
+            jpegs = []
+            if self._picture and number >= self._picture_due:
+                jpegs, self._picture_due = [self._picture], number + 2 * self._half
+            now = loop.time()
+            self._run.late_sends_ms.append(1000 * (now - due))
+            self._sent.append((number, now))
+            await client.send_unit(samples[number * self._piece : (number + 1) * self._piece], jpegs)
+
+    async def _receive(self, client: DuplexClient) -> None:
+        loop = asyncio.get_running_loop()
+        async for message in client:
+            now = loop.time()
+            if isinstance(message, Partial | Result) and message.audio_data and self._first_sound is None:
+                self._first_sound = now
+            if isinstance(message, Result):
+                self._answered(message, now)
+            elif isinstance(message, Error):
+                self._sent.popleft()
+                self._run.errors.append(f"{message.code}: {message.error}")
+
+    def _answered(self, result: Result, now: float) -> None:
+        number, sent = self._sent.popleft()
+        if result.incomplete:
+            return
+        self._picture_due = number + self._half
+        self._run.n_units += 1
+        self._run.n_late += now - sent > 1
+        if not result.is_listen and not self._is_speaking:
+            sound_at = None if self._first_sound is None else 1000 * (self._first_sound - self._begin)
+            self._run.turns.append(
+                AnsweredTurn(
+                    position=(number + 1) * self._piece,
+                    sound_at=sound_at,
+                    early=bool(result.early),
+                    shift_ms=result.shift_ms or 0.0,
+                    first_sound=result.stages.get("first_sound"),
+                    first_vocoder=result.stages.get("first_vocoder"),
+                    lag=result.lag_ms,
+                    wait=result.stages.get("wait") or 0.0,
+                )
+            )
+        self._is_speaking = not result.is_listen and not result.end_of_turn
+        self._first_sound = None
+
+
+def _jpeg() -> bytes:
+    """A picture of noise."""
+    pixels = np.random.default_rng(0).integers(0, 256, (PICTURE_SIDE, PICTURE_SIDE, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=70)
+    return file.getvalue()
+
+
+async def ask(load: TurnLoad) -> list[SessionRun]:
+    """Run all sessions. Raises: ClientError."""
+    together = asyncio.Barrier(load.sessions)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_User(load, number, together).run()) for number in range(load.sessions)]
+    return [task.result() for task in tasks]
+
+
+def load_of(given: Mapping[str, Any]) -> TurnLoad:
+    """The load from its JSON."""
+    conditions = dict(given["conditions"])
+    conditions["pauses_ms"] = tuple(conditions["pauses_ms"])
+    return TurnLoad(**{**given, "conditions": Conditions(**conditions)})
+
+
+def main() -> None:
+    load = load_of(json.loads(sys.stdin.read()))
+    print(json.dumps([asdict(run) for run in asyncio.run(ask(load))]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

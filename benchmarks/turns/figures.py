@@ -1,0 +1,107 @@
+"""The arithmetic of the turns benchmark: which turn answers which question, and how its wait is made up. Torch-free."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from benchmarks.turns.questions import RATE
+
+PARTS = ("alignment", "model", "vocoder", "transport")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one question. Times in ms.
+
+    Attributes:
+        is_false_start: the model began to speak before the question had ended.
+        wait: from the end of the question to the first sound; None for a false start and without an answer.
+        parts: of `wait`, by name in `PARTS`.
+        saved: silence of an early unit that did not have to be waited for.
+        early: whether the answer's first unit was an early one.
+    """
+
+    is_false_start: bool
+    hesitates: bool
+    wait: float | None = None
+    parts: dict[str, float] = field(default_factory=dict)
+    saved: float = 0.0
+    early: bool = False
+
+
+def outcomes(run: dict[str, Any]) -> tuple[list[Outcome], int]:
+    """One session's outcomes, and its turns that belong to no question. run: a `SessionRun` as JSON."""
+    turns, found, n_used = run["turns"], [], 0
+    for question in run["questions"]:
+        own = [one for one in turns if question["begin"] < one["position"] <= question["until"]]
+        n_used += len(own)
+        found.append(_outcome(question, own))
+    return found, len(turns) - n_used
+
+
+def _outcome(question: dict[str, Any], turns: Sequence[dict[str, Any]]) -> Outcome:
+    hesitates = bool(question["hesitates"])
+    if any(one["position"] <= question["end"] for one in turns):
+        return Outcome(is_false_start=True, hesitates=hesitates)
+    first = next((one for one in turns if one["sound_at"] is not None), None)
+    if first is None:
+        return Outcome(is_false_start=False, hesitates=hesitates)
+    end_ms = 1000 * question["end"] / RATE
+    wait = first["sound_at"] - end_ms
+    alignment = 1000 * first["position"] / RATE - end_ms
+    vocoder = first["first_vocoder"] or 0.0
+    worker = (first["first_sound"] or 0.0) + first["lag"] - first["wait"]  # from the piece's arrival at the worker
+    parts = dict(zip(PARTS, (alignment, worker - vocoder, vocoder, wait - alignment - worker), strict=True))
+    return Outcome(False, hesitates, wait, parts, first["shift_ms"], first["early"])
+
+
+def figures(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of one row. runs: each a `SessionRun` as JSON. Shares are from 0 to 1; None without questions."""
+    per_session = [outcomes(run) for run in runs]
+    all_of = [one for found, _ in per_session for one in found]
+    answered = [one for one in all_of if one.wait is not None]
+    false = [one for one in all_of if one.is_false_start]
+    hesitating = [one for one in all_of if one.hesitates]
+    return {
+        "questions": len(all_of),
+        "answered": len(answered),
+        "turn_ms": percentiles([one.wait for one in answered if one.wait is not None]),
+        **{f"{name}_ms": percentiles([one.parts[name] for one in answered]) for name in PARTS},
+        "saved_ms": percentiles([one.saved for one in answered if one.early]),
+        "early_rate": _share(sum(one.early for one in answered), len(answered)),
+        "false_starts": _share(len(false), len(all_of)),
+        "false_starts_at_hesitations": _share(sum(one.is_false_start for one in hesitating), len(hesitating)),
+        "missed": _share(len(all_of) - len(answered) - len(false), len(all_of)),
+        "strays": sum(n for _, n in per_session),
+        "units": sum(run["n_units"] for run in runs),
+        "late_units": sum(run["n_late"] for run in runs),
+        "errors": sorted({error for run in runs for error in run["errors"]})[:5],
+        "late_sends_ms": percentiles([ms for run in runs for ms in run["late_sends_ms"]]),
+    }
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    """p50, p95 and the maximum; None without values."""
+    if not values:
+        return None
+    p50, p95 = np.percentile(values, (50, 95))
+    return {"p50": round(float(p50), 1), "p95": round(float(p95), 1), "max": round(float(max(values)), 1)}
+
+
+def _share(n: int, of: int) -> float | None:
+    return round(n / of, 4) if of else None
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The keys of the result's first level: of the fewest sessions with early units, or else of those without."""
+    of = min(rows, key=lambda row: (row["early_unit"] != "auto", row["sessions"]), default=None)
+    wait = None if of is None else of["turn_ms"]
+    return {
+        "turn_p50_ms": None if wait is None else wait["p50"],
+        "turn_p95_ms": None if wait is None else wait["p95"],
+        "false_starts": None if of is None else of["false_starts"],
+        "missed": None if of is None else of["missed"],
+        "early_rate": None if of is None else of["early_rate"],
+    }

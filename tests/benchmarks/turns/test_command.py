@@ -1,0 +1,49 @@
+"""The turns benchmark against a worker without a model: clients in real time, rows, result file."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.turns import __main__ as turns
+from benchmarks.turns.clients import AnsweredTurn, TurnLoad, load_of
+from benchmarks.turns.questions import Conditions
+from tests.clients.servers import FakeWorkerThread, fake_worker
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeWorkerThread]:
+    """Speaks in one unit, whenever the sound allows it, and listens in the next."""
+    with fake_worker(slots=2, n_listen=1, n_speak=1) as one:
+        yield one
+
+
+def test_run_writes_its_rows(
+    server: FakeWorkerThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The worker's answers do not depend on the questions; which of them are answered depends on the clock."""
+    monkeypatch.setattr(turns, "MIN_QUESTIONS", 1)
+    file = tmp_path / "turns.json"
+    sizes = ["--questions", "1", "--answer-s", "0.3", "--lead-s", "0.2", "--piece-ms", "250", "--modes", "auto"]
+    turns.main(["--url", server.url, *sizes, "--json", str(file)])
+    result: dict[str, Any] = json.loads(file.read_text())
+    assert result.keys() >= {"turn_p50_ms", "turn_p95_ms", "false_starts"} and result["decisions"] == "model"
+    [row] = result["rows"]
+    assert (row["sessions"], row["early_unit"], row["questions"]) == (1, "auto", 1) and not row["errors"], row
+    assert row["units"] >= 1 and row["answered"] in (0, 1) and row["false_starts"] in (0, 1), row
+    assert result["false_starts"] == row["false_starts"] and len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_load_travels_as_json() -> None:
+    load = TurnLoad("ws://x", 1, 2, Conditions(pauses_ms=(1, 2)), {"early_unit": "auto"}, "omni_")
+    assert load_of(json.loads(json.dumps(turns.asdict(load)))) == load
+    assert AnsweredTurn(1, None, True, 2.0, None, None, 0.0, 0.0).sound_at is None
+
+
+@pytest.mark.parametrize("given", [["--piece-ms", "300"], ["--modes", "on"], ["--decisions", "oracle"]])
+def test_bad_options_are_refused(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        turns.parse(given)
+    assert given[0] in capsys.readouterr().err
