@@ -1,4 +1,4 @@
-"""Scripted decisions in the engine: silence after speech opens a turn, once; trials that are taken back do not count."""
+"""Scripted decisions in the engine: silence after speech opens a turn, once; trials taken back do not count."""
 
 from dataclasses import replace
 from unittest import mock
