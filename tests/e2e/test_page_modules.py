@@ -1,6 +1,7 @@
 """The pages' modules without sockets and devices: frames, sample rates, playout, what the server's state means."""
 
 import base64
+import json
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -280,7 +281,7 @@ def test_every_session_setting_has_a_control(page: Page) -> None:
     } - {"chunk_ms", "sample_rate", "window"}
     assert controls.keys() == expected, controls.keys() ^ expected
     for key, control in controls.items():
-        default = settings[key].default
+        default = json.loads(json.dumps(settings[key].default))
         assert control["usual"] == default or key == "window.marker", (
             f"{key}: expected {default}, got {control['usual']}"
         )

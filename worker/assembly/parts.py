@@ -231,8 +231,8 @@ def _shapes(model: OmniModel, batch: tuple[int, ...], config: EngineConfig, *, b
 
 def _vocoder_shapes(batch: tuple[int, ...], *, by_kernels: bool) -> VocoderShapes:
     if by_kernels:  # as above, for the columns; the tokens of a batch are padded
-        # A turn's first ten speech tokens, the rest of its second, and whole seconds.
-        return VocoderShapes(batch=batch, speech_tokens=(10, 16, 28), columns=(1664,))
+        # The first piece of a unit with the default `sound_ramp`, the rest of the unit, and whole seconds.
+        return VocoderShapes(batch=batch, speech_tokens=(8, 17, 28), columns=(1664,))
     return VocoderShapes(batch=batch)
 
 

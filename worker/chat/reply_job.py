@@ -19,7 +19,6 @@ from models.token2wav.stream.windows import Window
 from worker.chat.config import ReplyConfig
 from worker.chat.reply import Reply
 from worker.chat.stop_texts import StopTexts
-from worker.loop.duplex_job import EARLY_SPEECH_TOKENS
 from worker.loop.job import Job, Layout, SpeechCall
 from worker.loop.language import Language
 from worker.loop.results import Event, PartialResult, Prefilled, ReplyResult, StopReason
@@ -194,12 +193,12 @@ class ReplyJob(Job):
     # --- speech --------------------------------------------------------------------------------
 
     def _plan_speech(self, stream: SpeechStream, ids: list[int], is_finished: bool) -> None:
-        early_tokens = EARLY_SPEECH_TOKENS if self._n_chunks == 0 and not self.session.reference else 0
+        is_early = self._n_chunks == 0 and not self.session.reference
         call = SpeechCall(
             ids,
             text_eos=is_finished,
             max_tokens=stream.max_speech_tokens,
-            early_tokens=early_tokens,
+            pieces=self.session.config.sound_ramp[:1] if is_early else (),
             per_call=False,
             stream=stream,
         )

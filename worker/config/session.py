@@ -7,9 +7,9 @@ effect on later sessions.
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from models.errors import SettingsError
 from models.sampling.settings import (
@@ -23,7 +23,7 @@ from models.sampling.settings import (
 from worker.config.compile import CompileConfig
 from worker.config.hub_id import ModelPath
 from worker.config.settings import SettingError, SettingProblem, Settings, notes, overlaid
-from worker.describe import shown
+from worker.describe import TypeWords, shown
 
 # Indices into the shared token sets: duplex as in the public implementation, duplex with its defects fixed,
 # turn-based replies with and without speech, and the first token of units that must speak in the two kinds of duplex.
@@ -34,6 +34,22 @@ SIDE_DUPLEX_SET, SIDE_SET = range(6, 8)
 IMAGE_ROWS = 66  # context tokens of one slice, with its two delimiters
 UNIT_ROWS = 14  # <unit>, ten tokens of sound, an inserted turn end, terminator, </unit>
 
+MIN_PIECE, MAX_PIECES, UNIT_SPEECH_TOKENS = 5, 4, 25  # speech tokens; the vocoder takes five at least
+
+
+def _piece_sizes(value: object) -> tuple[int, ...]:
+    if isinstance(value, list | tuple) and 1 <= len(value) <= MAX_PIECES:
+        sizes = tuple(n for n in value if type(n) is int and MIN_PIECE <= n <= UNIT_SPEECH_TOKENS)
+        if len(sizes) == len(value):
+            return sizes
+    raise ValueError("not a list of sizes")
+
+
+SoundRamp = Annotated[
+    tuple[int, ...],
+    BeforeValidator(_piece_sizes),
+    TypeWords(f"a list of 1 to {MAX_PIECES} whole numbers from {MIN_PIECE} to {UNIT_SPEECH_TOKENS}"),
+]
 
 # Settings that only `prepare` can change, with the reason.
 PREPARED_SETTINGS = {
@@ -130,6 +146,12 @@ class SessionConfig(Settings):
     early_sound: bool = Field(
         True, description="send sound before its unit is complete; no effect with compat reference"
     )
+    sound_ramp: SoundRamp = Field(
+        (8,),
+        description="speech tokens, 40 ms each, of the pieces in which a unit's sound is sent; the rest of the unit is "
+        "the last piece. Of a turn's first 8 tokens 40 ms are audible, of fewer nothing. Their sum is at most 25. No "
+        "effect with compat reference, or early_sound false",
+    )
     early_unit: Literal["off", "auto"] = Field(
         "off",
         description="auto: at a pause of the user, run the open unit at once, completed with silence, and keep it if "
@@ -139,6 +161,11 @@ class SessionConfig(Settings):
         200, ge=160, le=300, description="silence after speech at which early_unit auto runs the open unit"
     )
     drain_s: float = Field(4.0, ge=0, le=10, description="most seconds of sound after the text of a turn has ended")
+
+    def _conflicts(self) -> list[SettingProblem]:
+        if (n := sum(self.sound_ramp)) <= UNIT_SPEECH_TOKENS:
+            return []
+        return [SettingProblem("sound_ramp", f"a sum of at most {UNIT_SPEECH_TOKENS} speech tokens", str(n))]
 
     @classmethod
     def of(cls, defaults: "SessionConfig", given: Mapping[str, object]) -> tuple["SessionConfig", list[str]]:

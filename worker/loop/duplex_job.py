@@ -4,6 +4,7 @@ Contains the rules of a unit and of the turn it belongs to. Does not contain bat
 """
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
@@ -22,9 +23,6 @@ from worker.loop.window import Drop, Rebuild
 
 SPEECH_TOKENS_PER_UNIT = 25
 DRAWN_PER_UNIT = SPEECH_TOKENS_PER_UNIT + 1  # the last one drawn is never voiced
-# The vocoder accepts five. But a turn starts with 120 ms of silence and the newest 160 ms wait for the cross-fade: ten
-# tokens emit 120 ms of speech, five emit none.
-EARLY_SPEECH_TOKENS = 10
 MAX_WAITING_FRAMES = 32
 
 
@@ -251,15 +249,16 @@ class DuplexJob(Job):
             self._decided.spoken,
             min_tokens=0 if may_end else DRAWN_PER_UNIT,
             max_tokens=DRAWN_PER_UNIT,
-            early_tokens=self._early_tokens,
+            pieces=self._sound_pieces,
         )
 
     def _drain_call(self) -> SpeechCall:
-        return SpeechCall([], max_tokens=DRAWN_PER_UNIT, early_tokens=self._early_tokens, is_drain=True)
+        return SpeechCall([], max_tokens=DRAWN_PER_UNIT, pieces=self._sound_pieces, is_drain=True)
 
     @property
-    def _early_tokens(self) -> int:
-        return EARLY_SPEECH_TOKENS if self.session.config.early_sound and not self.session.reference else 0
+    def _sound_pieces(self) -> tuple[int, ...]:
+        config = self.session.config
+        return tuple(accumulate(config.sound_ramp)) if config.early_sound and not self.session.reference else ()
 
     # --- speech --------------------------------------------------------------------------------
 

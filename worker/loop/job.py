@@ -68,7 +68,7 @@ class SpeechCall:
         text_eos: the text ends with them.
         min_tokens: speech tokens to draw before the end token is allowed.
         max_tokens: speech tokens to draw at most.
-        early_tokens: poll as soon as this many are drawn; 0 polls only when the call is over.
+        pieces: counts of drawn tokens at which it is polled before it is over, so that sound can leave.
         per_call: duplex: the repetition penalty covers this call's tokens only, and the last token of a full call is
             neither fed nor voiced.
         stream: the turn this call belongs to; None in duplex.
@@ -86,7 +86,7 @@ class SpeechCall:
     text_eos: bool = False
     min_tokens: int = 0
     max_tokens: int = 26
-    early_tokens: int = 0
+    pieces: tuple[int, ...] = ()
     per_call: bool = True
     stream: SpeechStream | None = None
     is_drain: bool = False
@@ -108,9 +108,8 @@ class SpeechCall:
     @property
     def next_poll(self) -> int:
         """Number of drawn speech tokens at which the next poll is due."""
-        if self.n_drawn < self.early_tokens:
-            return self.early_tokens
-        return self.max_tokens if self.stream is None else min(self.n_drawn + SPEECH_TOKENS_PER_POLL, self.max_tokens)
+        end = self.max_tokens if self.stream is None else min(self.n_drawn + SPEECH_TOKENS_PER_POLL, self.max_tokens)
+        return next((n for n in self.pieces if n > self.n_drawn), end)
 
     @property
     def n_until_poll(self) -> int:
@@ -121,7 +120,7 @@ class SpeechCall:
     def is_due(self) -> bool:
         """Whether a poll of the tokens drawn so far can yield sound or an end."""
         return (
-            self.n_taken < self.early_tokens <= self.n_drawn
+            any(self.n_taken < n <= self.n_drawn for n in self.pieces)
             or self.n_drawn >= self.max_tokens
             or self.n_drawn > self.min_tokens
         )
@@ -154,7 +153,7 @@ class SpeechCall:
         """
         step = SPEECH_TOKENS_PER_POLL
         seconds = () if self.stream is None else range(step, n_speech_tokens + 1, step)
-        cuts = [n for n in sorted({self.early_tokens, *seconds}) if self.n_taken < n <= n_speech_tokens]
+        cuts = [n for n in sorted({*self.pieces, *seconds}) if self.n_taken < n <= n_speech_tokens]
         return cuts if not over or n_speech_tokens in cuts else [*cuts, n_speech_tokens]
 
 

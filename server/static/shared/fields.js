@@ -1,8 +1,8 @@
 /**
  * Controls for a list of settings, each given as plain data. An empty control means the server's default.
  *
- * A setting: {key, kind, min, max, step, options, usual, live}. kind: "number", "range", "choice", "switch" or "text".
- * usual: the documented default, shown while the control is empty. options: of a choice. The texts `set_KEY` and
+ * A setting: {key, kind, min, max, step, options, usual, live}. kind: "number", "numbers", "range", "choice", "switch" or
+ * "text"; numbers are whole, with commas between them. usual: the documented default, shown while the control is empty. options: of a choice. The texts `set_KEY` and
  * `set_KEY_help` name and explain it; dots of the key are underscores there. `option_VALUE` names an option.
  */
 
@@ -61,14 +61,15 @@ export class Fields {
       select.onchange = () => this.#onChange(key, select.value === "" ? undefined : JSON.parse(select.value));
       return select;
     }
-    const type = kind === "text" ? "text" : "number";
+    const type = kind === "text" || kind === "numbers" ? "text" : "number";
     if (kind === "range") return this.#slider(setting, id);
     const input = make("input", { id, type, min, max, step, inputmode: type === "number" ? "decimal" : null,
-      placeholder: t("by_default", { value: this.#shown(usual) }) });
-    input.value = value ?? "";
+      pattern: kind === "numbers" ? "\\d+(, ?\\d+)*" : null, placeholder: t("by_default", { value: this.#shown(usual) }) });
+    input.value = kind === "numbers" ? (value ?? []).join(", ") : value ?? "";
     input.onchange = () => {
       if (!input.checkValidity()) input.reportValidity();
       else if (input.value === "") this.#onChange(key, undefined);
+      else if (kind === "numbers") this.#onChange(key, input.value.split(",").map(Number));
       else this.#onChange(key, type === "number" ? input.valueAsNumber : input.value);
     };
     return input;

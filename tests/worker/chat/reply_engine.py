@@ -369,7 +369,7 @@ def speak(stream: PlainStream, said: Plain, hidden: list[Tensor], is_finished: b
         stream.push(rows, final=False)
         speech_tokens = stream.spoken[-1]
         said.speech_tokens += speech_tokens
-        first = [10] if start == 0 and not reference else []
+        first = [8] if start == 0 and not reference else []
         cuts = [n for n in (*first, *range(25, len(speech_tokens) + 1, 25)) if n < len(speech_tokens)]
         for begin, end in zip((0, *cuts), (*cuts, len(speech_tokens)), strict=True):
             windows = cutter.push(speech_tokens[begin:end])

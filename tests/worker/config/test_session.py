@@ -60,6 +60,7 @@ CHOICES = {
     "chunk_ms": (1000,),
     "sample_rate": (16000,),
 }
+LISTS = {"sound_ramp": ([8], [5, 20], [5, 5, 5, 10])}
 FLAGS = ("generate_audio", "early_sound")
 OPTIONAL = ("listen_top_k", "euler_steps", "seed")
 
@@ -69,13 +70,14 @@ def session_settings() -> st.SearchStrategy[dict[str, Any]]:
     values: dict[str, st.SearchStrategy[Any]] = {name: st.integers(*ends) for name, ends in WHOLE.items()}
     values |= {name: st.floats(*ends) | st.sampled_from(ends) for name, ends in REAL.items()}
     values |= {name: st.sampled_from(choices) for name, choices in CHOICES.items()}
+    values |= {name: st.sampled_from(choices).map(tuple) for name, choices in LISTS.items()}
     values |= {name: st.booleans() for name in FLAGS}
     values |= {name: st.none() | values[name] for name in OPTIONAL}
     return st.fixed_dictionaries({}, optional=values)
 
 
 def test_tables_of_this_file_cover_every_setting() -> None:
-    named = {*WHOLE, *REAL, *CHOICES, *FLAGS, "window"}
+    named = {*WHOLE, *REAL, *CHOICES, *LISTS, *FLAGS, "window"}
     assert named == set(SessionConfig.model_fields), named ^ set(SessionConfig.model_fields)
 
 
@@ -90,6 +92,16 @@ def test_range_limits_are_inclusive(setting: str, ends: tuple[float, float]) -> 
         text = str(refused(SessionConfig, **{setting: value}))
         expected = f"setting {setting}: expected {SessionConfig.allowed(setting)}, got {shown(value)}"
         assert text == expected, f"expected {expected!r}, got {text!r}"
+
+
+def test_sound_ramp_is_a_list_of_pieces_within_a_unit() -> None:
+    for ramp in LISTS["sound_ramp"]:
+        assert SessionConfig(sound_ramp=ramp).sound_ramp == tuple(ramp)
+    expected = f"setting sound_ramp: expected {SessionConfig.allowed('sound_ramp')}, got "
+    for bad in ([], [4], [26], ["8"], [8.0], [True], [5] * 5, 8, "8", {"8": 8}, {8}):
+        assert str(refused(SessionConfig, sound_ramp=bad)) == expected + shown(bad)
+    text = str(refused(SessionConfig, sound_ramp=[8, 9, 9]))
+    assert text == "setting sound_ramp: expected a sum of at most 25 speech tokens, got 26", text
 
 
 def test_errors_name_the_range() -> None:

@@ -49,7 +49,9 @@ PROMPT_FRAMES = 200  # mel frames of the longest voice, instead of 1500
 POSITIONS = 200  # of the audio encoder, instead of 1500
 UNIT_TOKENS = 6  # speech tokens of a unit, instead of 25
 OFF = WindowConfig(mode="off")
-ALOUD = SessionConfig(force_listen_count=0, max_new_speak_tokens_per_chunk=6, window=OFF, seed=1)
+ALOUD = SessionConfig(
+    force_listen_count=0, max_new_speak_tokens_per_chunk=6, window=OFF, seed=1, sound_ramp=(UNIT_TOKENS - 1,)
+)
 QUIET = ALOUD.model_copy(update={"generate_audio": False})
 
 
@@ -60,7 +62,6 @@ def short_speech() -> Iterator[None]:
         duplex_job,
         SPEECH_TOKENS_PER_UNIT=UNIT_TOKENS,
         DRAWN_PER_UNIT=UNIT_TOKENS + 1,
-        EARLY_SPEECH_TOKENS=UNIT_TOKENS - 1,
     ):
         yield
 

@@ -19,7 +19,6 @@ from tests.worker.loop.engines import (
 from tests.worker.loop.scripted_engine import ScriptedEngine, results
 from worker.config.session import WindowConfig
 from worker.engine import Engine
-from worker.loop import duplex_job
 from worker.loop.results import Event, Failure, UnitResult
 from worker.loop.session import OrderError
 
@@ -66,12 +65,10 @@ def test_unit_is_closed_before_the_next_one_begins(engine: ScriptedEngine, ls_mo
     assert fed[0] == fed[1], "expected the same context"
 
 
-def test_closing_while_a_unit_runs_affects_no_other_session(
-    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_while_a_unit_runs_affects_no_other_session(engine: ScriptedEngine) -> None:
     """Closing in any iteration frees an empty slot; a neighbour and the next session give the same results."""
-    monkeypatch.setattr(duplex_job, "EARLY_SPEECH_TOKENS", 3)  # speech tokens are drawn in several iterations
-    alone = engine.start("alone", ALOUD, *[HELLO] * 3)
+    config = ALOUD.model_copy(update={"sound_ramp": (3,)})  # speech tokens are drawn in several iterations
+    alone = engine.start("alone", config, *[HELLO] * 3)
     results(engine.run(alone, 1))
     for number in (1, 2):
         engine.send(alone, number)
@@ -81,7 +78,7 @@ def test_closing_while_a_unit_runs_affects_no_other_session(
     n_free = engine.unit_steps.n_free, engine.vocoder.n_free
     for n_steps in range(4):
         names = f"neighbour {n_steps}", f"leaver {n_steps}", f"follower {n_steps}"
-        neighbour, leaver = (engine.start(name, ALOUD, *[HELLO] * 3) for name in names[:2])
+        neighbour, leaver = (engine.start(name, config, *[HELLO] * 3) for name in names[:2])
         results(engine.run(neighbour, 1))
         engine.send(neighbour, 1)
         engine.send(leaver, 1)
@@ -95,7 +92,7 @@ def test_closing_while_a_unit_runs_affects_no_other_session(
         engine.send(neighbour, 2)
         engine.settle()
         assert_same_events(f"neighbour of a session closed after {n_steps} steps", engine.take(names[0]), expected)
-        follower = engine.start(names[2], ALOUD, *[HELLO] * 3)
+        follower = engine.start(names[2], config, *[HELLO] * 3)
         assert engine.rows(follower) == follower.window.preserve, "expected a slot with the prompt alone"
         results(engine.run(follower, 1))
         for number in (1, 2):

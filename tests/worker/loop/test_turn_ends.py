@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -20,7 +19,6 @@ from tests.worker.loop.engines import (
 from tests.worker.loop.scripted_engine import SILENCE, ScriptedEngine, results
 from worker.config.session import SessionConfig
 from worker.engine import Engine
-from worker.loop import duplex_job
 from worker.loop.results import Failure, PartialResult, UnitResult
 from worker.loop.session import OrderError, Session
 
@@ -183,12 +181,12 @@ def test_interrupt_resets_all_speech_state(engine: ScriptedEngine) -> None:
 
 def run_into_speech(engine: ScriptedEngine, session: Session) -> None:
     """Send a unit and run it until its speech call has begun."""
+    session.reconfigure(session.config.model_copy(update={"sound_ramp": (3,)}))  # drawn in several iterations
     engine.send(session, 7)
-    with mock.patch.object(duplex_job, "EARLY_SPEECH_TOKENS", 3):
-        while engine.step():
-            [job] = engine.loop.jobs
-            if job.calls and job.calls[0].is_begun:
-                return
+    while engine.step():
+        [job] = engine.loop.jobs
+        if job.calls and job.calls[0].is_begun:
+            return
     raise AssertionError("expected a unit that speaks")
 
 

@@ -122,6 +122,35 @@ def test_turn_may_exceed_the_speech_cache(engine: ScriptedEngine) -> None:
     assert max(starts) > SPEECH_LEN // 2 and starts.count(0) == 1, f"expected the cache never to be emptied: {starts}"
 
 
+# --- pieces of a unit -----------------------------------------------------------------------------------
+
+
+def test_ramp_divides_the_sound_and_changes_neither_text_nor_speech_tokens(engine: ScriptedEngine) -> None:
+    said, sizes = {}, {}
+    for ramp in ((6,), (5,), (5, 1)):
+        name = f"ramp {ramp}"
+        config = ALOUD.model_copy(update={"sound_ramp": ramp, "drain_s": 0})
+        session = engine.start(name, config, HELLO, HELLO, BYE)
+        engine.end_with(session, None)
+        units = results(engine.run(session, 3))
+        record = engine.record(name)
+        assert record.voiced_tokens[0] == SILENCE + tuple(record.speech_tokens), f"{name}: expected each token once"
+        said[ramp] = [one.text for one in units], record.speech_tokens, [one.tokens for one in units]
+        sizes[ramp] = [len(window.speech_tokens) - 3 for window in record.voiced]
+    assert all(one == said[(6,)] for one in said.values()), f"expected the same ids for every ramp, got {said}"
+    assert sizes[(6,)] != sizes[(5,)], f"expected other windows, got {sizes}"
+
+
+def test_reference_ignores_the_ramp(engine: ScriptedEngine) -> None:
+    windows = []
+    for ramp in ((5,), (3, 2)):
+        name = f"reference {ramp}"
+        config = ALOUD.model_copy(update={"sound_ramp": ramp, "compat": "reference"})
+        results(engine.run(engine.start(name, config, HELLO, BYE), 2))
+        windows.append(engine.record(name).voiced)
+    assert windows[0] == windows[1] and windows[0], f"expected the same windows, got {windows}"
+
+
 # --- what is sent ----------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ export const SESSION_SETTINGS = [
   { key: "tts_temperature", kind: "number", min: 0.000001, max: 2, usual: 0.8 },
   { key: "tts_repetition_penalty", kind: "number", min: 0.1, max: 10, step: 0.05, usual: 1.05 },
   { key: "early_sound", kind: "switch", usual: true },
+  { key: "sound_ramp", kind: "numbers", usual: [8] },
   { key: "early_unit", kind: "choice", options: ["off", "auto"], usual: "off" },
   { key: "early_pause_ms", kind: "number", min: 160, max: 300, step: 1, usual: 200 },
   { key: "drain_s", kind: "number", min: 0, max: 10, step: 0.5, usual: 4 },

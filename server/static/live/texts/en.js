@@ -283,6 +283,7 @@ export const en = {
   set_tts_temperature: "Temperature of speech",
   set_tts_repetition_penalty: "Repetition penalty of speech",
   set_early_sound: "Sound before the second is complete",
+  set_sound_ramp: "Speech tokens of the first pieces of a second's sound",
   set_early_unit: "Answer at a pause, before the second is full",
   set_early_pause_ms: "Silence until such an answer, ms",
   set_drain_s: "Longest end of a turn, s",

@@ -276,6 +276,7 @@ export const zh = {
   set_tts_temperature: "语音温度",
   set_tts_repetition_penalty: "语音重复惩罚",
   set_early_sound: "一秒未满就发声",
+  set_sound_ramp: "每秒声音前几段的语音 token 数",
   set_early_unit: "停顿时一秒未满就回答",
   set_early_pause_ms: "此前的静音时长（毫秒）",
   set_drain_s: "一轮结尾最长秒数",

@@ -81,6 +81,17 @@ def test_samples_of_each_kind_of_chunk(vocoder: Vocoder):
     vocoder.close(session)
 
 
+def test_eight_tokens_of_a_turn_are_the_fewest_whose_sound_is_more_than_its_silence(vocoder: Vocoder):
+    session, silence = vocoder.open(make_voice()), 3 * SAMPLES_PER_TOKEN
+    emitted = []
+    for n in (7, 8):
+        vocoder.begin_turn(session)
+        [window] = TokenWindows(min_chunk=5).push(make_tokens(1, n))
+        emitted.append(len(vocoder.speak([Chunk(session, *window)])[0]))
+    vocoder.close(session)
+    assert emitted == [silence, silence + SAMPLES_PER_TOKEN], emitted
+
+
 @settings(max_examples=12)
 @given(data=st.data())
 def test_any_turn_has_960_samples_per_token(data: st.DataObject):
@@ -209,9 +220,9 @@ def test_sound_inside_chunks_equals_the_sound_of_all_mel_at_once(monkeypatch: py
     parts.hift.f0 = lambda mel, n_frames: torch.zeros(len(mel), mel.shape[2], dtype=torch.float64)
     vocoder = make_vocoder(parts)
     mels = recorded(vocoder, monkeypatch)
-    session, counts = vocoder.open(make_voice()), [25, 25, 14, 25]
-    streamed = torch.cat(speak_turn(vocoder, session, make_tokens(1, 110), counts))
-    n_frames = [2 * n for n in (*counts, 110 - sum(counts))]
+    session, counts = vocoder.open(make_voice()), [8, 17, 25, 14, 25, 5, 20]
+    streamed = torch.cat(speak_turn(vocoder, session, make_tokens(1, 130), counts))
+    n_frames = [2 * n for n in (*counts, 130 - sum(counts))]
     whole = vocoded(vocoder, torch.cat([mel[:n] for mel, n in zip(mels, n_frames, strict=True)]))
     assert len(streamed) == len(whole)
     borders = torch.tensor(n_frames[:-1]).cumsum(0)

@@ -4,6 +4,7 @@ The sound is the excitation alone, a tone with harmonics, which is smooth enough
 convolutions is close to noise, in which a hard cut is no larger than other steps.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,8 @@ from tests.models.token2wav.stream.vocoders import FOLDER, chunks_of_turn, make_
 HELD_BACK = 3840
 NEAR = 480  # samples on both sides for comparison with a step: 20 ms
 COUNTS = [25, 25, 25, 7, 25, 12, 25, 25, 19, 25] * 3  # tokens of the chunks of a turn of about half a minute
+RAMPS = [(8, 17), (5, 20), (9, 8, 8)]  # pieces of a unit
+N_UNITS = 5
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +30,16 @@ def tonal_parts() -> FlowAndHift:
     return parts
 
 
-def turn_with_ends(parts: FlowAndHift, rules: VocodeRules, apart: bool = False) -> tuple[Tensor, list[int]]:
+def turn_with_ends(
+    parts: FlowAndHift, rules: VocodeRules, apart: bool = False, counts: Sequence[int] = COUNTS
+) -> tuple[Tensor, list[int]]:
     """The sound of a turn, and the ends of its chunks in samples. With `apart` the chunks are not joined."""
     vocoder = make_vocoder(parts, steps=(1,))
     vocoder.rules = rules
     vocoder.use_plain()  # regions with these rules
     session = vocoder.open(make_voice())
     waves, ends = [], []
-    for chunk in chunks_of_turn(session, make_tokens(1, sum(COUNTS) + 20), COUNTS):
+    for chunk in chunks_of_turn(session, make_tokens(1, sum(counts) + 20), counts):
         waves.append(_alone(vocoder, chunk) if apart else vocoder.speak([chunk])[0])
         ends.append(sum(map(len, waves)) + (0 if apart or chunk.last else HELD_BACK))
     return torch.cat(waves), ends[:-1]
@@ -73,6 +78,20 @@ def test_joined_chunks_have_no_step(tonal_parts: FlowAndHift):
         steps = steps_at(wave, [end + shift for end in ends])
         assert steps.max() <= 1, f"{what} of the fade: expected no step beyond those near it, got {steps}"
     assert wave.abs().max() < 0.99 and wave.std() > 0.05
+
+
+@pytest.mark.parametrize("ramp", RAMPS)
+def test_no_ramp_leaves_a_step_or_another_level_at_its_seams(tonal_parts: FlowAndHift, ramp: tuple[int, ...]):
+    """Nor changes the number of samples or the level of the whole turn."""
+    counts = [*ramp] * N_UNITS
+    wave, ends = turn_with_ends(tonal_parts, VocodeRules(), counts=counts)
+    assert len(ends) == len(counts) and len(wave) == 960 * (sum(counts) + 20)
+    for what, shift in (("start", -HELD_BACK), ("end", 0)):
+        steps = steps_at(wave, [end + shift for end in ends if end + shift > NEAR])
+        assert steps.max() <= 1, f"{what} of the fade: expected no step beyond those near it, got {steps}"
+    whole, _ = turn_with_ends(tonal_parts, VocodeRules(), counts=[25] * N_UNITS)
+    level = 10 * torch.log10(wave.square().mean() / whole.square().mean()).item()
+    assert abs(level) < 0.5, f"level: expected that of whole seconds, got {level:.2f} dB more"
 
 
 def test_passes_attenuated_at_their_ends_have_no_step(tonal_parts: FlowAndHift, monkeypatch: pytest.MonkeyPatch):
