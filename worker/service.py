@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import ContextOverflowError, ModelError, SlotError
+from worker.admission.session_capacity import AdmissionReport, SessionCapacity
+from worker.admission.unit_cost import measured_cost
 from worker.assembly.backend_flags import reset_backend_flags
 from worker.compile.compile_engine import RecompileWatch, uncompile_engine
 from worker.compile.state import TargetState
@@ -20,6 +22,7 @@ from worker.config.session import EngineConfig, SessionConfig
 from worker.decoding import DecodingThreads
 from worker.engine import Engine
 from worker.loop.observer import Observer
+from worker.loop.results import UnitResult
 from worker.report.compile_watch import CompileWatch
 from worker.slots import SlotLease, SlotUse
 from worker.start.memory import release_memory
@@ -47,6 +50,7 @@ class WorkerSettings:
         voice_folder: registered voices, which clients name by name, id or file name.
         idle_timeout: a session without units ends after it; None: never.
         max_backlog: bytes of a session's waiting messages.
+        is_measured: no more sessions are admitted than have their units answered in time.
         secret: of the launcher, which clients must know; None: none.
     """
 
@@ -62,6 +66,7 @@ class WorkerSettings:
     drain_timeout: float
     max_backlog: int
     gpu_id: int
+    is_measured: bool = False
     secret: str | None = field(default=None, repr=False)
 
 
@@ -70,6 +75,7 @@ class Loaded:
     """A serving engine and its companions.
 
     Attributes:
+        admission: how many sessions are admitted.
         shelf: voices of clients.
         default: the default voice.
         late: counters of compilation after warm-up.
@@ -79,6 +85,7 @@ class Loaded:
 
     engine: Engine
     started: Started
+    admission: SessionCapacity
     shelf: VoiceShelf
     default: Reference | None
     late: RecompileWatch
@@ -163,7 +170,9 @@ class Service:
             raise
         watch = CompileWatch(LOG)
         watch.start()
-        return Loaded(engine, started, shelf, default, RecompileWatch(engine.parts), watch)
+        cost = measured_cost(started.warm_up.lone, started.warm_up.bursts) if settings.is_measured else None
+        admission = SessionCapacity(engine.n_slots, cost)
+        return Loaded(engine, started, admission, shelf, default, RecompileWatch(engine.parts), watch)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
@@ -178,14 +187,25 @@ class Service:
 
     @property
     def n_slots(self) -> int:
+        """Sessions that are admitted: the number of slots, or fewer if units would be late."""
         loaded = self.loaded
-        return 0 if loaded is None else loaded.engine.n_slots
+        return 0 if loaded is None else loaded.admission.capacity
 
     @property
     def n_free(self) -> int:
         """Slots for new sessions; 0 unless ready."""
         loaded = self.loaded
-        return loaded.engine.n_slots - loaded.n_leases if self.is_ready and loaded is not None else 0
+        return max(0, self.n_slots - loaded.n_leases) if self.is_ready and loaded is not None else 0
+
+    def count_unit(self, event: UnitResult) -> None:
+        """Let a unit's time decide how many sessions are admitted."""
+        if self.loaded is not None and event.times.load is not None:
+            self.loaded.admission.record(event.times.load, spoke=not event.is_listen)
+
+    def admission(self) -> AdmissionReport | None:
+        """How many sessions are admitted and why; None without a model."""
+        loaded = self.loaded
+        return None if loaded is None else loaded.admission.report(loaded.n_leases)
 
     @property
     def uses(self) -> Counter[SlotUse]:
@@ -215,7 +235,8 @@ class Service:
             if not self.is_ready or self.loaded is None:
                 raise StateError("worker", expected="one that is ready", got=self.status.state)
             if not self.n_free:
-                raise SlotError("worker", expected="a free slot", got=f"all {self.n_slots} in use")
+                got = f"{self.loaded.n_leases} sessions, of {self.n_slots} that are admitted"
+                raise SlotError("worker", expected="a free slot", got=got)
             self._n_leased += 1
             loaded, number = self.loaded, self._n_leased
             self._count(loaded, use, 1)

@@ -22,7 +22,7 @@ from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import Event, Failure, PartialResult, StageTimes, UnitResult
 
 LISTEN, SPEAK = "LISTEN", "SPEAK"
-STAGES = [one.name for one in fields(StageTimes)]
+STAGES = [one.name for one in fields(StageTimes) if one.name != "load"]
 TEXT_TOKENS = 8  # of a speaking unit
 RESULT_TIMEOUT_S = 600.0
 

@@ -20,6 +20,7 @@ import signal
 import ssl
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Self
@@ -33,7 +34,9 @@ from websockets.http11 import Request, Response
 
 from benchmarks.serve.fake_replies import FakeConversation, UnitScript
 from worker import log
+from worker.admission.session_capacity import SessionCapacity
 from worker.config.compile import CompileConfig
+from worker.loop.results import UnitLoad
 from worker.protocol.messages import PROTOCOL_VERSION
 from worker.status import WIRE_NAMES, State
 from worker.version import VERSION
@@ -51,7 +54,8 @@ ODD = re.compile(r"[^A-Za-z0-9_-]")
 class FakeWorker:
     """`async with FakeWorker()` starts a server and waits until it listens.
 
-    port: its port. total_requests: units answered.
+    port: its port. total_requests: units answered. n_late: those of them whose simulated time was above a second.
+    unit_s: simulated seconds of a unit among n sessions, which nothing waits for; None: units count with no time.
     think_s, n_listen, n_speak, speaks, script, pause_timeout: reply settings, which may change at any time.
     """
 
@@ -68,11 +72,14 @@ class FakeWorker:
         gpu_id: int = 0,
         pause_timeout: float = 60.0,
         script: UnitScript | None = None,
+        capacity: SessionCapacity | None = None,
+        unit_s: Callable[[int], float] | None = None,
         tls: ssl.SSLContext | None = None,
     ):
         """think_s: duration of a unit. port: 0 chooses a free one. n_listen, n_speak: units of a cycle.
         speaks: replies have sound; otherwise only text. pause_timeout: s, for a pause without a timeout. tls: for wss.
         script: decides for each unit, in place of the cycle.
+        capacity: how many sessions are admitted; None: as many as there are slots.
         """
         assert n_listen >= 0 and n_speak >= 0 and n_listen + n_speak > 0, (
             "FakeWorker: expected at least one unit per cycle"
@@ -80,7 +87,8 @@ class FakeWorker:
         self.slots, self.think_s, self.port = slots, think_s, port
         self.n_listen, self.n_speak, self.speaks, self.pause_timeout = n_listen, n_speak, speaks, pause_timeout
         self.host, self.gpu_id, self.script, self._tls = host, gpu_id, script, tls
-        self.total_requests, self._spent_ms = 0, 0.0
+        self.capacity, self.unit_s = capacity or SessionCapacity(slots, None), unit_s
+        self.total_requests, self.n_late, self._spent_ms = 0, 0, 0.0
         self.thawed = asyncio.Event()
         self.thawed.set()
         self.connections: set[_Connection] = set()
@@ -136,6 +144,11 @@ class FakeWorker:
         """Count an answered unit."""
         self.total_requests += 1
         self._spent_ms += ms
+        if self.unit_s is not None:
+            n = len(self._conversations)
+            seconds = self.unit_s(n)
+            self.n_late += seconds > 1
+            self.capacity.record(UnitLoad(seconds, n), spoke=True)
 
     # --- faults --------------------------------------------------------------------------------
 
@@ -210,7 +223,7 @@ class FakeWorker:
 
     @property
     def _n_free(self) -> int:
-        return self.slots - len(self._conversations)
+        return max(0, self.capacity.capacity - len(self._conversations))
 
     @property
     def _error(self) -> str | None:
@@ -239,7 +252,8 @@ class FakeWorker:
             "error": self._error,
             "progress": {"what": "", "done": 0, "total": 0, "seconds": round(time.monotonic() - self._since, 1)},
             "start_seconds": {},
-            "slots": {"total": self.slots, "free": self._n_free, "paused": paused},
+            "slots": {"total": self.capacity.capacity, "free": self._n_free, "paused": paused},
+            "admission": self.capacity.report(len(self._conversations)).body(),
             "sessions": [
                 {
                     "session_id": conversation.name,

@@ -167,7 +167,10 @@ class Dispatcher:
     def positions(self) -> dict[Ticket, QueuePosition]:
         """Positions of all waiting tickets, in the order of the queue."""
         waiting = list(self.queue)
-        running = [self.remaining(lease) for lease in self.workers.leases]
+        running: list[float] = []
+        for worker in self.workers.all:
+            # The sessions above a worker's capacity leave no free slot when they end.
+            running += sorted(self.remaining(lease) for lease in worker.leases)[worker.n_excess :]
         waits = self.eta.waits(running, self.workers.n_free, [ticket.request_type for ticket in waiting])
         return {
             ticket: QueuePosition(position, wait, len(waiting))

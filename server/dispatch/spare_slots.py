@@ -59,8 +59,11 @@ class SpareSlots:
             slot.lease = None
 
     def update(self) -> None:
-        """Reclaim as many slots as tickets wait, the newest first; lend free slots if no ticket waits."""
-        n_missing = len(self._queue) - sum(slot.is_reclaimed for slot in self._lent)
+        """Reclaim as many slots as tickets wait and as workers are over their capacity, the newest first.
+
+        Lend free slots if no ticket waits.
+        """
+        n_missing = len(self._queue) + self._workers.n_excess - sum(slot.is_reclaimed for slot in self._lent)
         for slot in reversed([slot for slot in self._lent if not slot.is_reclaimed]):
             if n_missing <= 0:
                 break

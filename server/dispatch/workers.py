@@ -157,6 +157,14 @@ class Worker:
         return min(max(0, total), MAX_SLOTS) if isinstance(total, int) else 1
 
     @property
+    def n_excess(self) -> int:
+        """Sessions above its number of slots, which a worker lowers if units become slow.
+
+        As many have to end before a slot is free.
+        """
+        return max(0, len(self.leases) + self.n_external - self.n_slots) if self.is_ready else 0
+
+    @property
     def n_free(self) -> int:
         """Number of slots that can be leased now."""
         return 0 if self.is_suspended else max(0, self.n_slots - len(self.leases) - self.n_external)
@@ -277,6 +285,10 @@ class Workers:
     @property
     def n_slots(self) -> int:
         return sum(worker.n_slots for worker in self.all)
+
+    @property
+    def n_excess(self) -> int:
+        return sum(worker.n_excess for worker in self.all)
 
     @property
     def n_ready(self) -> int:

@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A gateway with a worker."""
     folder = tmp_path_factory.mktemp("gateway")
     with (
-        running(tmp_path_factory.mktemp("worker"), until=None) as worker,
+        running(tmp_path_factory.mktemp("worker"), "--max-sessions", "4", until=None) as worker,
         gateway(folder, [worker.wait_listening().port]) as program,
     ):
         yield program

@@ -43,7 +43,7 @@ from worker.loop.language import Language, reply_terminators
 from worker.loop.unit_decoder import SideLane
 
 LOG = logging.getLogger(__name__)
-CPU_SESSIONS = 4  # as many as two cores keep up with; compiled, all of them share one batch size
+CPU_SESSIONS = 4  # compiled, all of them share one batch size; `worker.admission` says how many are served in time
 MAX_SESSIONS = 64
 BATCHES = (1, 2, 4, 8, 16, 32)
 MEMORY_SHARE = 0.85  # of the memory that is free after the weights are loaded; the rest is for activations and graphs

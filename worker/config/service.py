@@ -155,6 +155,11 @@ class DuplexSection(Settings):
         300.0, ge=1, le=MAX_S, description="seconds without a unit until a session ends; null: never"
     )
     max_sessions: int | None = Field(None, ge=1, le=1024, description="slots; null: as many as free memory holds")
+    admission: Literal["auto", "measured", "fixed"] = Field(
+        "auto",
+        description="`measured`: a session gets a slot only while the units of all are answered in time; `fixed`: it "
+        "gets any free slot; auto: `measured` unless `duplex.max_sessions` is set",
+    )
     context_rows: int = Field(8192, ge=1, le=1_000_000, description="context length of a slot in tokens")
     euler_steps: int = Field(10, ge=1, le=50, description="solver steps of the flow")
     max_backlog_mb: float = Field(32.0, ge=1, le=4096, description="most megabytes of waiting input per session")

@@ -352,6 +352,7 @@ class DuplexConversation:
         if not self._turn_open:
             self._speaks = self._will_speak
         self._metrics.unit(event, message)
+        self._service.count_unit(event)
         self._send(message)
 
     def _interrupt(self) -> None:

@@ -43,6 +43,7 @@ def health(
     worker_status = WIRE_NAMES[standing.state]
     if standing.state is State.BUSY:
         worker_status = _busy_name(service, paused)
+    admission = service.admission()
     slots = {"total": service.n_slots, "free": service.n_free, "paused": paused}
     rows = [one.n_rows for one in conversations]  # clients choose the names, which may be equal
     failed = standing.state is State.FAILED
@@ -65,6 +66,7 @@ def health(
         "progress": {**asdict(standing.progress), "seconds": round(time.monotonic() - standing.since, 1)},
         "start_seconds": {state.value: round(s, 2) for state, s in service.status.start_seconds.items()},
         "slots": slots,
+        "admission": None if admission is None else admission.body(),
         "sessions": [
             {"session_id": one.name, "units": one.n_units, "paused": one.paused, "kv_rows": n_rows}
             for one, n_rows in zip(conversations, rows, strict=True)

@@ -58,6 +58,9 @@ class WorkerMetrics:
         self._ended = counter("sessions_ended_total", "sessions that ended", "how")
         self._state = gauge("state", "1 for the current state of the worker", "state")
         self._slots = gauge("slots", "slots by use", "kind")
+        self._admission = gauge("admission", "sessions that slots hold and that units in time allow", "kind")
+        self._slowdown = gauge("admission_slowdown", "time of recent units relative to the warm-up")
+        self._p99 = gauge("recent_unit_p99_seconds", "99th percentile of the times of recent units")
         self._context = gauge("context_rows", "context tokens of all slots", "kind")
         self._memory = gauge("memory_bytes", "memory of the process and of the GPU", "kind")
         self._compiled = gauge("compiled", "compiler counters since the process started", "what")
@@ -131,6 +134,11 @@ class WorkerMetrics:
             self._state.labels(state.value).set(health["state"] == state.value)
         for kind, value in health["slots"].items():
             self._slots.labels(kind).set(value)
+        admission = health["admission"] or {}
+        for kind in ("allocated", "capacity", "excess"):
+            self._admission.labels(kind).set(admission.get(kind, 0))
+        self._slowdown.set(admission.get("slowdown", 1.0))
+        self._p99.set((admission.get("p99_ms") or 0.0) / 1000)
         for kind in ("used", "total"):
             self._context.labels(kind).set(health["kv"][kind])
         for kind, value in health["memory"].items():

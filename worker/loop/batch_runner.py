@@ -7,13 +7,14 @@ what is undone and which event reports the failure. It does not contain the stag
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from models.stages.step_types import Counters
 from models.stages.unit_steps import UnitSteps
 from worker.loop.job import Job
 from worker.loop.observer import Observer
-from worker.loop.results import StageName
+from worker.loop.results import StageName, UnitLoad
 from worker.loop.session import Session, SessionPhase
 from worker.loop.voice_manager import VoiceManager
 
@@ -39,18 +40,62 @@ class BatchStage(Protocol[Result]):
         ...
 
 
+class _JobStart(NamedTuple):
+    at: float  # clock reading
+    job_s: float  # `Overlap._job_s` then
+
+
+class Overlap:
+    """How long each job takes, and how many jobs share the engine meanwhile."""
+
+    def __init__(self) -> None:
+        self._starts: WeakKeyDictionary[Job, _JobStart] = WeakKeyDictionary()
+        self._free_since: WeakKeyDictionary[Session, float] = WeakKeyDictionary()
+        self._now, self._n_jobs = 0.0, 0
+        self._job_s = 0.0  # integral of the number of jobs over time
+
+    def set_jobs(self, n: int, now: float) -> None:
+        """Set how many jobs are in flight from now on."""
+        self._job_s += self._n_jobs * (now - self._now)
+        self._now, self._n_jobs = now, n
+
+    def begin(self, job: Job, now: float) -> None:
+        """Count a job that starts, after `set_jobs`."""
+        # A unit that waited for its own session's former unit did not wait for the engine.
+        start = max(job.arrived, self._free_since.get(job.session, job.arrived))
+        before = max(self._n_jobs - 1, 1) * (now - start)
+        self._starts[job] = _JobStart(start, self._job_s - before)
+
+    def end(self, job: Job, now: float) -> UnitLoad | None:
+        """The load of a job that has its result; None for one that was not counted."""
+        start = self._starts.get(job)
+        if start is None:
+            return None
+        self.set_jobs(self._n_jobs, now)
+        seconds = max(now - start.at, 1e-6)
+        return UnitLoad(seconds, max((self._job_s - start.job_s) / seconds, 1.0))
+
+    def free(self, session: Session, now: float) -> None:
+        """Record that a session's job is closed."""
+        self._free_since[session] = now
+
+
 class BatchRunner:
     """The jobs in flight. Every call that may raise because of one of them goes through here."""
 
     def __init__(self, unit_steps: UnitSteps, voices: VoiceManager, observer: Observer, clock: Callable[[], float]):
         self.unit_steps, self.voices, self.observer, self.clock = unit_steps, voices, observer, clock
         self.jobs: list[Job] = []
+        self.overlap = Overlap()
 
     # --- jobs ----------------------------------------------------------------------------------
 
     def add(self, job: Job) -> None:
-        job.admit(self.unit_steps.counters(job.slot), self.clock())
+        now = self.clock()
+        job.admit(self.unit_steps.counters(job.slot), now)
         self.jobs.append(job)
+        self.overlap.set_jobs(len(self.jobs), now)
+        self.overlap.begin(job, now)
 
     def take_over(self, job: Job) -> None:
         """Go on with a job that was admitted elsewhere."""

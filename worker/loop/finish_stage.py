@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from models.stages.runner import Rows
 from worker.loop.batch_runner import BatchRunner, RewindingStage
+from worker.loop.duplex_job import DuplexJob
 from worker.loop.early.headroom import Headroom
 from worker.loop.job import Job
 from worker.loop.results import ReplyResult, UnitResult
@@ -27,6 +28,8 @@ class FinishStage:
             return
         for job in jobs:
             job.mark_finished(self._batch.clock())
+            if isinstance(job, DuplexJob):
+                job.times.load = self._batch.overlap.end(job, self._batch.clock())
             self._emit_result(job)
         jobs = self._live(jobs)
         with self._batch.timed(jobs, "finalize"):
@@ -49,9 +52,12 @@ class FinishStage:
                     self._batch.guard(job, self._evict, evictions[job].popleft())
         for job in self._live(jobs):
             self._batch.guard(job, self._check_context_len)
+        now = self._batch.clock()
         for job in self._live(jobs):
             job.session.move("finalize")
             self._batch.remove(job)
+            self._batch.overlap.free(job.session, now)
+            self._batch.overlap.set_jobs(len(self._batch.jobs), now)
             self._batch.observer.closed(job.session.id)
 
     def _live(self, jobs: list[Job]) -> list[Job]:

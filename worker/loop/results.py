@@ -13,6 +13,17 @@ StageName = Literal["see", "hear", "prefill", "decode", "condition", "speech", "
 StopReason = Literal["stop", "length", "interrupted"]
 
 
+class UnitLoad(NamedTuple):
+    """Load of the engine by a unit.
+
+    seconds: from the moment that the unit could start to its result. n_jobs: mean number of jobs in flight meanwhile,
+    itself included.
+    """
+
+    seconds: float
+    n_jobs: float
+
+
 @dataclass
 class StageTimes:
     """Milliseconds that a unit spent in each stage. A stage of a batch counts in full for each of its sessions.
@@ -33,13 +44,14 @@ class StageTimes:
     total: float = 0.0  # from arrival to the result
     first_sound: float | None = None  # from arrival to the first sound that was emitted; None without sound
     first_vocoder: float | None = None  # of it: from the launch of its window at the vocoder on
+    load: UnitLoad | None = None  # None for a unit that ran early, and for a reply
 
     def add(self, stage: StageName, ms: float) -> None:
         """Add `ms` milliseconds to a stage."""
         setattr(self, stage, getattr(self, stage) + ms)
 
 
-NO_STAGES = frozenset({"total", "first_sound", "first_vocoder"})  # times of `StageTimes` that are no stages
+NO_STAGES = frozenset({"total", "first_sound", "first_vocoder", "load"})  # fields of `StageTimes` that are no stages
 
 
 @dataclass(frozen=True)

@@ -273,7 +273,7 @@ class _Run:
                 for session in self._sessions[:size]:
                     session.send(unit)
                 results = [session.result() for session in self._sessions[:size]]
-            report.n_burst_units += size
+            report.add_burst(results)
             n_spoken += sum(not result.is_listen for result in results)
             for result in results:
                 self._record_speech(result, report)

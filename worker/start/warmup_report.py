@@ -7,7 +7,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Self
 
-from worker.loop.results import StageTimes, UnitResult
+from worker.admission.unit_cost import Burst
+from worker.loop.results import StageTimes, UnitLoad, UnitResult
 
 LISTEN, SPEAK = "LISTEN", "SPEAK"
 MAX_SHOWN = 20  # characters of a unit's text
@@ -70,6 +71,8 @@ class WarmUpReport:
         tts_triggered: a unit of any session has spoken.
         fallback_used: speech regions that no unit ran have run on example input.
         n_burst_units: further units, of several sessions at once.
+        lone: load of each unit that ran alone, and whether it spoke.
+        bursts: times of units of several sessions at once.
         compiled_graphs: graphs that torch compiled during the warm-up; 0 if everything was compiled before.
     """
 
@@ -80,6 +83,8 @@ class WarmUpReport:
     tts_triggered: bool = False
     fallback_used: bool = False
     n_burst_units: int = 0
+    lone: list[tuple[UnitLoad, bool]] = field(default_factory=list)
+    bursts: list[Burst] = field(default_factory=list)
     compiled_graphs: int = 0
 
     @property
@@ -90,6 +95,16 @@ class WarmUpReport:
         self.decisions.append(LISTEN if result.is_listen else SPEAK)
         self.texts.append(result.text)
         self.times.append(times)
+        if result.times.load is not None:
+            self.lone.append((result.times.load, not result.is_listen))
+
+    def add_burst(self, results: list[UnitResult]) -> None:
+        """Count units that were sent at once."""
+        loads = [result.times.load for result in results if result.times.load is not None]
+        self.n_burst_units += len(results)
+        if loads:
+            n_spoken = sum(not result.is_listen for result in results)
+            self.bursts.append(Burst(len(results), max(load.seconds for load in loads), n_spoken))
 
     def line(self, n_units: int, elapsed_s: float) -> str:
         """The log line of the latest unit. n_units: the maximum number of units."""

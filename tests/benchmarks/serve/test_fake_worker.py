@@ -18,6 +18,7 @@ import pytest
 import websockets
 
 from benchmarks.serve.fake_worker import FakeWorker
+from worker.admission.session_capacity import SessionCapacity
 from worker.config.session import EngineConfig
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import (
@@ -180,7 +181,8 @@ def test_health_has_the_workers_fields() -> None:
     state = Status()
     settings = SimpleNamespace(engine=EngineConfig(), gpu_id=0)
     real = SimpleNamespace(check=lambda: None, status=state, loaded=None, settings=settings, targets={})
-    free = SimpleNamespace(**vars(real), n_slots=0, n_free=0, is_ready=False)
+    report = SessionCapacity(2, None).report(0)
+    free = SimpleNamespace(**vars(real), n_slots=0, n_free=0, is_ready=False, admission=lambda: report)
     expected = health(free, [], WorkerMetrics().totals)
 
     async def scenario() -> None:
@@ -189,7 +191,17 @@ def test_health_has_the_workers_fields() -> None:
             base = f"http://127.0.0.1:{worker.port}"
             body = (await http.get(f"{base}/health")).json()
             assert body.keys() == expected.keys(), f"got {body.keys() ^ expected.keys()} on one side only"
-            for key in ("early_units", "progress", "slots", "model", "device", "kv", "compile", "versions"):
+            for key in (
+                "early_units",
+                "progress",
+                "slots",
+                "admission",
+                "model",
+                "device",
+                "kv",
+                "compile",
+                "versions",
+            ):
                 assert body[key].keys() == expected[key].keys(), f"{key}: {body[key].keys() ^ expected[key].keys()}"
             assert (body["state"], body["worker_status"]) == ("BUSY", "duplex_active")
             assert body["sessions"] == [{"session_id": "me", "units": 0, "paused": False, "kv_rows": 0}]

@@ -1,5 +1,7 @@
 """The dispatcher under any order of events: no ticket is lost or overtaken, no slot is leased twice."""
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -206,10 +208,10 @@ TestDispatcher = DispatcherMachine.TestCase
 TestDispatcher.settings = settings(max_examples=60, stateful_step_count=40)
 
 
-def dispatcher_of(n_slots: int, max_size: int = 10) -> Dispatcher:
+def dispatcher_of(n_slots: int, max_size: int = 10, **options: Any) -> Dispatcher:
     workers = Workers([WorkerAddress("127.0.0.1", 1)])
     workers.record_health(workers.all[0], body("IDLE", n_slots, n_slots))
-    return Dispatcher(workers, Queue(max_size), Eta(EtaConfig()))
+    return Dispatcher(workers, Queue(max_size), Eta(EtaConfig()), **options)
 
 
 def test_requeued_session_waits_even_with_queue_size_0() -> None:
@@ -258,3 +260,26 @@ def test_waiting_sessions_are_notified_of_changes() -> None:
     third.changed.clear()
     dispatcher.finish(first)
     assert third.changed.is_set() and third.lease is not None and dispatcher.position_of(third) is None
+
+
+def test_sessions_above_a_fallen_capacity_count_in_promises_and_reclaim_lent_slots() -> None:
+    clock, reclaimed = Clock(), []
+    dispatcher = dispatcher_of(3, clock=clock, max_spare=1)
+    sessions = [dispatcher.submit("omni_duplex", name) for name in "ab"]
+    lent = dispatcher.borrow("transcription", "t", "", lambda: reclaimed.append("t"))
+    assert lent.lease is not None and all(one.lease is not None for one in sessions)
+    dispatcher.workers.record_health(dispatcher.workers.all[0], body("BUSY", 2, 0))
+    dispatcher.dispatch()
+    assert reclaimed == ["t"], "a lent slot is reclaimed although no ticket waits"
+    dispatcher.give_back(lent)
+    dispatcher.workers.record_health(dispatcher.workers.all[0], body("BUSY", 1, 0))
+    for lease, since in zip(dispatcher.workers.leases, (0.0, 40.0), strict=True):
+        lease.since = since
+    clock.now = 40.0
+    waiting = dispatcher.submit("omni_duplex", "c")
+    # Both last 90 s: the first one ends in 50 s and frees no slot, the second one in 90 s.
+    assert dispatcher.position_of(waiting).wait_s == 90
+    dispatcher.finish(sessions[0])
+    assert waiting.lease is None
+    dispatcher.finish(sessions[1])
+    assert waiting.lease is not None

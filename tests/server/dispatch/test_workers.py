@@ -85,3 +85,15 @@ OTHER = {"worker_status": "loading"}  # of the public implementation
 def test_reason_of_the_wait(healths: list[dict[str, Any]], reason: str, progress: StartProgress | None) -> None:
     workers = workers_with(*healths)
     assert (workers.wait_reason, workers.start_progress) == (reason, progress)
+
+
+def test_sessions_above_the_capacity_free_no_slot() -> None:
+    workers = workers_with({**IDLE, "slots": {"total": 3, "free": 3}})
+    leases = [workers.acquire("omni_duplex", f"s{n}") for n in range(3)]
+    workers.record_health(workers.all[0], {**IDLE, "slots": {"total": 2, "free": 0}})
+    assert (workers.n_excess, workers.n_free, workers.n_slots) == (1, 0, 2)
+    for lease, expected in zip(leases, ((0, 0), (0, 1), (0, 2)), strict=True):
+        workers.release(lease)
+        assert (workers.n_excess, workers.n_free) == expected
+    workers.record_health(workers.all[0], {**IDLE, "state": "LOADING", "slots": {"total": 0, "free": 0}})
+    assert workers.n_excess == 0, "a worker that is not ready has no capacity to exceed"

@@ -16,6 +16,7 @@ def health(state: str = "IDLE") -> dict:
     return {
         "state": state,
         "slots": {"total": 2, "free": 1, "paused": 0},
+        "admission": {"allocated": 4, "capacity": 2, "excess": 1, "slowdown": 1.5, "p99_ms": 640.0},
         "kv": {"used": 90, "total": 16384},
         "memory": {"resident": 5},
         "model": {"weights": {"bytes": 6e9, "seconds": 2.0, "gb_per_s": 3.0}},
@@ -113,3 +114,11 @@ def test_documentation_lists_exactly_all_metrics(root: Path):
     assert documented == expected, f"expected {sorted(expected)}, got {sorted(documented)}"
     buckets = text.split("in seconds:")[1].split(".\n")[0].replace("\n", " ").rstrip(".")
     assert [float(one) for one in buckets.split(",")] == list(SECONDS)
+
+
+def test_shows_how_many_sessions_are_admitted() -> None:
+    found = samples(WorkerMetrics())
+    got = [found[f"{PREFIX}_admission", (("kind", kind),)] for kind in ("allocated", "capacity", "excess")]
+    assert got == [4, 2, 1], got
+    assert found[f"{PREFIX}_admission_slowdown", ()] == 1.5
+    assert found[f"{PREFIX}_recent_unit_p99_seconds", ()] == 0.64

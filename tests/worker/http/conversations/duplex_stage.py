@@ -100,6 +100,7 @@ class Stage:
             settings=replace(SETTINGS, **settings),
             session_config=lambda given: (SessionConfig(), []),
             check_prompt=lambda text: None,
+            count_unit=lambda event: None,
             preparing=asyncio.Semaphore(),
             decoders=DecodingThreads(),
             reference=lambda **given: None,
