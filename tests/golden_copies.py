@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.parity.golden import PLAIN, read_tensors
 from tests.parity.packed import SUFFIX as PACKED
 
-OTHER_SETS = {"token2wav", "duplex"}
+OTHER_SETS = {"token2wav", "duplex", "qwen3_tts"}
 Edit = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 

@@ -20,7 +20,7 @@ atomic_file
 checkpoint sampling
 inputs graphs
 layers
-kernels
+kernels qwen3_tts.codec
 omni
 load
 random_weights

@@ -32,7 +32,7 @@ DTYPES = (
     torch.uint8,
     torch.bool,
 )
-LIMIT = 6_000_000  # bytes that all golden data may take
+LIMIT = 10_500_000  # bytes that all golden data may take
 
 
 def bits(tensor: torch.Tensor) -> bytes:

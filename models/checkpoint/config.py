@@ -23,7 +23,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
 
-S = TypeVar("S", bound=_Section)
+S = TypeVar("S", bound=BaseModel)
 
 
 class VisionConfig(_Section):
@@ -231,7 +231,7 @@ def load_config(path: str | Path) -> OmniConfig:
 
 def parse_config(raw: dict[str, Any]) -> OmniConfig:
     """The hyper-parameters in a parsed `config.json`. Raises: ConfigError as `load_config`."""
-    config = _validate(OmniConfig, raw, "config.json")
+    config = validate_section(OmniConfig, raw, "config.json")
     config.check()
     return config
 
@@ -239,10 +239,18 @@ def parse_config(raw: dict[str, Any]) -> OmniConfig:
 def load_preprocessor_config(path: str | Path) -> PreprocessorConfig:
     """Settings of chat images; the released values if the folder has no `preprocessor_config.json`."""
     file = Path(path) / "preprocessor_config.json"
-    return _validate(PreprocessorConfig, read_json(file) if file.exists() else {}, file.name)
+    return validate_section(PreprocessorConfig, read_json(file) if file.exists() else {}, file.name)
 
 
-def _validate(section: type[S], raw: dict[str, Any], name: str) -> S:
+def validate_section(section: type[S], raw: dict[str, Any], name: str) -> S:
+    """The settings in a parsed JSON object.
+
+    Args:
+        section: their type.
+        raw: the object.
+        name: of the file, for errors.
+    Raises: ConfigError naming every key that is missing, misspelt or invalid.
+    """
     _reject_misspelt(section, raw, name)
     try:
         return section.model_validate(raw)

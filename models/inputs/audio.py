@@ -20,7 +20,7 @@ from models.inputs.audio_sizes import CLIP_SAMPLES, HOP, SAMPLE_RATE, UNIT_FRAME
 N_FFT = 400
 HALF_WINDOW = N_FFT // 2
 N_MELS = 80
-TOP_HZ = 8000  # upper end of the mel filters at every sample rate
+TOP_HZ = 8000  # upper end of the mel filters
 CLIP_FRAMES = CLIP_SAMPLES // HOP
 RAW_FLOOR = -10.0  # log10 of the smallest power above the noise floor
 DYNAMIC_RANGE = 8.0  # decades kept below the loudest bin
@@ -94,15 +94,15 @@ def placeholder_groups(n_samples: int, *, chunked: bool) -> list[int]:
     return [min(size, n_tokens - start) for start in range(0, n_tokens, size)]
 
 
-def mel_filters(n_mels: int = N_MELS, n_fft: int = N_FFT, rate: int = SAMPLE_RATE) -> Tensor:
-    """Triangular filters of unit area over 0-8000 Hz on Slaney's mel scale.
+def mel_filters(n_mels: int = N_MELS, n_fft: int = N_FFT, rate: int = SAMPLE_RATE, top_hz: float = TOP_HZ) -> Tensor:
+    """Triangular filters of unit area from 0 Hz to `top_hz` on Slaney's mel scale.
 
     Returns: [n_fft / 2 + 1, n_mels] float64.
     Source: M. Slaney, Auditory Toolbox (1998): linear up to 1 kHz, then 27 steps per factor 6.4.
     """
     step, corner = 200.0 / 3.0, 1000.0
     corner_mel, log_step = corner / step, math.log(6.4) / 27.0
-    top = corner_mel + math.log(TOP_HZ / corner) / log_step
+    top = corner_mel + math.log(top_hz / corner) / log_step
     mels = torch.linspace(0.0, top, n_mels + 2, dtype=torch.float64)
     edges = torch.where(mels < corner_mel, mels * step, corner * torch.exp((mels - corner_mel) * log_step))
     bins = torch.linspace(0.0, rate / 2, n_fft // 2 + 1, dtype=torch.float64)[:, None]

@@ -22,6 +22,7 @@ from tests.parity.omni import (
     tts,
     vision,
 )
+from tests.parity.qwen3_tts import codec
 from tests.parity.report import Report
 from tests.parity.token2wav import (
     campplus,
@@ -51,6 +52,12 @@ VOCODER: list[tuple[str, str, Stage]] = [  # name, prefix of its files
     ("vocode", "e2e_", vocode.run),
     ("s3gen", "s3gen_estimator_", s3gen.run),
     ("s3gen_source", "s3gen_source_", s3gen_source.run),
+]
+
+CODEC: list[tuple[str, str, Stage]] = [  # of Qwen3-TTS; as VOCODER
+    ("speech_decoder", "speech_decoder", codec.run_decoder),
+    ("speech_encoder", "speech_encoder", codec.run_encoder),
+    ("speaker_encoder", "speaker_encoder", codec.run_speaker),
 ]
 
 
@@ -104,6 +111,6 @@ def _stages(golden: GoldenDir) -> list[tuple[str, Stage]]:
         ("speech_stream", "tts_stream" in cases, with_model(speech_stream.run)),
         (text_chunks.STAGE, text_chunks.STAGE in cases, with_model(text_chunks.run)),
         *((stem, stem != tokenizer.MEDIA, with_model(chat.run, stem=stem)) for stem in golden.stems("chat_")),
-        *((name, bool(golden.stems(prefix)), stage) for name, prefix, stage in VOCODER),
+        *((name, bool(golden.stems(prefix)), stage) for name, prefix, stage in VOCODER + CODEC),
     ]
     return [(name, stage) for name, wanted, stage in present if wanted]

@@ -1,0 +1,57 @@
+"""The parity runner on the committed golden data of Qwen3-TTS's codec, and its detection of wrong values."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.golden_copies import change, moved, without
+from tests.parity.golden import GoldenDir
+from tests.parity.run import CODEC, run_parity
+
+STAGES = {name for name, *_ in CODEC}
+
+
+@pytest.fixture(scope="module")
+def golden(root: Path) -> Path:
+    return root / "tests" / "golden" / "qwen3_tts"
+
+
+@pytest.mark.parametrize("stage", sorted(STAGES))
+def test_stage_matches_golden_data(golden: Path, stage: str) -> None:
+    report, stages = run_parity(str(golden), only=stage)
+    assert stages == [stage]
+    assert not report.misses, str(report)
+    assert len(report.checks) > 5, "the stage ran but compared little"
+
+
+@pytest.mark.parametrize(
+    ("stage", "tensor", "by"),
+    [
+        ("speech_decoder", "offline", 1e-5),
+        ("speech_decoder", "long.offline_298_303", 1e-5),
+        ("speech_decoder", "n12.pre_transformer", 1e-4),
+        ("speech_encoder", "w0.codes", 1),
+        ("speech_encoder", "batch.codes1_alone", 1),
+        ("speech_encoder", "w0.downsample", 1e-3),
+        ("speaker_encoder", "w0.mel_every8", 1e-3),
+        ("speaker_encoder", "w0.embedding", 1e-4),
+    ],
+)
+def test_wrong_value_fails(golden: Path, tmp_path: Path, stage: str, tensor: str, by: float) -> None:
+    folder = change(golden, tmp_path / "golden", stage, moved(tensor, by))
+    report, _ = run_parity(str(folder), only=stage)
+    assert report.misses and all(miss.case == stage for miss in report.misses), str(report)
+
+
+@pytest.mark.parametrize(
+    ("stage", "gone"), [("speech_decoder", "codes"), ("speech_encoder", "w1.wave_q"), ("speaker_encoder", "w0.wave_q")]
+)
+def test_missing_input_fails_with_its_name(golden: Path, tmp_path: Path, stage: str, gone: str) -> None:
+    report, _ = run_parity(str(change(golden, tmp_path / "golden", stage, without(gone))), only=stage)
+    assert [(miss.case, miss.detail) for miss in report.misses] == [(stage, f"missing: {gone}")]
+
+
+def test_golden_sizes_differ_from_released_sizes(golden: Path) -> None:
+    """A constant hard-coded from the released model fails these cases."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in GoldenDir(golden).tensors("speech_decoder").items()}
+    assert shapes["n12.quantized"] == (1, 32, 12) and shapes["n12.pre_transformer"] == (1, 12, 48)
