@@ -31,6 +31,7 @@ from worker.chat.half_duplex import HalfDuplex
 from worker.compile.compile_engine import compile_engine
 from worker.config.session import EngineConfig, SessionConfig
 from worker.loop.command_queue import CommandQueue
+from worker.loop.early.early_pictures import EarlyPictureCounts
 from worker.loop.observer import Observer
 from worker.loop.results import Event
 from worker.loop.session import Session
@@ -240,6 +241,11 @@ class Engine:
     def n_free(self) -> int:
         """Slots that no session leases."""
         return self._unit_steps.n_free
+
+    @property
+    def early_pictures(self) -> EarlyPictureCounts:
+        """Counts of pictures that were encoded before their unit."""
+        return self._loop.pictures.counts
 
     def n_snapshots(self) -> int:
         """Number of saved prompts."""

@@ -28,6 +28,14 @@ class SideStream:
         """Whether there is a stream: without one, work is finished when `work` exits."""
         return self._stream is not None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether everything enqueued here has finished. Failed work is done too: a later call raises its error."""
+        try:
+            return self._stream is None or bool(self._stream.query())
+        except RuntimeError:
+            return True
+
     @contextmanager
     def work(self) -> Iterator[None]:
         """Make this stream the current one."""

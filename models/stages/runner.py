@@ -14,7 +14,7 @@ from torch import Tensor
 from models.errors import AudioError, ContextOverflowError, SettingsError, SlotError
 from models.graphs.compiler import force_eager
 from models.graphs.input_block import Array, Input, padded_array
-from models.graphs.streams import tensor_to_device
+from models.graphs.streams import SideStream, tensor_to_device
 from models.inputs.audio import LogMel, conv_length, frame_count, split_clip, token_count
 from models.inputs.image import ImagePatches, pad_batch
 from models.layers.apm import UNIT_ROWS
@@ -93,12 +93,13 @@ class Runner:
         tts_len: int | None = None,
         shapes: Shapes | None = None,
         shared_scratch: bool = False,
+        early_slices: int = 0,
     ):
         """Allocate the slots and make the table of regions.
 
         Args:
             llm_len, tts_len: context rows per slot of the language model and of the speech model.
-            shared_scratch: as in `SlotState.allocate`.
+            shared_scratch, early_slices: as in `SlotState.allocate`.
         Raises: ContextOverflowError if `llm_len` exceeds the model's positions.
         """
         tts_len = tts_len or model.config.tts_config.max_position_embeddings
@@ -108,8 +109,14 @@ class Runner:
             )
         self.model, self.llm_len, self._tts_len, self.sets = model, llm_len, tts_len, sets
         self.state = SlotState.allocate(
-            model, n_slots=n_slots, llm_len=llm_len, tts_len=tts_len, shared_scratch=shared_scratch
+            model,
+            n_slots=n_slots,
+            llm_len=llm_len,
+            tts_len=tts_len,
+            shared_scratch=shared_scratch,
+            early_slices=early_slices,
         )
+        self.early_stream = SideStream(model.device)  # of `EarlyImages`
         self.log_mel = LogMel(model.device, model.config.audio_config.num_mel_bins)
         self.use_shapes(shapes or Shapes())
         self.pool = SlotPool(self.state)
@@ -190,14 +197,22 @@ class Runner:
         """Each slice's LLM rows [query_num, D], in order."""
         rows: list[Tensor] = []
         while len(rows) < len(images):
-            group = images[len(rows) : len(rows) + self.shapes.slices[-1]]
-            length = self.shapes.fit("vision", "patches", max(len(image.pixels) for image in group))
-            group = group[: self.shapes.max_slices(length)]
-            size = self.shapes.fit("vision", "slices", len(group))
-            batch = pad_batch(group, length, size)
-            out = self.regions.run(regions.vision, batch.pixels, batch.position_ids, batch.coords, batch.mask)
-            rows += out[: len(group)].clone().unbind()
+            out = self.encode_slices(images[len(rows) : len(rows) + self.shapes.slices[-1]])
+            rows += out.clone().unbind()
         return rows
+
+    def encode_slices(self, images: Sequence[ImagePatches]) -> Tensor:
+        """LLM rows [n, query_num, D] of the first slices, as many as one call holds; valid until the next call.
+
+        Args:
+            images: one or more slices, at most the largest size of `Shapes.slices`.
+        """
+        self.early_stream.join()  # a graph must not run twice at the same time
+        length = self.shapes.fit("vision", "patches", max(len(image.pixels) for image in images))
+        group = images[: self.shapes.max_slices(length)]
+        batch = pad_batch(group, length, self.shapes.fit("vision", "slices", len(group)))
+        out = self.regions.run(regions.vision, batch.pixels, batch.position_ids, batch.coords, batch.mask)
+        return out[: len(group)]
 
     def encode_clips(
         self, waves: Sequence[Tensor], *, chunk_length: float, batch_padding: bool = False

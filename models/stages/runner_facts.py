@@ -5,16 +5,20 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from models.stages.early_images import EarlyImages
 from models.stages.message_reader import Content, MediaPiece
 from models.stages.region_table import Regions, Shapes
 from models.stages.runner import Rows, Runner
 
 
 class RunnerFacts:
-    """Base of `UnitSteps`: device, table of regions, sizes and encoders of its runner."""
+    """Base of `UnitSteps`: device, table of regions, sizes and encoders of its runner.
+
+    `early_images` encodes images, some of them before their unit.
+    """
 
     def __init__(self, runner: Runner):
-        self.runner = runner
+        self.runner, self.early_images = runner, EarlyImages(runner)
 
     @property
     def device(self) -> torch.device:

@@ -34,10 +34,19 @@ class SlotState:
     # [S + 1, 65, D] hidden states of the tokens to be spoken next, until the next unit overwrites them. The last row is
     # spare, as in `kv_cache`.
     hidden: Tensor
+    # [S + 1, n, query_num, D] rows of image slices that are encoded before their unit; see `EarlyImages`.
+    images: Tensor | None
 
     @classmethod
     def allocate(
-        cls, model: OmniModel, *, n_slots: int, llm_len: int, tts_len: int | None = None, shared_scratch: bool = False
+        cls,
+        model: OmniModel,
+        *,
+        n_slots: int,
+        llm_len: int,
+        tts_len: int | None = None,
+        shared_scratch: bool = False,
+        early_slices: int = 0,
     ) -> "SlotState":
         """Allocate every slot on the model's device.
 
@@ -45,6 +54,7 @@ class SlotState:
             llm_len: context rows per slot.
             tts_len: speech model rows per slot; default the checkpoint's maximum.
             shared_scratch: all layers share one scratch slot, which only the kernels allow; see `kv_cache`.
+            early_slices: image slices of a slot that may be encoded before their unit.
         """
         config, device, dtype = model.config, model.device, model.dtype
         audio, tts = config.audio_config, config.tts_config
@@ -64,6 +74,7 @@ class SlotState:
 
         heads = audio.encoder_attention_heads
         tts_len = tts_len or tts.max_position_embeddings
+        width, n_images = config.hidden_size, early_slices if config.init_vision else 0
         return cls(
             n_slots=n_slots,
             llm=cache(config.num_hidden_layers, llm_len, config.num_key_value_heads, config.head_dim),
@@ -82,7 +93,10 @@ class SlotState:
             speech=SpeechState.allocate(cache(tts.num_hidden_layers, tts_len, tts.num_key_value_heads, tts.head_dim))
             if config.init_tts
             else None,
-            hidden=torch.zeros(n_slots + 1, SPOKEN_TOKENS + 1, config.hidden_size, dtype=dtype, device=device),
+            hidden=torch.zeros(n_slots + 1, SPOKEN_TOKENS + 1, width, dtype=dtype, device=device),
+            images=torch.zeros(n_slots + 1, n_images, config.query_num, width, dtype=dtype, device=device)
+            if n_images
+            else None,
         )
 
     @property
@@ -100,6 +114,8 @@ class SlotState:
             if part is not None:
                 part.reset(slots)
         self.hidden.index_fill_(0, slots, 0)
+        if self.images is not None:
+            self.images.index_fill_(0, slots, 0)
 
     def split_scratch(self) -> None:
         """Give each layer a scratch slot of its own, for compiled layers. Graphs captured before must not run again."""

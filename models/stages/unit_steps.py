@@ -17,7 +17,6 @@ from torch import Tensor
 
 from models.errors import AudioError, NumericsError, ShapeError
 from models.inputs.audio import N_FFT
-from models.inputs.image import ImagePatches
 from models.inputs.mel_stream import plan_emission
 from models.layers.apm import UNIT_ROWS
 from models.layers.audio_overlap import needs_overlap
@@ -75,6 +74,7 @@ class UnitSteps(RunnerFacts):
 
     def empty(self, slot: int) -> None:
         """Empty a slot, its settings included."""
+        self.early_images.forget(slot)
         if self.speaker is not None:
             self.speaker.drop_call(slot)
             self.speaker.join()
@@ -214,11 +214,7 @@ class UnitSteps(RunnerFacts):
         self.state.llm.load(slot, saved)
         self.runner.set_context_len(slot, saved[0].shape[1])
 
-    # --- images and audio ----------------------------------------------------------------------
-
-    def encode_images(self, images: Sequence[ImagePatches]) -> list[Tensor]:
-        """Each slice's LLM rows [query_num, D], in order."""
-        return self.runner.encode_images(images)
+    # --- audio ---------------------------------------------------------------------------------
 
     def encode_audio(self, slots: Sequence[int], samples: Sequence[Tensor], overlap: Sequence[bool]) -> list[Tensor]:
         """Encode one unit of audio per slot into LLM rows [10, D] each.

@@ -16,6 +16,7 @@ from models.inputs.tokens import Tokenizer, forbidden_speech_ids
 from models.load import load_model
 from models.omni import OmniModel
 from models.sampling.text import TokenSet, TokenSets
+from models.stages.early_images import EARLY_SLICES
 from models.stages.region_table import Shapes
 from models.stages.runner import Runner
 from models.stages.speech_steps import Speaker
@@ -186,6 +187,7 @@ def assemble(
         tts_len=_tts_len(model),
         shapes=shapes or _shapes(model, batch, config, by_kernels=by_kernels),
         shared_scratch=by_kernels,
+        early_slices=_early_slices(config),
     )
     vocoder = None
     if flow_parts is not None:
@@ -281,6 +283,10 @@ def _tts_len(model: OmniModel) -> int:
     return min(SPEECH_ROWS, model.config.tts_config.max_position_embeddings)
 
 
+def _early_slices(config: EngineConfig) -> int:
+    return EARLY_SLICES if config.early_pictures else 0
+
+
 def max_sessions(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> int:
     """Sessions that fit the device's free memory. Raises: SettingsError if none fits."""
     if model.device.type != "cuda":
@@ -298,7 +304,7 @@ def max_sessions(model: OmniModel, flow_parts: FlowAndHift | None, config: Engin
 def slot_bytes(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> int:
     """Bytes of one session's slot without scratch slots, measured by allocating one."""
     lengths = {"llm_len": _llm_len(model, config), "tts_len": _tts_len(model)}
-    state = SlotState.allocate(model, n_slots=1, **lengths, shared_scratch=True)
+    state = SlotState.allocate(model, n_slots=1, **lengths, shared_scratch=True, early_slices=_early_slices(config))
     n_bytes = sum(tensor[0].nbytes for tensor in state.tensors())
     del state
     if flow_parts is not None:

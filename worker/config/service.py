@@ -162,6 +162,10 @@ class DuplexSection(Settings):
     )
     context_rows: int = Field(8192, ge=1, le=1_000_000, description="context length of a slot in tokens")
     euler_steps: int = Field(10, ge=1, le=50, description="solver steps of the flow")
+    early_pictures: bool = Field(
+        True,
+        description="encode pictures when they arrive, while no unit is in flight; false: with their unit",
+    )
     max_backlog_mb: float = Field(32.0, ge=1, le=4096, description="most megabytes of waiting input per session")
     session: SessionConfig = Field(
         SessionConfig(), description="defaults of the [settings of a session](session-config.md)"
@@ -271,6 +275,7 @@ class Config(LayeredSettings):
             max_sessions=duplex.max_sessions,
             llm_len=duplex.context_rows,
             euler_steps=duplex.euler_steps,
+            early_pictures=duplex.early_pictures,
             session=duplex.session,
             compile=self.compile,
         )

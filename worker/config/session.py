@@ -293,6 +293,9 @@ class EngineConfig(Settings):
     max_prompt_s: float = Field(30.0, ge=0.5, le=30, description="longest voice prompt in seconds")
     voices_s: float = Field(60.0, ge=6, le=3600, description="total seconds of the prompts of all voices in use")
     max_waiting_units: int = Field(16, ge=1, le=600, description="most waiting units of a session")
+    early_pictures: bool = Field(
+        True, description="encode pictures when they arrive, while no unit is in flight, rather than with their unit"
+    )
     snapshots: int = Field(8, ge=0, le=1024, description="prepared prompts kept for later sessions")
     seed: int = Field(0, ge=0, le=2**64 - 1, description="source of the seeds of sessions without one")
     compile: CompileConfig = Field(CompileConfig(), description="compilation and backend flags")

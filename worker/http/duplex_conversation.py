@@ -20,7 +20,7 @@ from worker.http.inbox import InboxClosedError, MessageInbox, PendingMessage, Wa
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd
 from worker.http.system_prompts import adjustment, prepared_prompt
-from worker.http.unit_input import send_unit
+from worker.http.unit_input import decode_ahead, send_unit
 from worker.http.unit_message import TurnCounters, UnitClock, partial_message, result_message
 from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import Event, Failure, InsertedText, PartialResult, UnitResult
@@ -172,7 +172,9 @@ class DuplexConversation:
             self._idle.on_unit()
             return None
         if isinstance(message, VideoFrame):
-            self._frames.add(message, pending.n_bytes)
+            picture = self._frames.add(message, pending.n_bytes)
+            if self._prepared and not self.paused:
+                await decode_ahead(self._service.decoders, self._handle, self._frames, picture)
             return None
         await self._wait_in_flight(0)
         match message:

@@ -15,6 +15,7 @@ from worker.compile.state import CompileResult
 from worker.config.service import has_random_weights
 from worker.engine import Engine
 from worker.http.socket_conversation import SocketConversation
+from worker.loop.early.early_pictures import EarlyPictureCounts
 from worker.protocol.messages import PROTOCOL_VERSION
 from worker.report.measures import allocator, device_memory
 from worker.service import Loaded, Service
@@ -60,6 +61,7 @@ def health(
             "committed": int(totals["committed"]),
             "wasted_ms": round(totals["wasted_ms"], 1),
         },
+        "early_pictures": _early_pictures(engine),
         "kv_cache_length": max(rows, default=0),
         "state": standing.state.value,
         "error": standing.error,
@@ -132,6 +134,11 @@ def _device(engine: Engine | None, configured: str) -> dict[str, Any]:
     device = engine.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {"type": str(device), "name": name, "asked": configured}
+
+
+def _early_pictures(engine: Engine | None) -> dict[str, float]:
+    counts = EarlyPictureCounts(0, 0, 0.0) if engine is None else engine.early_pictures
+    return {"encoded": counts.encoded, "used": counts.used, "spent_ms": round(counts.spent_ms, 1)}
 
 
 def _weights(loading: Loading | None) -> dict[str, float] | None:

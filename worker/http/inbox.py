@@ -6,8 +6,11 @@ For one event loop.
 import asyncio
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+from models.inputs.image import EncodedImage
+from worker.loop.session_handle import CutImage
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import MAX_UNIT_PICTURES, VideoFrame
 from worker.protocol.wire import WireError
@@ -86,23 +89,45 @@ class MessageInbox(Generic[Incoming]):
         self._changed.set()
 
 
+class AheadPicture(NamedTuple):
+    """A picture that is decoded before its chunk. opened: the file. limit: most slices of `slices`."""
+
+    opened: EncodedImage
+    limit: int
+    slices: CutImage
+
+
+@dataclass(eq=False)
+class WaitingPicture:
+    """A picture that waits for its chunk. ahead: None if it is decoded with the chunk."""
+
+    message: VideoFrame
+    ahead: AheadPicture | None = None
+
+
 class WaitingFrames:
     """The pictures of `video_frame` messages that wait for the next chunk."""
 
     def __init__(self, max_bytes: int):
         """max_bytes: they may take together."""
         self._max_bytes, self._n_bytes = max_bytes, 0
-        self._frames: list[VideoFrame] = []
+        self._frames: list[WaitingPicture] = []
 
-    def add(self, frame: VideoFrame, n_bytes: int) -> None:
+    def add(self, frame: VideoFrame, n_bytes: int) -> WaitingPicture:
         """Keep a picture. n_bytes: its size on the wire. Raises: WireError backlog_full."""
         if len(self._frames) >= MAX_UNIT_PICTURES or self._n_bytes + n_bytes > self._max_bytes:
             expected = f"at most {MAX_UNIT_PICTURES} of {self._max_bytes} bytes in total before a chunk"
             raise WireError(ErrorCode.BACKLOG_FULL, "video_frame", expected=expected, got="one more")
         self._n_bytes += n_bytes
-        self._frames.append(frame)
+        self._frames.append(picture := WaitingPicture(frame))
+        return picture
 
-    def take(self) -> list[VideoFrame]:
+    @property
+    def ahead(self) -> list[AheadPicture]:
+        """The pictures that are decoded already."""
+        return [one.ahead for one in self._frames if one.ahead is not None]
+
+    def take(self) -> list[WaitingPicture]:
         """Remove all pictures. Returns: them, oldest first."""
         frames, self._frames, self._n_bytes = self._frames, [], 0
         return frames

@@ -1,21 +1,25 @@
 """Sound and pictures of one unit, from the client's messages to the engine, and their limits."""
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 
 import numpy as np
 
+from models.errors import ImageError
 from models.inputs.image import EncodedImage
 from worker.decoding import DecodingThreads
 from worker.early.trial import EarlyTrial
+from worker.http.inbox import AheadPicture, WaitingFrames, WaitingPicture
 from worker.loop.audio_buffer import checked
-from worker.loop.session_handle import SessionHandle
+from worker.loop.session_handle import CutImage, SessionHandle
 from worker.protocol.codes import ErrorCode
 from worker.protocol.half_duplex_messages import SpeechChunk
-from worker.protocol.messages import MAX_UNIT_PICTURES, MAX_UNIT_PIXELS, AudioChunk, VideoFrame
+from worker.protocol.messages import MAX_UNIT_PICTURES, MAX_UNIT_PIXELS, AudioChunk
 from worker.protocol.wire import WireError
 
+LOG = logging.getLogger(__name__)
 LONG_SOUND = 2**18  # samples; longer sound is checked on a thread
 
 
@@ -23,7 +27,7 @@ async def send_unit(
     decoders: DecodingThreads,
     handle: SessionHandle,
     chunk: AudioChunk,
-    frames: Sequence[VideoFrame],
+    frames: Sequence[WaitingPicture],
     early: EarlyTrial | None,
 ) -> "Future[None]":
     """Decode a unit, one picture after the other, and send it to the engine.
@@ -38,10 +42,13 @@ async def send_unit(
     """
     samples, pictures = await decoders.run(unpacked_unit, chunk, frames)
     limits = handle.slice_limits(len(pictures), chunk.max_slice_nums)
-    cut = [
-        await decoders.run_sized(picture.n_pixels, partial(handle.cut, picture, limit))
-        for picture, limit in zip(pictures, limits, strict=True)
-    ]
+    cut: list[CutImage] = []
+    for number, (picture, limit) in enumerate(zip(pictures, limits, strict=True)):
+        ahead = frames[number].ahead if number < len(frames) else None
+        if ahead is not None and ahead.limit == limit:
+            cut.append(ahead.slices)
+        else:
+            cut.append(await decoders.run_sized(picture.n_pixels, partial(handle.cut, picture, limit)))
     send = partial(
         handle.send,
         samples,
@@ -55,15 +62,35 @@ async def send_unit(
     return await decoders.run(send) if len(samples) > LONG_SOUND else send()
 
 
-def unpacked_unit(chunk: AudioChunk, frames: Sequence[VideoFrame]) -> tuple[np.ndarray, list[EncodedImage]]:
+async def decode_ahead(
+    decoders: DecodingThreads, handle: SessionHandle, frames: WaitingFrames, frame: WaitingPicture
+) -> None:
+    """Decode a picture that waits for its chunk and let the engine encode it, within the limits of a unit.
+
+    A picture that cannot be decoded is refused with its chunk.
+    """
+    done, limit = frames.ahead, handle.slice_limits(1, None)[0]
+    if sum(len(one.slices) for one in done) >= handle.max_early_slices:
+        return
+    try:
+        opened = await decoders.run(lambda: EncodedImage.of(frame.message.picture()))
+        if opened.n_pixels + sum(one.opened.n_pixels for one in done) <= MAX_UNIT_PIXELS:
+            slices = await decoders.run_sized(opened.n_pixels, partial(handle.send_ahead, opened, limit))
+            frame.ahead = AheadPicture(opened, limit, slices)
+    except (WireError, ImageError) as error:
+        LOG.debug("a picture is not decoded before its unit: %s", error)
+
+
+def unpacked_unit(chunk: AudioChunk, frames: Sequence[WaitingPicture]) -> tuple[np.ndarray, list[EncodedImage]]:
     """The sound, [n] float32 at 16 kHz, and the pictures, whose headers are valid and whose pixels are not decoded.
 
     Slow: call on a thread. Arguments as in `send_unit`.
     Raises: WireError bad_base64, bad_audio, bad_image, too_large; AudioError; ImageError.
     """
     _check_number(len(frames) + len(chunk.frame_base64_list))
-    encoded, samples = [*(frame.picture() for frame in frames), *chunk.pictures()], checked(chunk.samples())
-    return samples, _opened(encoded)
+    encoded = [one.message.picture() if one.ahead is None else one.ahead.opened for one in frames]
+    encoded += chunk.pictures()
+    return checked(chunk.samples()), _opened(encoded)
 
 
 def unpacked_pictures(chunk: SpeechChunk) -> list[EncodedImage]:
@@ -80,8 +107,8 @@ def _check_number(n_pictures: int) -> None:
         raise _too_large(f"at most {MAX_UNIT_PICTURES} pictures in a unit", n_pictures)
 
 
-def _opened(encoded: Sequence[bytes]) -> list[EncodedImage]:
-    pictures = [EncodedImage.of(data) for data in encoded]
+def _opened(encoded: Sequence[bytes | EncodedImage]) -> list[EncodedImage]:
+    pictures = [one if isinstance(one, EncodedImage) else EncodedImage.of(one) for one in encoded]
     n_pixels = sum(picture.n_pixels for picture in pictures)
     if n_pixels > MAX_UNIT_PIXELS:
         raise _too_large(f"at most {MAX_UNIT_PIXELS} pixels in the pictures of a unit", n_pixels)

@@ -120,6 +120,18 @@ class SessionHandle:
         unit = UnitInput(sound, slices, force_listen, arrived, force_speak, close_early, early)
         return self._commands.submit(self._sessions.unit, self._session, unit)
 
+    def send_ahead(self, image: bytes | Image.Image | EncodedImage, max_slices: int) -> CutImage:
+        """An image for a later `send`, which the engine encodes before that if it has time. Raises: ImageError."""
+        slices = self.cut(image, max_slices)
+        if self.max_early_slices:
+            self._commands.submit(self._sessions.expect_picture, self._session, slices)
+        return slices
+
+    @property
+    def max_early_slices(self) -> int:
+        """Slices that `send_ahead` may encode before their unit; 0: it saves no time."""
+        return 0 if self._config.compat == "reference" else self._sessions.max_early_slices
+
     def insert_text(self, role: str, text: str) -> Future[None]:
         """Insert a text between the units sent before and after it; its outcome is emitted as an event.
 

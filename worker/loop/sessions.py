@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from models.errors import ContextOverflowError
+from models.inputs.image import ImagePatches
 from models.sampling.settings import TextSampling
 from models.stages.runner import Rows
 from models.stages.unit_steps import UnitSteps
@@ -160,6 +161,21 @@ class Sessions:
         if not (session.reference and session.gate is Gate.STOPPED):
             session.move_gate("unit")
         self._queue(session, unit, "unit")
+        self._expect_pictures(session, unit.frames)
+
+    def expect_picture(self, session: Session, slices: list[ImagePatches]) -> None:
+        """Encode a picture of a later unit while no unit is in flight, if there is time and room."""
+        if session.is_live:
+            self._expect_pictures(session, [slices])
+
+    def _expect_pictures(self, session: Session, frames: list[list[ImagePatches]]) -> None:
+        if not session.reference:
+            self._loop.pictures.expect(session.slot, [part for frame in frames for part in frame])
+
+    @property
+    def max_early_slices(self) -> int:
+        """Image slices of a session that may be encoded before their unit; 0: none."""
+        return self._loop.pictures.capacity
 
     def insert_text(self, session: Session, text: TextInput) -> None:
         """Queue a text that is fed between two units. Emits `InsertedText`, or a failure: ContextOverflowError.
@@ -210,6 +226,7 @@ class Sessions:
         assert isinstance(unit, UnitInput), "expected a unit that may run early"
         given = session, unit.arrived, unit, self._language, self._voices
         if not self._loop.run_early(EarlyJob(*given)):
+            self._expect_pictures(session, unit.frames)
             self._loop.add(DuplexJob(*given))
 
     def adjust(self, session: Session, change: Adjustment) -> AdjustOutcome:

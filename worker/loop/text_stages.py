@@ -286,7 +286,7 @@ class _Encode:
         unit_steps, observer = self._unit_steps, self._batch.observer
         # The vision encoder takes longer than the audio encoder and runs beside it.
         with self._batch.timed(jobs, "see"), self._vision_stream.work():
-            images = unit_steps.encode_images([part for job in jobs for part in job.images()])
+            images = unit_steps.early_images.encode([(job.slot, part) for job in jobs for part in job.images()])
         with self._batch.timed(jobs, "hear"):
             audio = self._encode_audio(jobs)
         self._vision_stream.join(*images)

@@ -8,6 +8,7 @@
     yielding   prefill and decode of jobs with low priority; rarely while others are in flight     per part
     sound      speech tokens to samples                                                            per window
     finish     emit the result, close the unit, apply the window's evictions
+    pictures   images of later units; only while no unit is in flight                              per two slices
 
 A new job joins between two decode steps, and one session speaks while another one still decodes. Speech tokens and
 sound are launched, and collected once they have arrived: on a GPU both run beside the other stages. Contains the order
@@ -21,6 +22,7 @@ from models.stages.unit_steps import UnitSteps
 from models.token2wav.stream.vocoder import Vocoder
 from worker.loop.batch_runner import BatchRunner
 from worker.loop.early.early_job import EarlyJob
+from worker.loop.early.early_pictures import EarlyPictures
 from worker.loop.early.early_units import EarlyUnits
 from worker.loop.early.headroom import Headroom
 from worker.loop.finish_stage import FinishStage
@@ -36,7 +38,7 @@ REST_S = 1e-4  # sleep while only speech tokens or sound are in flight
 
 
 class UnitLoop:
-    """All jobs in flight over one set of slots."""
+    """All jobs in flight over one set of slots. pictures: images of later units."""
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class UnitLoop:
         self._batch = BatchRunner(unit_steps, voices, self.observer, clock)
         headroom = self._headroom = Headroom()
         self._early = EarlyUnits(unit_steps, voices, self.observer, clock, headroom)
+        self.pictures = EarlyPictures(unit_steps.early_images, clock)
         self._text, self._finish = TextStages(self._batch), FinishStage(self._batch, headroom)
         self._background = BackgroundPrefill(self._batch, self._text)
         self._search = SearchStage(self._batch)
@@ -67,7 +70,8 @@ class UnitLoop:
 
     @property
     def is_idle(self) -> bool:
-        return not self.jobs
+        """Whether `run` has nothing to do."""
+        return not self.jobs and not self.pictures.has_work
 
     def add(self, job: Job) -> None:
         """Take a job of a session that has none. Raises: OrderError."""
@@ -114,6 +118,7 @@ class UnitLoop:
         if self._sound is not None:
             self._sound.run([job for job in self.jobs if job.windows])
         self._finish.run([job for job in self.jobs if job.is_complete])
+        self.pictures.run(self.jobs)
         self._rest()
         return bool(self.jobs)
 
@@ -146,8 +151,11 @@ class UnitLoop:
         return is_busy or (self._speech is not None and self._speech.can_draw(prior))
 
     def _rest(self) -> None:
-        """Sleep for a moment if the loop can only wait for speech tokens or sound in flight."""
+        """Sleep for a moment if the loop can only wait for speech tokens, sound or pictures in flight."""
         if not self._batch.is_text_idle:
+            return
+        if not self.jobs and self.pictures.is_waiting:
+            time.sleep(REST_S)
             return
         poll = None if self._speech is None else self._speech.oldest_poll
         sound = None if self._sound is None else self._sound.oldest_batch

@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from models.sampling.settings import check_number
 from worker.config.compile import CompileConfig
@@ -99,7 +100,7 @@ def session_config(args: argparse.Namespace) -> SessionConfig:
 
 def engine_config(args: argparse.Namespace, session: SessionConfig) -> EngineConfig:
     """The settings of an engine with this one session. Raises: SettingError."""
-    steps = {} if session.euler_steps is None else {"euler_steps": session.euler_steps}
+    steps: dict[str, Any] = {} if session.euler_steps is None else {"euler_steps": session.euler_steps}
     return EngineConfig(
         model_path=args.model,
         token2wav_path=args.token2wav,

@@ -193,6 +193,7 @@ def test_health_has_the_workers_fields() -> None:
             assert body.keys() == expected.keys(), f"got {body.keys() ^ expected.keys()} on one side only"
             for key in (
                 "early_units",
+                "early_pictures",
                 "progress",
                 "slots",
                 "admission",

@@ -1,13 +1,14 @@
 """Units that run early over a real socket: sound in pieces, silero-vad and the embedded model."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 
-from tests.worker.http.client_scripts import QUIET, chunk
+from tests.worker.http.client_scripts import QUIET, base64_of, chunk, compared_fields, picture_of
 from tests.worker.http.processes import WorkerProcess
 from tests.worker.http.scripted_client import ScriptedClient
 from worker.protocol.messages import Result
@@ -68,3 +69,31 @@ def test_pieces_wait_for_their_second_without_the_setting(worker: WorkerProcess,
         assert [one.incomplete for one in answers] == [True] * 9 + [None]
         assert [one.is_listen for one in answers] == [True] * 9 + [False]
     assert worker.health()["early_units"] == before
+
+
+def test_pictures_sent_ahead_are_encoded_before_their_unit(worker: WorkerProcess) -> None:
+    """The answers equal those to pictures that come with their unit."""
+
+    def counts() -> tuple[int, int]:
+        found = worker.health()["early_pictures"]
+        return found["encoded"], found["used"]
+
+    answers, (encoded, used) = [], counts()
+    frame = base64_of(picture_of(0, 64, 48))
+    for is_ahead in (True, False):
+        with ScriptedClient(worker) as client:
+            client.prepare(QUIET)
+            client.unit(0)
+            if is_ahead:
+                client.send({"type": "video_frame", "frame": frame})
+                wait_for(lambda: counts() == (encoded + 1, used))
+            answers.append(compared_fields(client.unit(1, **({} if is_ahead else {"frame_base64_list": [frame]}))))
+            assert counts() == (encoded + 1, used + 1)
+    assert answers[0] == answers[1] and answers[0]["vision_slices"] == 1, answers
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    ends = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < ends, f"expected it within {PATIENCE_S:.0f} s"
+        time.sleep(0.02)

@@ -1,15 +1,20 @@
 """The pictures of a unit: counted, and measured by their headers."""
 
+import asyncio
 import base64
 import io
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from models.errors import ImageError
+from models.inputs.image import EncodedImage
+from worker.decoding import DecodingThreads
 from worker.http import unit_input
-from worker.http.unit_input import unpacked_unit
+from worker.http.inbox import WaitingFrames, WaitingPicture
+from worker.http.unit_input import decode_ahead, send_unit, unpacked_unit
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import MAX_UNIT_PICTURES, AudioChunk, VideoFrame
 from worker.protocol.wire import MAX_PICTURE_BYTES, Sound, WireError
@@ -28,12 +33,13 @@ def chunk(*pictures: str) -> AudioChunk:
 
 
 def test_pictures_before_a_chunk_come_first() -> None:
-    samples, pictures = unpacked_unit(chunk(png(8, 5), png(9, 5)), [VideoFrame(frame=png(7, 5))])
+    frame = WaitingPicture(VideoFrame(frame=png(7, 5)))
+    samples, pictures = unpacked_unit(chunk(png(8, 5), png(9, 5)), [frame])
     assert [picture.size for picture in pictures] == [(7, 5), (8, 5), (9, 5)] and len(samples) == 16
 
 
 def test_too_many_pictures_and_pixels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    frames = [VideoFrame(frame=png())]
+    frames = [WaitingPicture(VideoFrame(frame=png()))]
     assert len(unpacked_unit(chunk(*(MAX_UNIT_PICTURES - 1) * [png()]), frames)[1]) == MAX_UNIT_PICTURES
     with pytest.raises(WireError, match="expected at most 32 pictures in a unit, got 33") as refused:
         unpacked_unit(chunk(*MAX_UNIT_PICTURES * [png()]), frames)
@@ -54,3 +60,61 @@ def test_large_files_are_refused_before_decoding(picture: str | bytes) -> None:
 def test_files_of_another_kind_are_refused_without_addresses() -> None:
     with pytest.raises(ImageError, match=r"expected bytes of JPEG, .*, got a file of another kind$"):
         unpacked_unit(chunk(base64.b64encode(b"no picture").decode()), [])
+
+
+class Handle:
+    """The part of a `SessionHandle` that decodes: it names a picture's slices by its width and their limit."""
+
+    max_early_slices = 2
+
+    def __init__(self) -> None:
+        self.ahead: list[str] = []
+        self.units: list[list[str]] = []
+
+    def slice_limits(self, n_frames: int, given: int | None) -> list[int]:
+        return [given or 3] * n_frames
+
+    def cut(self, picture: EncodedImage, limit: int) -> list[str]:
+        return [f"{picture.size[0]} wide, {limit} slices"]
+
+    def send_ahead(self, picture: EncodedImage, limit: int) -> list[str]:
+        self.ahead += self.cut(picture, limit)
+        return self.ahead[-1:]
+
+    def send(self, samples: np.ndarray, cut: list[list[str]], **given: object) -> Future[None]:
+        self.units.append([name for slices in cut for name in slices])
+        return Future()
+
+
+@pytest.mark.parametrize(("limit", "again"), [(None, 1), (3, 1), (5, 3)])
+def test_pictures_decoded_ahead_are_not_decoded_again(limit: int | None, again: int) -> None:
+    """Two are decoded ahead, as many as the engine takes; again when the chunk wants other slices."""
+    handle, decoders, frames, decoded = Handle(), DecodingThreads(), WaitingFrames(10**6), []
+
+    def cut(picture: EncodedImage, limit: int) -> list[str]:
+        decoded.append(picture.size[0])
+        return Handle.cut(handle, picture, limit)
+
+    async def scenario() -> None:
+        for width in (4, 5, 6):
+            frame = frames.add(VideoFrame(frame=png(width)), 1)
+            await decode_ahead(decoders, handle, frames, frame)
+        handle.cut = cut
+        given = AudioChunk(audio_base64=SOUND, max_slice_nums=limit)
+        await send_unit(decoders, handle, given, frames.take(), None)
+
+    asyncio.run(scenario())
+    decoders.close()
+    assert handle.ahead == ["4 wide, 3 slices", "5 wide, 3 slices"]
+    assert handle.units == [[f"{width} wide, {limit or 3} slices" for width in (4, 5, 6)]]
+    assert len(decoded) == again, f"expected {again} decoded with the unit, got {decoded}"
+
+
+@pytest.mark.parametrize("data", ["?", base64.b64encode(b"no picture").decode()])
+def test_bad_pictures_are_refused_with_their_chunk(data: str) -> None:
+    handle, decoders, frames = Handle(), DecodingThreads(), WaitingFrames(10**6)
+    asyncio.run(decode_ahead(decoders, handle, frames, frames.add(VideoFrame(frame=data), 1)))
+    decoders.close()
+    assert not handle.ahead
+    with pytest.raises((WireError, ImageError)):
+        unpacked_unit(chunk(), frames.take())
