@@ -77,6 +77,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--context", type=int, default=1000, help="latency: context rows at the start of a conversation"
     )
+    parser.add_argument(
+        "--lead-s",
+        type=float,
+        default=0.5,
+        help="latency: seconds by which pictures come before their units; 0: only with them",
+    )
     parser.add_argument("--sessions", type=_number_list, default=(1, 4, 8, 16, 32, 64), help="numbers of live sessions")
     parser.add_argument("--seconds", type=float, default=8.0, help="sessions: measured seconds of each row")
     parser.add_argument("--warm-seconds", type=float, default=2.0, help="sessions: seconds before the measurement")
@@ -186,7 +192,7 @@ class BenchRun:
     def run(self) -> JsonDict:
         """Run all parts, the most informative first."""
         try:
-            self._run_serving_part("latency", 1, {"n_units": self._options.units, "context": self._options.context})
+            self._run_serving_part("latency", 1, self._latency_plan())
             self._run_serving_part("sessions", max(self._options.sessions), self._load_plan())
             if "correctness" in self._options.parts:
                 self._run_correctness()
@@ -209,6 +215,10 @@ class BenchRun:
             "claim_units": options.claim_units,
             "claim_s": options.claim_seconds,
         }
+
+    def _latency_plan(self) -> JsonDict:
+        options = self._options
+        return {"n_units": options.units, "context": options.context, "lead_s": options.lead_s}
 
     def _run_serving_part(self, part: str, slots: int, part_options: JsonDict) -> None:
         """Run a part. With `start`, start once with an empty cache first; the part then uses that cache."""
@@ -277,7 +287,8 @@ class BenchRun:
         specs = {name: self._engine_spec(name, 1, **sizes) for name in options.toggles}
         is_kept = options.cache_dir is not None
         for name, spec in specs.items():
-            part_options = {"n_units": options.toggle_units, "context": options.context, "n_frames": options.frames}
+            part_options: JsonDict = {"n_units": options.toggle_units, "context": options.context, "lead_s": 0.0}
+            part_options["n_frames"] = options.frames
             job = {"part": "latency", "spec": spec, "options": part_options, "is_kept": is_kept}
             self._run_process(
                 f"toggle {name}", job, self._toggle_cache(name), options.toggle_limit_s, is_cold=not is_kept

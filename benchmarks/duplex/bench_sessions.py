@@ -20,6 +20,7 @@ from worker.loop.duplex_job import DuplexJob
 from worker.loop.observer import Observer
 from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import Event, Failure, PartialResult, StageTimes, UnitResult
+from worker.loop.session_handle import CutImage
 
 LISTEN, SPEAK = "LISTEN", "SPEAK"
 STAGES = [one.name for one in fields(StageTimes) if one.name != "load"]
@@ -108,7 +109,12 @@ class BenchSession:
         """Units sent and not ended."""
         return len(self._in_flight)
 
-    def send(self, sound: np.ndarray, images: Sequence[Image.Image], due: float | None = None) -> SentUnit:
+    def send_ahead(self, images: Sequence[Image.Image]) -> list[CutImage]:
+        """Send the images of a later unit. Returns: them for `send`."""
+        (limit,) = self.handle.slice_limits(1, None)
+        return [self.handle.send_ahead(image, limit) for image in images]
+
+    def send(self, sound: np.ndarray, images: Sequence[Image.Image | CutImage], due: float | None = None) -> SentUnit:
         """Send one unit. due: scheduled time on the monotonic clock; None = now."""
         sent = SentUnit(self.name, time.monotonic() if due is None else due)
         self._in_flight.append(sent)
@@ -163,15 +169,27 @@ class SyntheticMedia:
 
 
 def run_units(
-    running: RunningEngine, sessions: Sequence[BenchSession], media: SyntheticMedia, n_units: int, first: int = 0
+    running: RunningEngine,
+    sessions: Sequence[BenchSession],
+    media: SyntheticMedia,
+    n_units: int,
+    first: int = 0,
+    lead_s: float = 0.0,
 ) -> list[SentUnit]:
     """Send one unit of every session at once, and the next ones when all of these are closed.
 
+    Args:
+        lead_s: seconds by which the images come before their units; 0: with them.
     Raises: RuntimeError if a unit fails.
     """
     units: list[SentUnit] = []
     for unit in range(first, first + n_units):
-        sent = [session.send(media.audio(unit, n), media.images) for n, session in enumerate(sessions)]
+        images: list[Sequence[Image.Image | CutImage]] = [media.images] * len(sessions)
+        if lead_s:
+            images = [session.send_ahead(media.images) for session in sessions]
+            time.sleep(lead_s)
+        sent = [session.send(media.audio(unit, n), images[n]) for n, session in enumerate(sessions)]
+        del images  # an image's rows are held as long as it is referenced
         for session in sessions:
             done = session.done.get(timeout=RESULT_TIMEOUT_S)
             if done.error:

@@ -19,7 +19,15 @@ ROWS, ROWS_WITH_IMAGE = 16, 96  # padded sizes of a unit's prefill
 
 
 def unit_floor(
-    parts: EngineParts, ceilings: Ceilings, *, speaks: bool, batch: int, context: int, n_frames: int, steps: int
+    parts: EngineParts,
+    ceilings: Ceilings,
+    *,
+    speaks: bool,
+    batch: int,
+    context: int,
+    n_frames: int,
+    steps: int,
+    encodes_frames: bool = True,
 ) -> float:
     """Milliseconds for `batch` sessions at once: the sum over regions of max(copy time, multiply time).
 
@@ -28,6 +36,7 @@ def unit_floor(
         context: context rows that each session holds.
         n_frames: images in a unit, 0 or 1.
         steps: Euler steps.
+        encodes_frames: the images are encoded with the unit, not before it.
     """
     regions = parts.unit_steps.regions
     kv = {"batch": batch, "kv": context}
@@ -37,7 +46,7 @@ def unit_floor(
         ("audio_unit", {"batch": batch}, 1),
         ("unit_prefill", {**kv, "rows": ROWS_WITH_IMAGE if n_frames else ROWS}, 1),
     ]
-    if n_frames:
+    if n_frames and encodes_frames:
         runs.append(("vision", {"slices": batch, "patches": regions.shapes.patches[0]}, 1))
     if speaks:
         runs += [

@@ -56,7 +56,7 @@ class BenchJob:
 
     def latency(self) -> None:
         with self._start(observer=DecisionScript()).engine:
-            part_options = {name: self._options[name] for name in ("n_units", "context", "n_frames")}
+            part_options = {name: self._options[name] for name in ("n_units", "context", "n_frames", "lead_s")}
             found = measure_latency(self._running, **part_options, save=lambda found: self._save({"latency": found}))
             # Last, because it allocates memory that must not count towards the units' peak.
             ceilings = measure_ceilings(self.spec)

@@ -7,7 +7,9 @@ from worker.loop.results import NO_STAGES
 
 JsonDict = dict[str, Any]
 SUMMARY = (
-    *("listen_p95_ms", "speak_p95_ms", "first_sound_p95_ms", "sessions_ok", "cold_start_s", "cached_start_s"),
+    *("listen_p95_ms", "speak_p95_ms", "first_sound_p95_ms"),
+    *("listen_edge_p95_ms", "speak_edge_p95_ms", "first_sound_edge_p95_ms"),
+    *("sessions_ok", "cold_start_s", "cached_start_s"),
     *("recompiles", "graph_breaks", "cudagraph_skips", "peak_gb", "date", "torch", "command"),
 )
 GB = 1e9
@@ -55,15 +57,23 @@ def summary(result: JsonDict) -> JsonDict:
     """Figures of one run by name; None if this run has not measured them."""
     processes = result["processes"]
     latency, sessions = processes.get("latency", {}), processes.get("sessions", {})
-    rows = {row["mode"]: row for row in latency.get("latency", {}).get("rows", [])}
+    measured = latency.get("latency", {}).get("rows", [])
+    # Pictures come before their units where both cases were measured.
+    edge, rows = (
+        {row["mode"]: row for row in reversed(measured) if bool(_lead_s(row)) is ahead} for ahead in (False, True)
+    )
+    rows = {**edge, **rows}
     served = sessions.get("sessions", {}).get("rows", [])
     first = [row["first_run"] for row in served if "first_run" in row]
-    late = [row["late"] for row in (*rows.values(), *served, *first)]
+    late = [row["late"] for row in (*measured, *served, *first)]
     slots = "sessions" if "cold sessions" in processes or "sessions" in processes else "latency"
     figures = {
         "listen_p95_ms": _p95(rows.get("LISTEN"), "total_ms"),
         "speak_p95_ms": _p95(rows.get("SPEAK"), "total_ms"),
         "first_sound_p95_ms": _p95(rows.get("SPEAK"), "first_sound_ms"),
+        "listen_edge_p95_ms": _p95(edge.get("LISTEN"), "total_ms"),
+        "speak_edge_p95_ms": _p95(edge.get("SPEAK"), "total_ms"),
+        "first_sound_edge_p95_ms": _p95(edge.get("SPEAK"), "first_sound_ms"),
         "sessions_ok": max_served_sessions(served) if served else None,
         "cold_start_s": start_s(processes.get(f"cold {slots}")),
         "cached_start_s": start_s(processes.get(slots)) if f"cold {slots}" in processes else None,
@@ -142,7 +152,8 @@ def _format_start(start: JsonDict) -> str:
 
 def _format_latency(found: JsonDict) -> list[str]:
     lines = [
-        f"{'mode':7}{'units':>6}{'total p50':>11}{'p95':>8}{'p99':>8}{'first sound p50':>17}{'p95':>8}{'p99':>8}"
+        f"{'mode':7}{'picture':9}{'units':>6}{'total p50':>11}{'p95':>8}{'p99':>8}"
+        f"{'first sound p50':>17}{'p95':>8}{'p99':>8}"
         f"{'floor':>8}{'rows':>12}  stages p50/p95, ms"
     ]
     for row in found["rows"]:
@@ -153,7 +164,7 @@ def _format_latency(found: JsonDict) -> list[str]:
             if stage not in NO_STAGES and times["p95"] >= 0.05
         )
         lines.append(
-            f"{row['mode']:7}{row['n']:6}{total['p50']:11.1f}{total['p95']:8.1f}{total['p99']:8.1f}"
+            f"{row['mode']:7}{_picture(row):9}{row['n']:6}{total['p50']:11.1f}{total['p95']:8.1f}{total['p99']:8.1f}"
             f"{_format_number(first.get('p50')):>17}{_format_number(first.get('p95')):>8}{_format_number(first.get('p99')):>8}"
             f"{_format_number(row['floor_ms'], 2):>8}{'{}-{}'.format(*row['llm_rows']):>12}  {stages}"
         )
@@ -165,6 +176,17 @@ def _format_latency(found: JsonDict) -> list[str]:
         f"{f', device in use {used / GB:.2f} GB' if used else ''}"
     )
     return lines
+
+
+def _lead_s(row: JsonDict) -> float:
+    """Seconds by which pictures came before their units; 0 in results of earlier versions."""
+    lead_s: float = row.get("lead_s", 0.0)
+    return lead_s
+
+
+def _picture(row: JsonDict) -> str:
+    """When the pictures of a row came."""
+    return f"-{1000 * _lead_s(row):.0f} ms" if _lead_s(row) else "at edge"
 
 
 def _format_sessions(found: JsonDict) -> list[str]:

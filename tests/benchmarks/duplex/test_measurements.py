@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.duplex import latency
 from benchmarks.duplex import live_sessions as live_sessions
 from benchmarks.duplex.bench_sessions import (
     LISTEN,
@@ -34,7 +35,7 @@ from benchmarks.duplex.latency import measure_latency
 from benchmarks.duplex.live_sessions import LoadPlan, max_served_sessions, measure_sessions
 from benchmarks.duplex.region_errors import _ComparedRegions, compare_calls
 from benchmarks.duplex.region_slots import SlotTensors, vocoder_slots
-from benchmarks.duplex.tables import format_process
+from benchmarks.duplex.tables import format_process, summary
 from benchmarks.duplex.verdicts import verdicts
 from models.token2wav.flow.block_table import SPILL_ROW
 
@@ -77,7 +78,7 @@ def running(weights, choices, tmp_path_factory) -> Any:
 def test_times_listen_and_speak_units(running: RunningEngine) -> None:
     saved: list[int] = []
     found = measure_latency(
-        running, n_units=2, context=40, n_frames=0, save=lambda found: saved.append(len(found["rows"]))
+        running, n_units=2, context=40, n_frames=0, lead_s=0.5, save=lambda found: saved.append(len(found["rows"]))
     )
     listen, speak = found["rows"]
     assert (listen["mode"], speak["mode"], saved) == (LISTEN, SPEAK, [1, 2])
@@ -88,6 +89,23 @@ def test_times_listen_and_speak_units(running: RunningEngine) -> None:
     assert 40 < listen["llm_rows"][0] < listen["llm_rows"][1]
     assert not any(listen["late"].values())
     assert any("SPEAK" in line for line in format_process("latency", {"latency": found}))
+
+
+def test_times_pictures_before_and_with_their_units(running: RunningEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency, "WARM_UP_UNITS", 0)
+    found = measure_latency(running, n_units=1, context=40, n_frames=1, lead_s=0.02, save=lambda found: None)
+    rows = [(row["mode"], row["lead_s"]) for row in found["rows"]]
+    assert rows == [(LISTEN, 0.02), (LISTEN, 0.0), (SPEAK, 0.02), (SPEAK, 0.0)]
+    early = [row["n_early_slices"] for row in found["rows"]]
+    assert max(early) <= 1 and early[1] == early[3] == 0, f"expected at most those sent ahead, got {early}"
+    lines = format_process("latency", {"latency": found})
+    assert [line.split()[1] for line in lines if line.startswith(LISTEN)] == ["-20", "at"]
+    for row, total in zip(found["rows"], (10.0, 20.0, 30.0, 40.0), strict=True):
+        row["total_ms"] = {"p95": total}
+    result = {"processes": {"latency": {"latency": found}}, "environment": {"date": "", "torch": ""}, "command": []}
+    figures = summary(result)
+    keys = ("listen_p95_ms", "listen_edge_p95_ms", "speak_p95_ms", "speak_edge_p95_ms")
+    assert [figures[key] for key in keys] == [10.0, 20.0, 30.0, 40.0], figures
 
 
 def test_measures_live_sessions_within_the_remaining_time(running: RunningEngine) -> None:
