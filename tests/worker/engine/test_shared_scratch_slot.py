@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 
 from models.layers.kv_cache import KVCache
+from models.stages.early_images import EARLY_SLICES
 from models.stages.state import SlotState
 from tests.worker.compile.compile_stubs import StubModel
 from tests.worker.compile.test_compile_kernels import by_kernels
@@ -90,9 +91,7 @@ def test_compiled_layers_have_separate_scratch_slots(
 def test_slot_bytes_equal_the_growth_by_one_slot() -> None:
     model, *_, vocoder = loaded()
     config = make_config()
-    few, more = (
-        SlotState.allocate(model, n_slots=n, llm_len=config.llm_len, tts_len=building._tts_len(model)).nbytes()
-        for n in (2, 3)
-    )
+    lengths = {"llm_len": config.llm_len, "tts_len": building._tts_len(model)}
+    few, more = (SlotState.allocate(model, n_slots=n, **lengths, early_slices=EARLY_SLICES).nbytes() for n in (2, 3))
     assert building.slot_bytes(model, None, config) == more - few
     assert building.slot_bytes(model, vocoder, config) > more - few
