@@ -58,7 +58,6 @@ from worker.slots import SlotLease, SlotUse
 LOG = logging.getLogger(__name__)
 MAX_UNSENT = 8  # messages; a client that does not read them gets no further answers
 
-
 Received = ClientMessage | WireError
 
 
