@@ -20,16 +20,17 @@ INSTALL = "pip install sounddevice; on Linux also PortAudio (apt install libport
 
 
 class SoundCard:
-    """A sound card, used as `async with`: a `Source` of one unit per second, and `play` for the reply."""
+    """A sound card, used as `async with`: a `Source` of units, or of pieces of them, and `play` for the reply."""
 
-    def __init__(self, delay_ms: int):
+    def __init__(self, delay_ms: int, n_samples: int = UNIT_SAMPLES):
         """
         Args:
             delay_ms: delay before sound that follows silence, which avoids gaps.
+            n_samples: samples of a unit, or of a piece.
         Raises:
             SettingsError: without the package or without PortAudio.
         """
-        self._module, self._delay = _sounddevice(), delay_ms * SOUND_RATE // 1000
+        self._module, self._delay, self._n = _sounddevice(), delay_ms * SOUND_RATE // 1000, n_samples
         self._heard: asyncio.Queue[np.ndarray] = asyncio.Queue()
         self._second = np.zeros(0, np.float32)  # the part of the next unit that was recorded so far
         self._lock = threading.Lock()  # PortAudio calls on its own thread
@@ -58,10 +59,10 @@ class SoundCard:
         self._streams.close()
 
     async def next(self) -> ClientUnit | None:
-        """The next second of the microphone; sound is buffered between calls."""
-        while len(self._second) < UNIT_SAMPLES:
+        """The next second or piece of the microphone; sound is buffered between calls."""
+        while len(self._second) < self._n:
             self._second = np.concatenate((self._second, await self._heard.get()))
-        sound, self._second = np.split(self._second, [UNIT_SAMPLES])
+        sound, self._second = np.split(self._second, [self._n])
         return ClientUnit(sound)
 
     def play(self, pcm: np.ndarray) -> None:

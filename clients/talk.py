@@ -16,6 +16,8 @@ from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
+import numpy as np
+
 from clients import talk_table
 from clients.duplex import DuplexClient, connect
 from clients.errors import ClientError
@@ -25,9 +27,11 @@ from clients.reply_sound import ReplySound
 from clients.sound_card import SoundCard
 from clients.talk_options import HALF_DUPLEX_MODE, check, parser, session_config, spec, turn_settings
 from clients.terminal import interruptible, note
+from clients.turn_wait import SpeechEnd
 from clients.turns import TurnSession
-from clients.units import SILENCE, ClientUnit, FileUnits, Source, read_voice
+from clients.units import PIECES_PER_UNIT, ClientUnit, FileUnits, PieceSource, Source, read_voice
 from models.errors import ModelError
+from models.inputs.audio_sizes import SAMPLE_RATE, UNIT_SAMPLES
 from worker.protocol.messages import Error, Partial, Prepared, Result, Timeout
 from worker.protocol.queue_messages import Queued, QueueUpdate
 from worker.protocol.wire import Sound, WireError
@@ -56,14 +60,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def _run(args: argparse.Namespace) -> int:
-    source = SoundCard(args.delay_ms) if args.mic else FileUnits.of(args.input, video=not args.no_video, loop=args.loop)
+    config = session_config(args)
+    n_samples = UNIT_SAMPLES // (PIECES_PER_UNIT if config.get("early_unit") == "auto" else 1)
+    source = (
+        SoundCard(args.delay_ms, n_samples)
+        if args.mic
+        else FileUnits.of(args.input, video=not args.no_video, loop=args.loop)
+    )
     voice = None if args.voice is None else await asyncio.to_thread(read_voice, args.voice)
     sends_pictures = isinstance(source, FileUnits) and source.has_video
     name = args.session_id or f"{'omni' if sends_pictures else 'adx'}_{uuid.uuid4().hex[:12]}"
-    config = session_config(args)
     log = TalkLog()
     with ReplySound(args.out, args.delay_ms) as reply:
-        talk = ClientSession(args, source, log, reply)
+        talk = ClientSession(args, source, log, reply, n_samples)
         try:
             # The sound card records from the moment it is opened, so it is opened after the wait in the queue.
             async with (
@@ -75,7 +84,7 @@ async def _run(args: argparse.Namespace) -> int:
                 async with source:
                     await talk.run(client)
         finally:
-            reply.fill(len(log.units))
+            reply.fill(talk.sent_s)
             if args.transcript is not None and log.units:
                 head = {"url": args.url, "session_id": name, "input": "mic" if args.mic else args.input.name}
                 head |= {"system": args.prompt, "config": config}
@@ -114,11 +123,17 @@ async def _run_turns(args: argparse.Namespace) -> int:
 class ClientSession:
     """Sends the units of a source and logs the answers, from the first unit to the last answer."""
 
-    def __init__(self, args: argparse.Namespace, source: Source, log: TalkLog, reply: ReplySound):
-        self._args, self._source, self._log, self._reply = args, source, log, reply
+    def __init__(self, args: argparse.Namespace, source: Source, log: TalkLog, reply: ReplySound, n_samples: int):
+        """n_samples: samples of a message: a whole unit, or a piece."""
+        self._args, self._log, self._reply = args, log, reply
+        self._card = source if isinstance(source, SoundCard) else None
+        self._source = PieceSource(source) if n_samples < UNIT_SAMPLES and self._card is None else source
+        self._n_samples, self._per_unit = n_samples, UNIT_SAMPLES // n_samples
+        self._n_sent = 0  # messages
+        self._speech = SpeechEnd()
         self._paced = not args.fast and not args.mic  # a sound card has a clock of its own
         self._stop, self._answered = asyncio.Event(), asyncio.Event()
-        self._n_tail = 0
+        self._n_tail = 0  # messages
 
     def interruptible(self) -> AbstractAsyncContextManager[None]:
         """Inside it, Ctrl-C ends the conversation, or cancels the connecting before the first unit."""
@@ -145,31 +160,43 @@ class ClientSession:
             if start is None:
                 start = loop.time()
             if self._paced:
-                await self._until_stop(asyncio.sleep(start + len(self._log.units) - loop.time()))
+                await self._until_stop(asyncio.sleep(start + self.sent_s - loop.time()))
             if self._stop.is_set():
                 return
-            now = loop.time()
-            heard_s = len(self._log.units) + 1 if self._args.fast else now - start + 1
+            now, seconds = loop.time(), self._n_samples / SAMPLE_RATE
+            heard_s = self.sent_s + seconds if self._args.fast else now - start + seconds
             self._answered.clear()
-            self._log.sent(now, heard_s)
+            self._n_sent += 1
+            self._speech.push(unit.sound)
+            self._log.sent(now, heard_s, self._spoken_s(heard_s))
             await client.send_unit(unit.sound, unit.jpegs)
             if self._args.fast:
                 await self._until_stop(self._answered.wait())
 
+    @property
+    def sent_s(self) -> float:
+        """Length of the sound that was sent, in s."""
+        return self._n_sent / self._per_unit
+
+    def _spoken_s(self, heard_s: float) -> float | None:
+        """The end of the speech so far on the time line; `heard_s` is that of the last sample."""
+        return None if self._speech.end_s is None else heard_s - self.sent_s + self._speech.end_s
+
     async def _next(self) -> ClientUnit | None:
         """The next unit of the input; at its end silence while a turn goes on; then None."""
-        n = len(self._log.units) - self._n_tail
-        unit = None if n == self._args.units or self._n_tail else await self._source.next()
-        if unit is not None or self._args.mic or self._n_tail == self._args.tail:
+        n, most = self._n_sent - self._n_tail, self._args.units
+        is_whole = self._n_sent % self._per_unit == 0
+        unit = None if (most and n == most * self._per_unit) or self._n_tail else await self._source.next()
+        if unit is not None or self._args.mic or self._n_tail == self._args.tail * self._per_unit:
             return unit
-        if self._paced:  # the answer to the last unit decides, and arrives within a second
+        if self._paced and is_whole:  # the answer to the last unit decides, and arrives within a second
             while self._log.n_open and not self._stop.is_set():
                 await self._answered.wait()
                 self._answered.clear()
-        if not self._log.turn_open:
+        if is_whole and not self._log.turn_open:
             return None
         self._n_tail += 1
-        return SILENCE
+        return ClientUnit(np.zeros(self._n_samples, np.float32))
 
     async def _until_stop(self, work: Coroutine[Any, Any, Value]) -> Value | None:
         """The result of `work`; None if Ctrl-C or the end of the conversation comes first."""
@@ -186,6 +213,8 @@ class ClientSession:
         loop = asyncio.get_running_loop()
         async for message in client:
             now, done = loop.time(), None
+            if isinstance(message, Result | Error):
+                self._answered.set()
             match message:
                 case Partial():
                     self._add_sound(message, message.audio_data, now)
@@ -200,7 +229,6 @@ class ClientSession:
                     note(f"the server ends the conversation: {message.reason}")
             if done is not None:
                 print(talk_table.row(done))
-                self._answered.set()
 
     def _add_sound(self, message: Partial | Result, sound: Sound | None, now: float) -> None:
         unit = self._log.current()
@@ -209,8 +237,8 @@ class ClientSession:
         pcm = sound.samples(f"{message.type}.audio_data")
         begin = self._reply.add(unit.arrived_s(now), pcm)
         self._log.sounded(unit, now, len(pcm), begin)
-        if isinstance(self._source, SoundCard):
-            self._source.play(pcm)
+        if self._card is not None:
+            self._card.play(pcm)
 
 
 def _note_session(client: DuplexClient, prepared: Prepared) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from clients.record import ClientUnitLog
+from clients.turn_wait import TurnWait
 from worker.protocol.queue_messages import Queued, QueueUpdate
 from worker.transcript.table import Columns, quoted
 
@@ -20,7 +21,8 @@ def row(unit: ClientUnitLog) -> str:
     """The line of a unit."""
     times = [_ms(one) for one in (unit.reply_ms, unit.first_sound_ms, unit.server_ms, unit.headroom_ms)]
     text = quoted(unit.text, ends_turn=unit.end_of_turn) if unit.error is None else repr(unit.error)
-    return f"{UNIT.line([str(unit.index)])} {FACTS.line([unit.decision, *times, str(unit.backlog)])} | {text}"
+    line = f"{UNIT.line([str(unit.index)])} {FACTS.line([unit.decision, *times, str(unit.backlog)])} | {text}"
+    return line if unit.wait is None else f"{line}\n{_wait(unit.wait)}"
 
 
 def waiting(message: Queued | QueueUpdate) -> str:
@@ -38,8 +40,19 @@ def closing(summary: dict[str, Any]) -> str:
     for key, name in (("reply_ms", "reply"), ("first_sound_ms", "first sound")):
         if (ms := summary[key]) is not None:
             lines.append(f"{name}: p50 {ms['p50']:.1f}, p95 {ms['p95']:.1f}, max {ms['max']:.1f} ms")
+    if (waits := summary["wait_ms"]) is not None:
+        p50, p95 = (", ".join(f"{name} {ms[which]:.0f}" for name, ms in waits.items()) for which in ("p50", "p95"))
+        lines += [f"end of speech to sound, p50: {p50} ms", f"end of speech to sound, p95: {p95} ms"]
     lines.append(f"deadline misses: {summary['deadline_misses']} results later than 1 s after their unit")
     return "\n".join(lines)
+
+
+def _wait(wait: TurnWait) -> str:
+    """The wait for the turn that begins with the unit above, by part."""
+    saved = f" (saved {wait.saved:.0f})" if wait.saved else ""
+    parts = f"model {wait.model:.0f}, vocoder {wait.vocoder:.0f}, transport {wait.transport:.0f}"
+    whole = f"end of speech to sound {wait.total:.0f} ms: alignment {wait.alignment:.0f}{saved}"
+    return f"     {whole}, {parts}, playback {wait.playback:.0f}"
 
 
 def _ms(value: float | None) -> str:

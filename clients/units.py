@@ -5,6 +5,7 @@ Contains no pacing and no sockets.
 
 import asyncio
 import io
+from collections import deque
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ import numpy as np
 from PIL import Image
 
 from models.errors import SettingsError
-from models.inputs.audio_sizes import UNIT_SAMPLES
 from worker.media import MediaUnits, read_units
 
 JPEG_QUALITY = 70
@@ -24,10 +24,10 @@ MAX_VOICE_S = 60
 
 @dataclass(frozen=True, eq=False)
 class ClientUnit:
-    """One second of input.
+    """One second of input, or a piece of it.
 
     Attributes:
-        sound: [16000] float32 at 16 kHz in [-1, 1].
+        sound: [16000] float32 at 16 kHz in [-1, 1]; fewer samples in a piece.
         jpegs: encoded pictures.
     """
 
@@ -35,7 +35,7 @@ class ClientUnit:
     jpegs: tuple[bytes, ...] = ()
 
 
-SILENCE = ClientUnit(np.zeros(UNIT_SAMPLES, np.float32))
+PIECES_PER_UNIT = 10
 
 
 class Source(Protocol):
@@ -43,6 +43,24 @@ class Source(Protocol):
 
     async def next(self) -> ClientUnit | None:
         """The next unit; None at the end. Raises: MediaError."""
+
+
+class PieceSource:
+    """The units of another source in pieces. The pictures of a second come with its middle, as from a camera."""
+
+    def __init__(self, source: Source):
+        self._source = source
+        self._pieces: deque[ClientUnit] = deque()
+
+    async def next(self) -> ClientUnit | None:
+        """The next piece; None at the end. Raises: MediaError."""
+        if not self._pieces:
+            unit = await self._source.next()
+            if unit is None:
+                return None
+            for number, sound in enumerate(np.array_split(unit.sound, PIECES_PER_UNIT)):
+                self._pieces.append(ClientUnit(sound, unit.jpegs if number == PIECES_PER_UNIT // 2 else ()))
+        return self._pieces.popleft()
 
 
 class FileUnits:

@@ -18,6 +18,7 @@ from PIL import Image
 
 from benchmarks.turns.questions import RATE, Conditions, UserSound, load_questions, user_sound
 from clients.duplex import DuplexClient, connect
+from clients.turn_wait import WorkerTimes
 from worker.protocol.messages import Error, Partial, Result, Spec
 
 SPEC = Spec(partial_results=True, sound_in="pcm16", sound_out="pcm16")
@@ -55,17 +56,15 @@ class AnsweredTurn:
         position: samples of the user's sound up to the piece that its first unit ran with.
         sound_at: arrival of its first sound, since the first sample of the user's sound; None without sound.
         early, shift_ms: of its first unit's result.
-        first_sound, first_vocoder, lag, wait: of its first unit's result, in the worker.
+        model, vocoder: in the worker, as in `clients.turn_wait`; None without sound.
     """
 
     position: int
     sound_at: float | None
     early: bool
     shift_ms: float
-    first_sound: float | None
-    first_vocoder: float | None
-    lag: float
-    wait: float
+    model: float | None
+    vocoder: float | None
 
 
 @dataclass
@@ -146,18 +145,9 @@ class _User:
         self._run.n_late += now - sent > 1
         if not result.is_listen and not self._is_speaking:
             sound_at = None if self._first_sound is None else 1000 * (self._first_sound - self._begin)
-            self._run.turns.append(
-                AnsweredTurn(
-                    position=(number + 1) * self._piece,
-                    sound_at=sound_at,
-                    early=bool(result.early),
-                    shift_ms=result.shift_ms or 0.0,
-                    first_sound=result.stages.get("first_sound"),
-                    first_vocoder=result.stages.get("first_vocoder"),
-                    lag=result.lag_ms,
-                    wait=result.stages.get("wait") or 0.0,
-                )
-            )
+            position, times = (number + 1) * self._piece, WorkerTimes.of(result) or (None, None)
+            shift_ms = result.shift_ms or 0.0
+            self._run.turns.append(AnsweredTurn(position, sound_at, bool(result.early), shift_ms, *times))
         self._is_speaking = not result.is_listen and not result.end_of_turn
         self._first_sound = None
 

@@ -51,9 +51,8 @@ def _outcome(question: dict[str, Any], turns: Sequence[dict[str, Any]]) -> Outco
     end_ms = 1000 * question["end"] / RATE
     wait = first["sound_at"] - end_ms
     alignment = 1000 * first["position"] / RATE - end_ms
-    vocoder = first["first_vocoder"] or 0.0
-    worker = (first["first_sound"] or 0.0) + first["lag"] - first["wait"]  # from the piece's arrival at the worker
-    parts = dict(zip(PARTS, (alignment, worker - vocoder, vocoder, wait - alignment - worker), strict=True))
+    model, vocoder = first["model"] or 0.0, first["vocoder"] or 0.0
+    parts = dict(zip(PARTS, (alignment, model, vocoder, wait - alignment - model - vocoder), strict=True))
     return Outcome(False, hesitates, wait, parts, first["shift_ms"], first["early"])
 
 

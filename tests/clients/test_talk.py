@@ -100,6 +100,23 @@ def test_fast(
         assert np.all(np.abs(turn).reshape(-1, 240).max(1) > 0.1), "expected a turn without gaps"
 
 
+def test_early_units_in_pieces(server: FakeWorkerThread, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second of silence, 300 ms of speech, silence: the worker answers at the pause, 200 ms after the speech."""
+    sound = np.zeros(48_000, np.float32)
+    sound[16_000:20_800] = 0.1 * np.random.default_rng(0).standard_normal(4_800)
+    soundfile.write(tmp_path / "asked.wav", sound, 16_000)
+    files = ["--input", str(tmp_path / "asked.wav"), "--out", str(tmp_path / "reply.wav")]
+    status = talk.main(["--url", server.url, *files, "--fast", "--set", "early_unit=auto", "--tail", "2"])
+    out, err = capsys.readouterr()
+    assert status == 0, err
+    transcript, _ = outputs(tmp_path)
+    units = transcript["units"]
+    assert [(one["decision"], one["heard_s"]) for one in units[:3]] == [("LISTEN", 1), ("SPEAK", 1.5), ("SPEAK", 2.5)]
+    assert [one.get("shift_ms") for one in units] == [None, 500, None, None], "expected four units in all"
+    assert units[1]["early"] and units[1]["wait"]["alignment"] == pytest.approx(200, abs=11)
+    assert transcript["summary"]["early"] == 1 and "end of speech to sound" in out
+
+
 def test_paced_through_gateway(gateway_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "reply.wav"
     begun = time.monotonic()

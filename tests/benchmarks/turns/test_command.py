@@ -39,7 +39,7 @@ def test_run_writes_its_rows(
 def test_load_travels_as_json() -> None:
     load = TurnLoad("ws://x", 1, 2, Conditions(pauses_ms=(1, 2)), {"early_unit": "auto"}, "omni_")
     assert load_of(json.loads(json.dumps(turns.asdict(load)))) == load
-    assert AnsweredTurn(1, None, True, 2.0, None, None, 0.0, 0.0).sound_at is None
+    assert AnsweredTurn(1, None, True, 2.0, None, None).sound_at is None
 
 
 @pytest.mark.parametrize("given", [["--piece-ms", "300"], ["--modes", "on"], ["--decisions", "oracle"]])

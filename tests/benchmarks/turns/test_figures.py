@@ -15,8 +15,8 @@ QUESTIONS = [
 
 
 def turn(at_ms: float, sound_at: float | None, **given: Any) -> dict[str, Any]:
-    """A turn whose first unit ran `at_ms` into the sound; 30 ms in the worker's queue, 70 ms of work after it."""
-    held = {"early": False, "shift_ms": 0.0, "first_sound": 75.0, "first_vocoder": 20.0, "lag": 30.0, "wait": 5.0}
+    """A turn whose first unit ran `at_ms` into the sound."""
+    held = {"early": False, "shift_ms": 0.0, "model": 80.0, "vocoder": 20.0}
     return {"position": int(at_ms * 16), "sound_at": sound_at, **held, **given}
 
 
