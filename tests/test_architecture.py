@@ -48,7 +48,7 @@ slots
 service doctor
 http
 serving
-main offline
+main offline plan
 """
 SERVER = """
 origins doors.errors request_ids

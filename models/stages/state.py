@@ -123,6 +123,11 @@ class SlotState:
             if cache is not None:
                 cache.split_scratch()
 
+    def slot_bytes(self) -> dict[str, int]:
+        """Bytes of one slot by part, without scratch slots."""
+        parts = {field.name: list(_tensors(getattr(self, field.name))) for field in fields(self)}
+        return {name: sum(tensor[0].nbytes for tensor in tensors) for name, tensors in parts.items() if tensors}
+
     def nbytes(self) -> int:
         """Bytes of all slots."""
         return held_bytes(self.tensors())

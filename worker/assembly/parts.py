@@ -293,25 +293,33 @@ def max_sessions(model: OmniModel, flow_parts: FlowAndHift | None, config: Engin
         return CPU_SESSIONS
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(model.device)
-    one = slot_bytes(model, flow_parts, config)
-    n_slots = min(int(free * MEMORY_SHARE) // one, MAX_SESSIONS)
+    one = sum(slot_bytes(model, flow_parts, config).values())
+    n_slots = slots_in(free, one)
     if n_slots < 1:
         expected = f"at least {one / 2**30:.1f} GiB for one session"
         raise SettingsError("free GPU memory", expected=expected, got=f"{free / 2**30:.1f} GiB")
     return n_slots
 
 
-def slot_bytes(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> int:
-    """Bytes of one session's slot without scratch slots, measured by allocating one."""
+def slots_in(free_bytes: int, slot_bytes: int) -> int:
+    """Slots that a worker allocates in the memory that is free after the weights are loaded."""
+    return min(int(free_bytes * MEMORY_SHARE) // slot_bytes, MAX_SESSIONS)
+
+
+def slot_bytes(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> dict[str, int]:
+    """Bytes of one session's slot by part, without scratch slots, measured by allocating one.
+
+    On the meta device nothing is allocated.
+    """
     lengths = {"llm_len": _llm_len(model, config), "tts_len": _tts_len(model)}
     state = SlotState.allocate(model, n_slots=1, **lengths, shared_scratch=True, early_slices=_early_slices(config))
-    n_bytes = sum(tensor[0].nbytes for tensor in state.tensors())
+    n_bytes = state.slot_bytes()
     del state
     if flow_parts is not None:
         flow, hift, steps = flow_parts.flow, flow_parts.hift, (config.euler_steps,)
         few, more = (
             Vocoder(flow, hift, sizes=_flow_sizes(n, config), steps=steps, kernels="plain").n_bytes for n in (1, 2)
         )
-        n_bytes += more - few
+        n_bytes["vocoder"] = more - few
     torch.cuda.empty_cache()
     return n_bytes

@@ -151,7 +151,7 @@ def named(what: str) -> Iterator[None]:
         raise WarmUpError(f"warm-up: {what}", expected="success", got=got) from error
 
 
-class _WarmUpSession:
+class WarmUpSession:
     """One session of the warm-up."""
 
     def __init__(self, engine: Engine, name: str, config: SessionConfig, prompt: SystemPrompt):
@@ -162,12 +162,20 @@ class _WarmUpSession:
     def prepare(self) -> None:
         self.handle.prepare(self._prompt).result()
 
-    def send(self, unit: WarmUpUnit) -> float:
-        """Send a unit. Returns: ms on this thread until the engine has it."""
+    def send(self, unit: WarmUpUnit, *, has_picture: bool = True, speaks: bool | None = None) -> float:
+        """Send a unit. Returns: ms on this thread until the engine has it.
+
+        has_picture: with its picture. speaks: whether it has to speak; None: the model decides.
+        """
         if self.handle.context_len > self._max_rows:
             self.prepare()  # the context is full: units do not leave it, and the file has more seconds
         start = time.perf_counter()
-        taken = self.handle.send(unit.sound, [unit.picture])
+        taken = self.handle.send(
+            unit.sound,
+            [unit.picture] if has_picture else [],
+            force_listen=speaks is False,
+            force_speak=speaks is True,
+        )
         spent = 1000 * (time.perf_counter() - start)
         taken.result()
         return spent
@@ -191,7 +199,7 @@ class _Run:
 
     def __init__(self, engine: Engine, log: Log, progress: Progress, *, briefly: bool):
         self._engine, self._log, self._progress = engine, log, progress
-        self._sessions: list[_WarmUpSession] = []
+        self._sessions: list[WarmUpSession] = []
         self._has_sound = False
         self._briefly = briefly
 
@@ -222,13 +230,13 @@ class _Run:
         self._speak(report)
         return report
 
-    def _open(self, config: SessionConfig, prompt: SystemPrompt) -> _WarmUpSession:
-        session = _WarmUpSession(self._engine, f"warm-up {len(self._sessions) + 1}", config, prompt)
+    def _open(self, config: SessionConfig, prompt: SystemPrompt) -> WarmUpSession:
+        session = WarmUpSession(self._engine, f"warm-up {len(self._sessions) + 1}", config, prompt)
         self._sessions.append(session)
         session.prepare()
         return session
 
-    def _run_units(self, session: _WarmUpSession, units: list[WarmUpUnit], report: WarmUpReport) -> None:
+    def _run_units(self, session: WarmUpSession, units: list[WarmUpUnit], report: WarmUpReport) -> None:
         """Run units in order, until a turn ends, or of a brief warm-up until the model has spoken."""
         first, n = time.perf_counter(), len(units)
         for number, unit in enumerate(units, 1):

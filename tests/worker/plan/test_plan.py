@@ -1,0 +1,73 @@
+"""`worker.plan`: memory equals that of a worker's modules and slots, and kinds of sessions are measured."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from models.errors import SettingsError
+from tests.worker.loop.engines import loaded, make_config, make_parts, make_prompt, make_sound, short_speech
+from worker.assembly.parts import MEMORY_SHARE, slot_bytes
+from worker.config.session import EngineConfig
+from worker.engine import Engine
+from worker.plan.__main__ import gpu_bytes, main
+from worker.plan.measure import KINDS, measure, time_lines
+from worker.plan.memory import plan_memory
+from worker.start.warmup import WarmUpUnit
+
+SECOND = WarmUpUnit(make_sound(0), b"")
+
+
+def test_memory_is_that_of_the_modules_and_slots() -> None:
+    config = make_config().model_copy(update={"max_sessions": None, "dtype": "float32"})
+    model, _, _, vocoder = loaded()
+    plan = plan_memory(config, 2**30, by_kernels=False)
+    tensors = [tensor for part in (model, vocoder.flow, vocoder.hift) for tensor in part.state_dict().values()]
+    held = sum(tensor.nbytes for tensor in tensors)
+    assert sum(plan.weights.values()) == held, plan.weights
+    assert plan.slot == slot_bytes(model, vocoder, config)
+    assert plan.n_slots == min(int((2**30 - held) * MEMORY_SHARE) // sum(plan.slot.values()), 64)
+    by_kernels = plan_memory(config, 2**30)
+    assert by_kernels.host > 0 and by_kernels.host == sum(plan.weights.values()) - sum(by_kernels.weights.values())
+    half = plan_memory(config.model_copy(update={"dtype": "bfloat16"}), 2**30)
+    assert 2 * half.host == by_kernels.host and half.slot["hidden"] * 2 == plan.slot["hidden"]
+    few = config.model_copy(update={"max_sessions": 3})
+    assert plan_memory(few, 2**30).n_slots == 3
+    assert plan_memory(few, held + 2 * sum(plan.slot.values()), by_kernels=False).n_slots == 1
+    assert plan_memory(config, 1000).n_slots == 0
+
+
+@pytest.mark.parametrize("text", ["", "0GB", "many", "24MB", "-1"])
+def test_refuses_a_size_that_is_none(text: str) -> None:
+    with pytest.raises(SettingsError, match="--gpu: expected a size such as 24GB"):
+        gpu_bytes(text)
+
+
+def test_command_needs_no_weights(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [gpu_bytes(text) for text in ("24GB", "24", "0.5 gib")] == [24 << 30, 24 << 30, 1 << 29]
+    shutil.copy(root / "tests" / "data" / "released_config.json", tmp_path / "config.json")
+    config = tmp_path / "settings.json"
+    config.write_text(json.dumps({"model": {"device": "cpu"}}), encoding="utf-8")
+    flags = ["--config", str(config), "--model-path", str(tmp_path)]
+    assert main([*flags, "--gpu", "80GB"]) == 0
+    text = capsys.readouterr().out
+    n_slots = plan_memory(EngineConfig(model_path=tmp_path), 80 << 30).n_slots
+    assert 20 < n_slots < 64, n_slots
+    for part in ("llm ", "tts ", f" {n_slots} sessions of any kind fit", "without a vocoder", "not measured"):
+        assert part in text, f"expected {part!r}, got:\n{text}"
+    assert main([*flags, "--gpu", "12GB"]) == 0 and "no session fits" in capsys.readouterr().out
+    assert main(flags) == 2 and "expected --gpu SIZE or --measure" in capsys.readouterr().err
+
+
+def test_kinds_are_measured_and_sessions_closed() -> None:
+    config = make_config(2)
+    with short_speech(), Engine(make_parts(config), config) as engine:
+        kinds = [kind for kind in KINDS if not kind.has_picture]
+        costs = measure(engine, [SECOND], make_prompt(), kinds)
+        assert engine.n_free() == 2
+    assert [cost.kind for cost in costs] == kinds
+    for cost in costs:
+        assert cost.n == 2 and cost.lone_s > 0 and cost.together_s > 0 and cost.most >= 0, cost
+    lines = time_lines(costs)
+    assert len(lines) == 3 and "every unit speaks" in lines[1] and "2 at once" in lines[1], lines

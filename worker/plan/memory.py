@@ -1,0 +1,107 @@
+"""How many sessions fit into a GPU's memory, from the checkpoint's configuration alone: no weights are read.
+
+The sizes are those of the modules and slots that a worker builds, on the meta device. Weights of the vocoder are read,
+since some of its sizes are in its files only.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from models.checkpoint.config import load_config
+from models.load import build_on_meta, weight_dtype
+from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
+from worker.assembly.parts import MEMORY_SHARE, slot_bytes, slots_in
+from worker.config.session import EngineConfig
+
+# Tables that the project's kernels read from the host's memory, so that they take none of the GPU.
+HOST_TABLES = ("llm.model.embed_tokens.", "tts.emb_text.", "tts.model.embed_tokens.")
+HOST = "text embeddings, in host memory"
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of a worker on a GPU.
+
+    Attributes:
+        weights: by part.
+        host: of text embeddings, which the project's kernels leave in host memory.
+        slot: of one session by part; all kinds of sessions have equal slots.
+        n_slots: that fit; 0 if not even one does.
+    """
+
+    total: int
+    weights: dict[str, int]
+    host: int
+    slot: dict[str, int]
+    n_slots: int
+
+    @property
+    def free(self) -> int:
+        """Bytes that the weights leave."""
+        return self.total - sum(self.weights.values())
+
+    @property
+    def rest(self) -> int:
+        """Bytes for activations, CUDA graphs and the CUDA context."""
+        return self.free - self.n_slots * sum(self.slot.values())
+
+
+def plan_memory(config: EngineConfig, total: int, *, by_kernels: bool = True) -> MemoryPlan:
+    """The memory of a worker with these settings.
+
+    Args:
+        config: of the engine; `model_path` is a folder with at least `config.json`.
+        total: bytes of the GPU.
+        by_kernels: the project's kernels run the model.
+    Raises: ConfigError; CheckpointError for an incomplete vocoder folder.
+    """
+    dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
+    model = build_on_meta(load_config(config.model_path)).to(dtype)
+    weights: dict[str, int] = {}
+    host = 0
+    for name, tensor in model.state_dict().items():
+        n_bytes = math.prod(tensor.shape) * weight_dtype(name, dtype).itemsize
+        if by_kernels and name.startswith(HOST_TABLES):
+            host += n_bytes
+        else:
+            part = name.partition(".")[0]
+            weights[part] = weights.get(part, 0) + n_bytes
+    flow_parts = None
+    if model.config.init_tts and config.token2wav_folder.is_dir():
+        loaded = load_flow_and_hift(config.token2wav_folder, dtype=dtype, hift_dtype=dtype)
+        weights["flow"], weights["hift"] = _n_bytes(loaded.flow), _n_bytes(loaded.hift)
+        flow_parts = FlowAndHift(loaded.flow.to("meta"), loaded.hift.to("meta"))
+    slot = slot_bytes(model, flow_parts, config)
+    free = max(0, total - sum(weights.values()))
+    fitting = slots_in(free, sum(slot.values()))
+    n_slots = fitting if config.max_sessions is None else min(config.max_sessions, fitting)
+    return MemoryPlan(total, weights, host, slot, n_slots)
+
+
+def _n_bytes(module: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in module.state_dict().values())
+
+
+def memory_lines(plan: MemoryPlan) -> list[str]:
+    """The plan as text."""
+    lines = [f"memory: {_size(plan.total)}"]
+    lines += [f"  weights  {name:<24}{_size(n_bytes):>12}" for name, n_bytes in plan.weights.items()]
+    lines += [f"  ({HOST}: {_size(plan.host)})"] if plan.host else []
+    if "flow" not in plan.weights:
+        lines.append("  (without a vocoder, which the checkpoint does not contain)")
+    lines += [f"  slot     {name:<24}{_size(n_bytes):>12}" for name, n_bytes in plan.slot.items()]
+    lines.append(f"  weights {_size(sum(plan.weights.values()))}, one slot {_size(sum(plan.slot.values()))}")
+    if not plan.n_slots:
+        return [*lines, "  no session fits"]
+    lines.append(
+        f"  {plan.n_slots} sessions of any kind fit; {_size(plan.rest)} are left for activations, CUDA graphs and "
+        f"the CUDA context, at least {1 - MEMORY_SHARE:.0%} of what the weights leave"
+    )
+    return lines
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 2**27 else f"{n_bytes / 2**20:.2f} MiB"
