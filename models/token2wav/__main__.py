@@ -1,5 +1,8 @@
 """`python -m models.token2wav speech_tokens.json --voice me.wav --out out.wav`: speech tokens to a sound file.
 
+`python -m models.token2wav convert in.wav --voice me.wav --out out.wav` speaks the tokens of a sound in another voice.
+`--model` of a conversion is a vocoder folder, or a checkpoint of S3Gen.
+
 The only file of the vocoder that reads arguments and prints.
 
 Without `--stream` all tokens are synthesized in one pass, 960 samples per token. With `--stream` they arrive 25 at a
@@ -21,7 +24,10 @@ from models.atomic_file import check_target
 from models.errors import ModelError, SettingsError, TokenError
 from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift, load_voice_parts
+from models.token2wav.prompt.prompt_sound import MIN_SECONDS
 from models.token2wav.prompt.sound_file import read_sound, write_sound
+from models.token2wav.prompt.source_tokens import speech_tokens_of
+from models.token2wav.s3gen.load import load_s3gen
 from models.token2wav.settings import FRAMES_PER_TOKEN, SAMPLE_RATE
 from models.token2wav.stream.region_table import VocoderShapes, columns_for
 from models.token2wav.stream.vocoder import Chunk, Vocoder
@@ -32,7 +38,9 @@ from models.token2wav.voice.voice_cache import VoiceCache
 from models.token2wav.voice.voice_maker import VoiceMaker
 
 TINY = Path(__file__).parents[2] / "assets" / "tiny" / "assets" / "token2wav"
+STEPS = 10
 MAX_STEPS = 100
+MAX_SOURCE_SECONDS = 600  # of a sound to convert
 MAX_SEED = 2**63 - 1
 
 
@@ -43,27 +51,63 @@ class Speech(NamedTuple):
     first_s: float  # seconds from the first tokens to the first sound
 
 
+class Times(NamedTuple):
+    """When a run started, had its model, and had its voice, in seconds of `time.perf_counter`."""
+
+    begun: float
+    loaded: float
+    prepared: float
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m models.token2wav", description="Speech tokens to a sound file.")
-    parser.add_argument(
-        "speech_tokens", metavar="TOKENS.json", help='a JSON list of speech tokens, or {"codes": [...]}'
-    )
-    parser.add_argument("--voice", required=True, metavar="SOUND", help="sound file with 0.5 to 30 s of the voice")
-    parser.add_argument("--out", required=True, metavar="WAV", help="output file: 24 kHz, mono, 16 bits")
-    parser.add_argument("--stream", action="store_true", help="synthesize chunk by chunk, as in a conversation")
-    parser.add_argument("--steps", type=int, default=10, metavar="N", help="Euler steps (default: %(default)s)")
-    parser.add_argument("--model", default=str(TINY), metavar="DIR", help="vocoder folder (default: %(default)s)")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="type of the flow")
-    parser.add_argument("--compat", choices=["reference"], help="join chunks exactly as the public implementation")
-    parser.add_argument("--cache", metavar="DIR", help="folder for prepared voices")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the flow's noise")
-    args = parser.parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    parse, run = (_convert_arguments, _convert) if argv[:1] == ["convert"] else (_token_arguments, _run)
+    args = parse(argv)
     try:
-        return _run(args)
+        return run(args)
     except ModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _token_arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m models.token2wav",
+        description="Speech tokens to a sound file. `convert` as the first argument converts a sound instead.",
+    )
+    parser.add_argument(
+        "speech_tokens", metavar="TOKENS.json", help='a JSON list of speech tokens, or {"codes": [...]}'
+    )
+    _add_shared(parser)
+    parser.add_argument("--compat", choices=["reference"], help="join chunks exactly as the public implementation")
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="Euler steps (default: %(default)s)")
+    return parser.parse_args(argv)
+
+
+def _convert_arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m models.token2wav convert", description="The speech of a sound file in another voice."
+    )
+    parser.add_argument(
+        "sound", metavar="IN", help=f"sound file with {MIN_SECONDS} to {MAX_SOURCE_SECONDS} s of speech"
+    )
+    _add_shared(parser)
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help=f"Euler steps (default: {STEPS}, or 2 for S3Gen's mean flow)"
+    )
+    parser.set_defaults(compat=None)
+    return parser.parse_args(argv[1:])
+
+
+def _add_shared(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--voice", required=True, metavar="SOUND", help="sound file with 0.5 to 30 s of the voice")
+    parser.add_argument("--out", required=True, metavar="WAV", help="output file: 24 kHz, mono, 16 bits")
+    parser.add_argument("--stream", action="store_true", help="synthesize chunk by chunk, as in a conversation")
+    parser.add_argument("--model", default=str(TINY), metavar="PATH", help="vocoder folder (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="type of the flow")
+    parser.add_argument("--cache", metavar="DIR", help="folder for prepared voices")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the flow's noise")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -71,28 +115,80 @@ def _run(args: argparse.Namespace) -> int:
     speech_tokens = _read_tokens(args.speech_tokens)
     sound = read_sound(args.voice)
     begun = time.perf_counter()
-    parts = load_flow_and_hift(args.model, device=args.device, dtype=getattr(torch, args.dtype))
+    parts = _sound_parts(args)
     vocab_size = parts.flow.config.vocab_size
     if (wrong := next((token for token in speech_tokens if not 0 <= token < vocab_size), None)) is not None:
         raise TokenError(f"{args.speech_tokens}: speech tokens", expected=f"0 to {vocab_size - 1}", got=wrong)
     loaded = time.perf_counter()
     voice = _voice(args, parts, *sound)
+    speech, prepared = _speak(args, parts, voice, speech_tokens)
+    return _finish(args, speech, Times(begun, loaded, prepared))
+
+
+def _convert(args: argparse.Namespace) -> int:
+    is_s3gen = Path(args.model).is_file()
+    if not is_s3gen and args.steps is None:
+        args.steps = STEPS
+    _check(args)
+    source, rate = read_sound(args.sound, max_seconds=MAX_SOURCE_SECONDS)
+    sound = read_sound(args.voice)
+    begun = time.perf_counter()
+    if is_s3gen:
+        return _convert_by_s3gen(args, source, rate, sound, begun)
+    parts, voice_parts = _sound_parts(args), load_voice_parts(args.model, device=args.device)
+    loaded = time.perf_counter()
+    voice = _voice(args, parts, *sound)
+    speech_tokens = speech_tokens_of(voice_parts.speech_tokenizer, source[0], rate)
+    speech, prepared = _speak(args, parts, voice, speech_tokens.tolist())
+    return _finish(args, speech, Times(begun, loaded, prepared))
+
+
+def _convert_by_s3gen(
+    args: argparse.Namespace, source: Tensor, rate: int, sound: tuple[Tensor, int], begun: float
+) -> int:
+    for name in ("stream", "cache"):
+        if getattr(args, name):
+            raise SettingsError(f"--{name}", expected="a vocoder folder in --model", got=f"{args.model}, a file")
+    model = load_s3gen(args.model, device=args.device, dtype=getattr(torch, args.dtype))
+    loaded = time.perf_counter()
+    wave, voice_rate = sound
+    with torch.no_grad():
+        voice = model.prepare_voice(wave[0], voice_rate)
+        speech_tokens = speech_tokens_of(model.tokenizer, source[0], rate)
+        prepared = time.perf_counter()
+        speech = model.sound(speech_tokens, voice, seed=args.seed, n_steps=args.steps).cpu()
+    return _finish(args, Speech(speech, time.perf_counter() - prepared), Times(begun, loaded, prepared))
+
+
+def _sound_parts(args: argparse.Namespace) -> FlowAndHift:
+    return load_flow_and_hift(args.model, device=args.device, dtype=getattr(torch, args.dtype))
+
+
+def _speak(
+    args: argparse.Namespace, parts: FlowAndHift, voice: Voice, speech_tokens: list[int]
+) -> tuple[Speech, float]:
+    """The sound of speech tokens, and the time at which the voice was prepared."""
     vocoder = _vocoder(args, parts, voice)
     if args.stream:
         vocoder.prepare(voice)
     prepared = time.perf_counter()
-    speech = (
-        _stream(vocoder, voice, speech_tokens, args.compat) if args.stream else _whole(vocoder, voice, speech_tokens)
-    )
+    if args.stream:
+        return _stream(vocoder, voice, speech_tokens, args.compat), prepared
+    return _whole(vocoder, voice, speech_tokens), prepared
+
+
+def _finish(args: argparse.Namespace, speech: Speech, times: Times) -> int:
+    """Write the sound and print the figures."""
     done = time.perf_counter()
     try:
         write_sound(args.out, speech.wave)
     except OSError as error:
         raise _cannot_write(args.out, error) from None
-    seconds, wall = len(speech.wave) / SAMPLE_RATE, done - prepared
+    seconds, wall = len(speech.wave) / SAMPLE_RATE, done - times.prepared
     first = f", first sound after {speech.first_s:.3f} s" if args.stream else ""
     print(
-        f"[{seconds:.2f} s of sound: load {loaded - begun:.2f} s, voice {prepared - loaded:.2f} s, "
+        f"[{seconds:.2f} s of sound: load {times.loaded - times.begun:.2f} s, "
+        f"voice {times.prepared - times.loaded:.2f} s, "
         f"tokens to sound {wall:.2f} s, {seconds / wall:.2f} times real time{first}]",
         file=sys.stderr,
     )
@@ -104,7 +200,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ModelError("--device cuda", expected="a CUDA device", got="none that PyTorch can use")
     for name, value, least, most in (("steps", args.steps, 1, MAX_STEPS), ("seed", args.seed, 0, MAX_SEED)):
-        if not least <= value <= most:
+        if value is not None and not least <= value <= most:
             raise SettingsError(f"--{name}", expected=f"{least} to {most}", got=value)
     try:
         check_target(Path(args.out))

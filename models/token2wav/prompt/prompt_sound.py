@@ -51,8 +51,8 @@ def check_form(rate: object, channels: int, *, what: str) -> int:
     return int(rate)
 
 
-def check_duration(n_samples: int, rate: int, *, what: str) -> None:
+def check_duration(n_samples: int, rate: int, *, what: str, max_seconds: int = MAX_SECONDS) -> None:
     """Check the duration of a sound. Raises: AudioError if it is too short or too long."""
-    if not MIN_SECONDS * rate <= n_samples <= MAX_SECONDS * rate:
-        expected = f"{MIN_SECONDS} to {MAX_SECONDS} s"
+    if not MIN_SECONDS * rate <= n_samples <= max_seconds * rate:
+        expected = f"{MIN_SECONDS} to {max_seconds} s"
         raise AudioError(f"{what}: duration", expected=expected, got=f"{n_samples / rate:.3f} s")

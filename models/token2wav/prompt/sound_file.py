@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models.atomic_file import write_atomically
 from models.errors import AudioError, NumericsError
-from models.token2wav.prompt.prompt_sound import check_duration, check_form
+from models.token2wav.prompt.prompt_sound import MAX_SECONDS, check_duration, check_form
 from models.token2wav.settings import SAMPLE_RATE
 
 PCM_MAX = 32767
@@ -18,11 +18,12 @@ PCM_MAX = 32767
 _LENGTH_UNKNOWN = 0x7FFF_F000
 
 
-def read_sound(path: str | Path) -> tuple[Tensor, int]:
-    """A prompt's samples [channels, n] float32 in [-1, 1] and their rate in Hz.
+def read_sound(path: str | Path, *, max_seconds: int = MAX_SECONDS) -> tuple[Tensor, int]:
+    """The samples [channels, n] float32 in [-1, 1] of a prompt, or of a longer sound, and their rate in Hz.
 
     Args:
         path: a WAV, FLAC, Ogg, MP3, AIFF or similar file.
+        max_seconds: longest duration that is accepted.
     Raises: AudioError if the file cannot be read, is truncated, is not a sound file, or is outside the limits of a
         prompt (checked before any samples are read). An Ogg file truncated between two pages is accepted, because its
         header contains no length.
@@ -34,7 +35,7 @@ def read_sound(path: str | Path) -> tuple[Tensor, int]:
             # By descriptor: given a name, libsndfile would trust the extension more than the content.
             with soundfile.SoundFile(file.fileno(), closefd=False) as sound:
                 check_form(sound.samplerate, sound.channels, what=what)
-                check_duration(sound.frames, sound.samplerate, what=what)
+                check_duration(sound.frames, sound.samplerate, what=what, max_seconds=max_seconds)
                 samples = sound.read(dtype="float32", always_2d=True)
                 rate, n_expected = sound.samplerate, sound.frames
     except OSError as error:
