@@ -50,6 +50,23 @@ def test_sends_complete_units_with_pictures(open_page: Callable[..., OpenPage]) 
     assert not page.errors, page.errors
 
 
+def test_early_units_take_sound_in_pieces(open_page: Callable[..., OpenPage]) -> None:
+    """Of 100 ms, with one picture in the middle of each unit; the pieces of a unit have one result among them."""
+    page = open_page(config={"early_unit": "auto"}).start()
+    page.wait_units(2)
+    page.page.click("#listen")
+    n = page.report["units"]
+    page.wait(lambda: len(page.sent_units()) > n + 1, "two more pieces")
+    pieces, report = page.sent_units(), page.report
+    assert {len(samples) for _, samples, _ in pieces} == {1600}
+    early = [result for result in report["results"] if result.get("early")]
+    if not early:  # the browser's microphone may pause at any time
+        with_picture = [number for number, (_, _, pictures) in enumerate(pieces[:20]) if pictures]
+        assert with_picture == [5, 15], f"expected a picture in the middle of each unit, got {with_picture}"
+    assert pieces[n + 1][0]["force_listen"] is True
+    assert not page.errors, page.errors
+
+
 def test_audio_page_has_no_camera(open_page: Callable[..., OpenPage]) -> None:
     page = open_page("/audio_duplex").start()
     page.wait_units(1)

@@ -399,3 +399,44 @@ def test_heard_text_ends_with_the_last_whole_word_that_was_played(page: Page) ->
         return given.map((ms) => lib.heardText(text, marks, 2000, ms))"""
     heard = call(page, "live/conversation/heard.js", body, [0, 500, 1000, 1500, 2000])
     assert heard == ["", "One two", "One two three. ", "One two three. Four ", "One two three. Four five six."], heard
+
+
+def test_each_unit_of_pieces_gets_one_picture_and_its_demand(page: Page) -> None:
+    """The unit ends with the tenth piece, and early with the fourteenth: the next one begins there."""
+    body = """const out = new lib.Outgoing(); const found = [];
+        for (let n = 1; n <= 30; n++) {
+            if (n === 16) out.speakOnce();
+            const { picture, snap } = out.next(1600);
+            const demands = out.demands(false);
+            out.add(1600, demands);
+            found.push([picture, snap, Boolean(demands.force_speak)]);
+            out.answered([10, 14, 24].includes(n));
+        }
+        const whole = out.next(16000); out.listenOnce(); const [first, all] = [out.demands(false), out.demands(true)];
+        out.add(16000, first);
+        return { found, whole, first, all, after: out.demands(false) };"""
+    got = call(page, "live/conversation/outgoing.js", body)
+    numbers = [[n for n, one in enumerate(got["found"], 1) if one[k]] for k in range(3)]
+    assert numbers == [[6, 20, 30], [5, 19, 29], list(range(16, 25))], numbers
+    assert got["whole"] == {"picture": True, "snap": False}
+    assert (got["first"], got["all"], got["after"]) == ({"force_listen": True}, {"force_listen": True}, {})
+
+
+def test_end_of_speech_is_found_by_its_level(page: Page) -> None:
+    """As in the client of the shell; a click is no speech."""
+    rng = np.random.default_rng(0)
+    parts = ((1, 0.003), (0.5, 0.1), (0.5, 0.003), (0.01, 0.5), (0.99, 0.003))
+    sound = np.concatenate([level * rng.standard_normal(int(16_000 * seconds)) for seconds, level in parts])
+    body = """const speech = new lib.SpeechEnd(); const before = speech.endMs;
+        for (let at = 0; at < given.length; at += 1600) speech.add(Float32Array.from(given.slice(at, at + 1600)));
+        return [before, speech.endMs, speech.ms];"""
+    before, end_ms, ms = call(page, "live/conversation/speech-end.js", body, sound.round(5).tolist())
+    assert before is None and abs(end_ms - 1500) <= 11 and ms == 3000, (before, end_ms, ms)
+
+
+def test_parts_of_a_wait_match_the_client(page: Page) -> None:
+    stages = {"wait": 5.0, "first_sound": 75.0, "first_vocoder": 20.0}
+    given = {"stages": stages, "lag_ms": 30.0, "shift_ms": 400.0}
+    body = "return lib.waitOf(given, { sinceMs: 250, firstSound: 104 });"
+    expected = {"alignment": 250, "saved": 400, "model": 80, "vocoder": 20, "transport": 4}
+    assert call(page, "live/conversation/units.js", body, given) == expected

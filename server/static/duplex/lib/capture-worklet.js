@@ -2,7 +2,7 @@
  * The microphone's audio worklet: resamples to 16 kHz and splits the sound into units of exactly one second,
  * or of `processorOptions.unit` samples.
  *
- * Receives {type: "run", on}, which starts a new unit or stops. Sends {type: "soon"} 150 ms before a unit is complete,
+ * Receives {type: "run", on}, which starts a new unit or stops, and {type: "cut", unit}, the length of later units. Sends {type: "soon"} 150 ms before a unit is complete,
  * so that a picture can be taken; {type: "unit", samples}; and {type: "level", rms} 15 times a second.
  */
 
@@ -16,7 +16,7 @@ const LEVEL_S = 1 / 15;
 class Capture extends AudioWorkletProcessor {
   constructor({ processorOptions }) {
     super();
-    this.length = processorOptions?.unit ?? UNIT;
+    this.length = this.nextLength = processorOptions?.unit ?? UNIT;
     this.resampler = sampleRate === UNIT_RATE ? null : new Resampler(sampleRate, UNIT_RATE);
     this.unit = new Float32Array(this.length);
     this.filled = 0;
@@ -24,8 +24,13 @@ class Capture extends AudioWorkletProcessor {
     this.energy = 0;
     this.counted = 0;
     this.port.onmessage = ({ data }) => {
+      if (data.type === "cut") {
+        this.nextLength = data.unit;
+        if (!this.filled) this.begin();
+        return;
+      }
       this.on = data.on;
-      this.filled = 0;
+      this.begin();
     };
   }
 
@@ -37,10 +42,16 @@ class Capture extends AudioWorkletProcessor {
     return true;
   }
 
+  begin() {
+    this.length = this.nextLength;
+    this.unit = new Float32Array(this.length);
+    this.filled = 0;
+  }
+
   collect(samples) {
-    const soon = this.length - SOON;
     let at = 0;
     while (at < samples.length) {
+      const soon = this.length - SOON;
       const n = Math.min(this.length - this.filled, samples.length - at);
       this.unit.set(samples.subarray(at, at + n), this.filled);
       if (this.filled < soon && this.filled + n >= soon) this.port.postMessage({ type: "soon" });
@@ -48,8 +59,7 @@ class Capture extends AudioWorkletProcessor {
       at += n;
       if (this.filled < this.length) continue;
       const full = this.unit;
-      this.unit = new Float32Array(this.length);
-      this.filled = 0;
+      this.begin();
       this.port.postMessage({ type: "unit", samples: full }, [full.buffer]);
     }
   }

@@ -9,6 +9,7 @@ import { WakeLock } from "../../shared/wake-lock.js";
 import { Backoff } from "./backoff.js";
 import { endsConversation, isRetried, replacesResult, startErrorCode, timeoutCode } from "./errors.js";
 import { Inserts } from "./inserts.js";
+import { Outgoing } from "./outgoing.js";
 import { Session, newSessionId } from "./session.js";
 import { Sound, makeContext } from "./sound.js";
 import { Stats } from "./stats.js";
@@ -16,7 +17,7 @@ import { Turns } from "./turns.js";
 import { Units } from "./units.js";
 
 const PICTURE_TIMEOUT_MS = 80;
-const MAX_UNANSWERED = 20; // units without an answer after which the connection counts as broken
+const MAX_UNANSWERED_S = 20; // of sound without an answer, after which the connection counts as broken
 const DETAILED_SLICES = 2;
 const LIVE = ["listening", "speaking"];
 const STOPPED_BY_USER = ["interrupt", "barge_in"];
@@ -35,8 +36,7 @@ export class Conversation {
   #wasLive = false;
   #screen = new WakeLock();
   #attempt = 0;
-  #yields = false; // the next unit is one of listening, because the user spoke
-  #replies = false; // the next unit is one of speaking, because the user wrote
+  #outgoing = new Outgoing();
   sound = null; // Sound, from the permission to the end
   muted = false;
   forceListen = false;
@@ -115,7 +115,7 @@ export class Conversation {
     }
     this.sound = sound;
     this.#turns = new Turns(this.stats, sound, this.#ui);
-    this.#units = new Units(this.stats, this.#turns);
+    this.#units = new Units(this.stats, this.#turns, this.#outgoing);
     sound.capture.mute(this.muted);
     this.#ui.opened(sound);
     await this.useSpeaker(settings.speaker);
@@ -135,6 +135,7 @@ export class Conversation {
     const settings = this.#settings();
     const prepare = await settings.prepare();
     if (attempt !== this.#attempt) return;
+    this.sound.capture.cut(Outgoing.length(prepare.config));
     this.#setState("connecting");
     this.#session = new Session(newSessionId(settings.prefix), prepare, {
       queued: (message) => this.#setState("queued", message),
@@ -158,17 +159,18 @@ export class Conversation {
   async #sendUnit(samples) {
     if (!this.isLive) return;
     const session = this.#session;
-    const seen = this.#settings().sendsPictures ? await this.#camera.picture(PICTURE_TIMEOUT_MS) : null;
+    const due = this.#outgoing.next(samples.length);
+    if (due.snap) this.#camera.snap();
+    const isSeen = due.picture && this.#settings().sendsPictures;
+    const seen = isSeen ? await this.#camera.picture(PICTURE_TIMEOUT_MS) : null;
     if (!this.isLive || session !== this.#session) return;
-    const shown = this.#inserts.takePicture();
+    const shown = due.picture ? this.#inserts.takePicture() : null;
     const picture = shown ?? seen;
-    const listens = this.forceListen || this.#yields;
-    const fields = { ...(listens && { force_listen: true }), ...(this.#replies && !listens && { force_speak: true }) };
+    const fields = this.#outgoing.demands(this.forceListen);
     if (picture && (shown || this.#camera.detailed)) fields.max_slice_nums = DETAILED_SLICES;
     if (!session.sendUnit(samples, picture ? [picture] : [], fields)) return;
-    this.#yields = this.#replies = false;
-    this.#units.add();
-    if (this.#units.nWaiting > MAX_UNANSWERED) this.#lose("no_answer", "");
+    this.#units.add(samples, fields);
+    if (this.#units.waitingS > MAX_UNANSWERED_S) this.#lose("no_answer", "");
   }
 
   /**
@@ -182,7 +184,7 @@ export class Conversation {
     if (!text) return null;
     this.#session.send({ type: "insert_text", text, role: "user" });
     const refusal = await this.#inserts.addText();
-    this.#replies ||= refusal === null;
+    if (refusal === null) this.#outgoing.speakOnce();
     return refusal;
   }
 
@@ -197,7 +199,7 @@ export class Conversation {
   /** The user has spoken for `ms` while the model was speaking: as `interrupt`, and the next unit listens. */
   async #bargeIn(ms) {
     if (this.state !== "speaking") return;
-    this.#yields = true;
+    this.#outgoing.listenOnce();
     this.#session.send({ type: "interrupt" });
     this.#turns.cut();
     await this.#flush("barge_in", { speech_ms: ms });
@@ -243,7 +245,9 @@ export class Conversation {
 
   /** Change settings of the running conversation. @param {object} fields of `adjust` */
   adjust(fields) {
-    if (this.isLive || this.state === "paused") this.#session.send({ type: "adjust", ...fields });
+    if (!this.isLive && this.state !== "paused") return;
+    if (fields.config?.early_unit) this.sound.capture.cut(Outgoing.length(fields.config));
+    this.#session.send({ type: "adjust", ...fields });
   }
 
   async useMicrophone(deviceId) {

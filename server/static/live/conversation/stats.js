@@ -40,7 +40,12 @@ export class Stats {
   figures() {
     const replies = this.results.map((result) => result.reply_ms);
     const firsts = this.turns.map((turn) => turn.heard_ms).filter((ms) => ms !== null);
+    const answers = this.turns.filter(({ wait, waited_ms }) => wait && waited_ms !== null);
+    const waits = answers.map(({ wait, heard_ms }) => wait.alignment + heard_ms);
+    const last = answers.at(-1);
     return {
+      answer: quantile(waits, 0.5),
+      lastAnswer: last ? { ...last.wait, playback: last.waited_ms, total: waits.at(-1) } : null,
       units: this.results.length,
       replyP95: quantile(replies, 0.95),
       firstSound: quantile(firsts, 0.5),
@@ -53,9 +58,10 @@ export class Stats {
 
   /** The summary that is sent to the server at the end. */
   summary() {
-    const { replyP95, firstSound, ...rest } = this.figures();
+    const { replyP95, firstSound, answer, lastAnswer, ...rest } = this.figures();
     return {
       ...rest,
+      answer_ms: answer,
       reply_p95_ms: replyP95,
       first_sound_ms: firstSound,
       turns: this.turns.length,

@@ -28,8 +28,8 @@ export class Turns {
   open() {
     if (this.#open) return;
     const record = {
-      turn: ++this.#last, text: "", sound_ms: 0, first_sound_ms: null, heard_ms: null, waited_ms: null, cut: false,
-      over: false,
+      turn: ++this.#last, text: "", sound_ms: 0, first_sound_ms: null, heard_ms: null, waited_ms: null, wait: null,
+      cut: false, over: false,
     };
     this.#stats.turns.push(record);
     this.#marks.set(record.turn, []);
@@ -103,6 +103,11 @@ export class Turns {
     this.#sound.delay.add(turn.number, ms, now);
     this.#sound.tune();
     this.#sound.player.play(samples, turn.number);
+  }
+
+  /** The parts of the wait for the open turn. @param {object} wait of `waitOf` */
+  measured(wait) {
+    this.#open.record.wait = wait;
   }
 
   /** Playback of a turn has started. */

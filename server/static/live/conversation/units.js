@@ -1,18 +1,28 @@
 /** The units that were sent: which answer belongs to which, and what the answers say. */
 
+import { SpeechEnd } from "./speech-end.js";
+
+const RATE = 16000;
+
 export class Units {
   #stats;
   #turns;
-  #waiting = []; // sent and not answered: {number, sentAt, firstSound, text}
+  #outgoing;
+  #waiting = []; // sent and not answered: {number, sentAt, samples, asked, sinceMs, opens, firstSound, text}
+  #speech = new SpeechEnd();
+  #answeredMs = 0; // end of the speech that the last turn has answered
 
-  /** @param {Stats} stats @param {Turns} turns */
-  constructor(stats, turns) {
+  /** @param {Stats} stats @param {Turns} turns @param {Outgoing} outgoing */
+  constructor(stats, turns, outgoing) {
     this.#stats = stats;
     this.#turns = turns;
+    this.#outgoing = outgoing;
+    this.clear();
   }
 
-  get nWaiting() {
-    return this.#waiting.length;
+  /** Length of the sound without an answer, s. */
+  get waitingS() {
+    return this.#waiting.reduce((sum, { samples }) => sum + samples, 0) / RATE;
   }
 
   /** Seconds since the oldest unit without an answer was sent; 0 if there is none. */
@@ -20,44 +30,76 @@ export class Units {
     return this.#waiting.length ? (performance.now() - this.#waiting[0].sentAt) / 1000 : 0;
   }
 
-  /** A unit was sent. */
-  add() {
+  /** A unit, or a piece of one, was sent. @param {Float32Array} samples at 16 kHz @param {object} demands of its unit */
+  add(samples, demands) {
+    this.#outgoing.add(samples.length, demands);
     this.#stats.units += 1;
-    this.#waiting.push({ number: this.#stats.units, sentAt: performance.now(), firstSound: null });
+    const { length } = samples;
+    this.#speech.add(samples);
+    const { endMs: asked, ms } = this.#speech;
+    this.#waiting.push({ number: this.#stats.units, sentAt: performance.now(), samples: length, asked,
+      sinceMs: asked === null ? null : ms - asked, opens: false, firstSound: null });
   }
 
   /** Nothing is answered any more. */
   clear() {
     this.#waiting = [];
+    this.#outgoing.clear();
   }
 
   /** An error took the place of a result. */
   skip() {
     this.#waiting.shift();
+    this.#outgoing.answered(false);
   }
 
   /** @param {object} message `partial` */
   takePartial(message) {
     const unit = this.#waiting[0];
     if (!unit) return;
-    this.#turns.open();
+    this.#open(unit);
     if (message.text) this.#turns.addText(unit, message.text);
     if (message.sound) this.#turns.addSound(unit, message.sound);
   }
 
-  /** @param {object} message `result` @returns {object|null} it with the page's times; null if it was not expected */
+  #open(unit) {
+    unit.opens ||= this.#turns.current === null;
+    this.#turns.open();
+  }
+
+  /**
+   * @param {object} message `result` @returns {object|null} it with the page's times; null if it was not expected, or
+   *   if its sound waits for the rest of its unit
+   */
   takeResult(message) {
     const unit = this.#waiting.shift();
-    if (!unit) return null;
+    this.#outgoing.answered(!message.incomplete);
+    if (!unit || message.incomplete) return null;
     const now = performance.now();
-    if (!message.is_listen) this.#turns.open();
+    if (!message.is_listen) this.#open(unit);
     if (message.sound) this.#turns.addSound(unit, message.sound);
     if (message.text && !unit.text) this.#turns.addText(unit, message.text);
     const { type, sound, ...facts } = message;
     const result = { ...facts, unit: unit.number, turn: this.#turns.current, reply_ms: now - unit.sentAt,
       first_sound_ms: unit.firstSound };
     this.#stats.results.push(result);
+    if (unit.opens && unit.firstSound !== null && unit.asked > this.#answeredMs) {
+      this.#answeredMs = unit.asked;
+      this.#turns.measured(waitOf(message, unit));
+    }
     if (message.is_listen || message.end_of_turn) this.#turns.close();
     return result;
   }
+}
+
+/**
+ * The parts of the wait for a turn, ms, without playback: from the end of speech to the end of the sound that the unit
+ * ran with, in the worker up to the vocoder, in the vocoder, and between page and worker. `saved`: silence for which an
+ * early unit did not wait.
+ */
+export function waitOf({ stages = {}, lag_ms: lag = 0, shift_ms: saved = 0 }, { sinceMs, firstSound }) {
+  // `first_sound` counts from the engine's inbox; `lag_ms` has the time in front of it, and once more that in it.
+  const worker = (stages.first_sound ?? 0) + lag - (stages.wait ?? 0);
+  const vocoder = stages.first_vocoder ?? 0;
+  return { alignment: sinceMs, saved, model: worker - vocoder, vocoder, transport: firstSound - worker };
 }

@@ -65,6 +65,8 @@ export const en = {
   figure_late: "Late",
   figure_context: "Context",
   figure_gaps: "Gaps",
+  wait_parts: "End of your speech to sound: {total} ms (median {median}): until the second is full {alignment}, model {model}, vocoder {vocoder}, transport {transport}, playback {playback}",
+  wait_early: "End of your speech to sound: {total} ms (median {median}): until the pause {alignment} ({saved} saved), model {model}, vocoder {vocoder}, transport {transport}, playback {playback}",
 
   conversation: "Conversation",
   preset: "Character",

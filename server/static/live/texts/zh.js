@@ -63,6 +63,8 @@ export const zh = {
   figure_late: "超时",
   figure_context: "上下文",
   figure_gaps: "断音",
+  wait_parts: "从您说完到出声：{total} 毫秒（中位数 {median}）：等满一秒 {alignment}，模型 {model}，声码器 {vocoder}，传输 {transport}，播放 {playback}",
+  wait_early: "从您说完到出声：{total} 毫秒（中位数 {median}）：等到停顿 {alignment}（省下 {saved}），模型 {model}，声码器 {vocoder}，传输 {transport}，播放 {playback}",
 
   conversation: "对话",
   preset: "角色",

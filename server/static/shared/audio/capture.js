@@ -19,7 +19,7 @@ export class Capture {
 
   /**
    * on: handlers {soon, unit, level, lost}; `lost` is called when the device is disconnected.
-   * unit: samples of a unit at 16 kHz, more than 2400.
+   * unit: samples of a unit at 16 kHz; `soon` is not called for units of 2400 and fewer.
    */
   constructor(context, on, unit = 16000) {
     this.#context = context;
@@ -93,6 +93,11 @@ export class Capture {
   /** Start or stop producing units. An incomplete unit is dropped. */
   run(on) {
     this.#node.port.postMessage({ type: "run", on });
+  }
+
+  /** Produce units of another length from the next one on. @param {number} unit samples at 16 kHz */
+  cut(unit) {
+    this.#node.port.postMessage({ type: "cut", unit });
   }
 
   #release() {
