@@ -12,8 +12,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from models.checkpoint.config import OmniConfig, load_config
-from models.checkpoint.files import FLOAT_BYTES, StoredTensor, list_tensors, read_pt, read_tensors
-from models.checkpoint.int8 import Int8Matrix
+from models.checkpoint.files import FLOAT_BYTES, Stored, StoredTensor, list_tensors, read_pt, read_tensors
+from models.checkpoint.precision import UNQUANTIZED, Kind, Precision
+from models.checkpoint.public_int4 import PublicInt4
+from models.checkpoint.quantized import QuantizedMatrix, quantize
 from models.errors import SettingsError
 from models.layers.weights import Mismatch, assign_weights, on_meta, tensor_shapes
 from models.omni import OmniModel
@@ -35,16 +37,19 @@ def load_model(
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    precision: Precision = UNQUANTIZED,
     pt_path: str | Path | None = None,
     progress: bool | None = None,
 ) -> OmniModel:
-    """The model of a checkpoint folder in eval mode, every weight on `device` as `dtype`.
+    """The model of a checkpoint folder in eval mode, every weight on `device`, quantised or as `dtype`.
 
     Tensors are moved one by one from the memory-mapped file to the device, without a second full copy on the host. On
-    the CPU, a weight stored as `dtype` stays mapped to its file. Weights stored as int8 become `dtype` on the device.
+    the CPU, a weight stored as `dtype` stays mapped to its file. A matrix that is stored in the kind that `precision`
+    asks for is used as it is; others are rounded, or become `dtype`, on the device.
 
     Args:
         path: folder with `config.json`, and `model.safetensors` or its shards and index.
+        precision: which linear layers are quantised, and how.
         pt_path: a `.pt` state dict with any subset of the tensors, which replace those of the checkpoint.
         progress: show a progress bar on stderr; None shows it for loads above 1 GB.
     Raises:
@@ -60,13 +65,17 @@ def load_model(
     overrides = {} if pt_path is None else _overrides(Path(pt_path), config, tensor_shapes(model))
     stored = _match(path, config, tensor_shapes(model), overrides)
 
-    tensors = {name: _place(name, tensor, device, dtype) for name, tensor in overrides.items()}
+    def place(name: str, data: Stored) -> Tensor | QuantizedMatrix:
+        return _place(data, device, weight_dtype(name, dtype), precision.kind_of(name, expected[name]))
+
+    expected = tensor_shapes(model)
+    tensors = {name: place(name, tensor) for name, tensor in overrides.items()}
     n_bytes = sum(tensor.n_bytes for tensor in stored.values())
     show = n_bytes > _PROGRESS_FROM_BYTES if progress is None else progress
     names = {tensor: name for name, tensor in stored.items()}
     with tqdm(total=n_bytes, desc=f"load {path.name}", unit="B", unit_scale=True, disable=not show) as bar:
         for tensor, data in read_tensors(stored.values()):
-            tensors[names[tensor]] = _place(names[tensor], data, device, dtype)
+            tensors[names[tensor]] = place(names[tensor], data)
             bar.update(tensor.n_bytes)
     return assign_weights(model, tensors, device, dtype)
 
@@ -87,11 +96,15 @@ def weight_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if ".parametrizations." in name else dtype
 
 
-def _place(name: str, tensor: Tensor | Int8Matrix, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+def _place(data: Stored, device: torch.device | str, dtype: torch.dtype, kind: Kind | None) -> Tensor | QuantizedMatrix:
     # Device first: the smaller stored type crosses the bus. On the CPU, a tensor of the right type is not copied.
-    if isinstance(tensor, Int8Matrix):
-        return tensor.dequantized(device).to(weight_dtype(name, dtype))
-    return tensor.to(device).to(weight_dtype(name, dtype))
+    if isinstance(data, PublicInt4):
+        data = data.matrix(device)
+    if isinstance(data, QuantizedMatrix):
+        if data.kind == kind:
+            return data.to(device)
+        data = data.dequantized(device)
+    return data.to(device).to(dtype) if kind is None else quantize(data.to(device), kind)
 
 
 def _rename(name: str) -> str:

@@ -49,11 +49,11 @@ class OmniModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.llm.lm_head.weight.device
+        return self.llm.model.norm.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.llm.lm_head.weight.dtype
+        return self.llm.model.norm.weight.dtype
 
     @property
     def kernels(self) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from models.checkpoint.config import load_config
 from models.checkpoint.files import FLOAT_BYTES, INDEX, list_tensors, read_pt, read_tensors
-from models.checkpoint.int8 import DECLARATION, DECLARED_AS, Int8Matrix, packed
+from models.checkpoint.packing import DECLARATION, DECLARED_AS, packed
 from models.errors import CheckpointError, ModelError
 from models.token2wav.load.parts import FLOW, HIFT, HIFT_ORIGINAL
 
@@ -86,7 +86,7 @@ def quantize_folder(source: Path, result: Path, *, keep: Iterable[str] = (), sha
         raise CheckpointError(str(result), expected="an empty folder or none", got="a folder with files")
     result.mkdir(parents=True, exist_ok=True)
     kept = tuple(keep)
-    weights = ((one.name, tensor) for one, tensor in read_tensors(stored) if not isinstance(tensor, Int8Matrix))
+    weights = ((one.name, tensor) for one, tensor in read_tensors(stored) if isinstance(tensor, Tensor))
     _copy_others(source, result)
     _quantize_vocoder(source / TOKEN2WAV, result / TOKEN2WAV, kept)
     write_folder_weights(result, weights, keep=kept, shard_bytes=shard_bytes)

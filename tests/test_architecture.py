@@ -100,7 +100,8 @@ FOREIGN = {
 }
 PARTS = {"vpm", "resampler", "apm", "llm", "tts"}
 TORCH_FREE = """
-models.errors models.checkpoint.config models.inputs.tokens models.inputs.chat_template models.inputs.pretrained
+models.errors models.checkpoint.config models.checkpoint.precision
+models.inputs.tokens models.inputs.chat_template models.inputs.pretrained
 models.inputs.messages models.inputs.prompts models.inputs.image models.inputs.positions models.inputs.audio_sizes
 models.sampling.settings
 worker.assembly.hub worker.config.* worker.protocol.* worker.transcript.* worker.describe worker.key_text worker.log

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from assets.build_tiny_vocoder import WeightGraph, flow_yaml, tokenizer_graph
 from assets.onnx_writer import write_onnx
-from models.checkpoint.int8 import is_matrix, quantize
+from models.checkpoint.quantized import is_matrix, quantize
 from models.quantize import write_packed_pt
 from models.token2wav.flow.flow import Flow
 from models.token2wav.hift.hift import Hift

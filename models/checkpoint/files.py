@@ -11,69 +11,100 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from models.checkpoint.int8 import (
+from models.checkpoint.packing import (
     DECLARED_AS,
-    SCALE,
-    Int8Matrix,
-    check_declaration,
-    checked_scale,
-    scale_problem,
+    STORED_KINDS,
+    StoredShape,
+    checked_declaration,
+    checked_matrix,
+    companions,
+    problems_beside,
     unpacked,
 )
+from models.checkpoint.precision import Kind
+from models.checkpoint.public_int4 import PublicInt4, PublicLayout, matrix_shape, problems_of_parts, public_layout
+from models.checkpoint.quantized import QuantizedMatrix
 from models.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
-# Bytes per value of the types that a weight may have; quantized files have others.
+# Bytes per value of the types that a weight may have; the parts of quantised matrices may have the others.
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-INT8 = "I8"  # of a weight in a folder that declares it
+OTHER_BYTES = {"I8": 1, "U8": 1, "F8_E4M3": 1, "I32": 4}
 READ_AHEAD_BYTES = 512 << 20  # of a file, requested from the system before they are needed
+
+Stored = Tensor | QuantizedMatrix | PublicInt4
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One weight as the header of its file describes it. scale: that of int8 values, in the same file."""
+    """One weight as the headers of its files describe it.
+
+    Attributes:
+        shape: of the weight; of a matrix of int4 not that of its bytes.
+        parts: tensors of a quantised matrix by their suffixes, the values first.
+        layout: of a matrix that another program has packed.
+    """
 
     file: Path
     name: str
     shape: tuple[int, ...]
     dtype: str
-    scale: "StoredTensor | None" = None
+    parts: tuple[tuple[str, "StoredTensor"], ...] = ()
+    layout: PublicLayout | None = None
 
     @property
     def n_bytes(self) -> int:
-        if self.scale is not None:
-            return math.prod(self.shape) + self.scale.n_bytes
-        return math.prod(self.shape) * FLOAT_BYTES.get(self.dtype, 0)
+        if self.parts:
+            return sum(part.n_bytes for _, part in self.parts)
+        return math.prod(self.shape) * (FLOAT_BYTES | OTHER_BYTES).get(self.dtype, 0)
 
     @property
     def is_weight(self) -> bool:
-        """Whether the type is one that a weight may have: a float, or int8 with a scale."""
-        return self.dtype in FLOAT_BYTES or self.scale is not None
+        """Whether the type is one that a weight may have: a float, or values with what belongs to them."""
+        return self.dtype in FLOAT_BYTES or bool(self.parts)
+
+    @property
+    def described(self) -> StoredShape:
+        return self.dtype, self.shape
 
 
 def list_tensors(folder: Path) -> tuple[list[StoredTensor], list[str]]:
     """The weights of a folder, from its index or single file, and the problems of the files.
 
     Reads headers only. A file that is shorter than its header states is a problem. In a folder whose index declares
-    int8, values and scales are one weight.
+    quantised matrices, or whose `config.json` declares AWQ or GPTQ, the tensors of a matrix are one weight.
 
     Raises: CheckpointError if there is neither an index nor a single file, or the index is unreadable or declares an
         unknown format.
     """
+    tensors, problems, kind = _stored_tensors(folder)
+    layout = public_layout(folder)
+    if kind is not None:
+        tensors, more = _matrices(tensors, kind)
+        problems += more
+    elif layout is not None:
+        tensors, more = _public_matrices(tensors, layout)
+        problems += more
+    return tensors, problems
+
+
+def _stored_tensors(folder: Path) -> tuple[list[StoredTensor], list[str], Kind | None]:
+    """Tensors as they are stored, problems of the files, and the kind of matrices that the index declares."""
     if not (folder / INDEX).exists():
         if not (folder / SINGLE).exists():
             raise CheckpointError(str(folder), expected=f"{INDEX} or {SINGLE}", got="neither")
         found, problem = _read_header(folder / SINGLE)
-        return found, [problem] if problem else []
+        return found, [problem] if problem else [], None
 
-    weight_map, is_quantized = _read_index(folder / INDEX)
+    weight_map, kind = _read_index(folder / INDEX)
     tensors: list[StoredTensor] = []
     problems: list[str] = []
     for shard in sorted(set(weight_map.values())):
@@ -92,35 +123,62 @@ def list_tensors(folder: Path) -> tuple[list[StoredTensor], list[str]]:
             for name in sorted(names - listed)
         ]
         tensors += [tensor for tensor in found if tensor.name in listed]
-    if is_quantized:
-        tensors, more = _with_scales(tensors)
-        problems += more
-    return tensors, problems
+    return tensors, problems, kind
 
 
-def _with_scales(tensors: list[StoredTensor]) -> tuple[list[StoredTensor], list[str]]:
-    """Weights of a folder that declares int8, and what is wrong with their scales."""
+def _matrices(tensors: list[StoredTensor], declared: Kind) -> tuple[list[StoredTensor], list[str]]:
+    """Weights of a folder that declares quantised matrices, and what is wrong with the parts of these."""
     by_place = {(tensor.file, tensor.name): tensor for tensor in tensors}
-    matrices = [tensor for tensor in tensors if tensor.dtype == INT8]
-    scales = {(tensor.file, tensor.name + SCALE) for tensor in matrices}
+    kinds = {dtype: kind for dtype, kind in STORED_KINDS.items() if kind in ("int8", declared)}
+    places = {(tensor.file, tensor.name) for tensor in tensors if tensor.dtype in kinds}
+
+    def belongs_to_other(tensor: StoredTensor, kind: Kind) -> bool:  # the zeros of int4 are bytes as its values are
+        stems = (tensor.name.removesuffix(suffix) for suffix in companions(kind) if tensor.name.endswith(suffix))
+        return any((tensor.file, stem) in places for stem in stems)
+
+    typed = {tensor: kinds[tensor.dtype] for tensor in tensors if tensor.dtype in kinds}
+    values = {tensor: kind for tensor, kind in typed.items() if not belongs_to_other(tensor, kind)}
+    beside = {(one.file, one.name + suffix) for one, kind in values.items() for suffix in companions(kind)}
     weights, problems = [], []
     for tensor in tensors:
-        if (tensor.file, tensor.name) in scales:
+        if (tensor.file, tensor.name) in beside:
             continue
-        if tensor.dtype != INT8:
+        kind = values.get(tensor)
+        if kind is None:
             weights.append(tensor)
             continue
-        scale = by_place.get((tensor.file, tensor.name + SCALE))
-        about = None if scale is None else (scale.dtype, scale.shape)
-        if problem := scale_problem(tensor.shape[0] if tensor.shape else 0, about):
-            problems.append(f"{tensor.file.name}: {tensor.name}{SCALE}: {problem}")
-            # The problem is reported once: the weight counts as complete.
-            scale = StoredTensor(tensor.file, tensor.name + SCALE, tensor.shape[:1], "F32")
-        weights.append(replace(tensor, scale=scale))
+        found = {suffix: by_place.get((tensor.file, tensor.name + suffix)) for suffix in companions(kind)}
+        described = {suffix: None if one is None else one.described for suffix, one in found.items()}
+        problems += [
+            f"{tensor.file.name}: {tensor.name}{problem}" for problem in problems_beside(kind, tensor.shape, described)
+        ]
+        # A problem is reported once: the weight counts as complete.
+        parts = (("", tensor), *((suffix, one) for suffix, one in found.items() if one is not None))
+        shape = tensor.shape if kind != "int4" else (*tensor.shape[:-1], 2 * tensor.shape[-1])
+        weights.append(replace(tensor, shape=shape, parts=parts))
     return weights, problems
 
 
-def read_tensors(stored: Iterable[StoredTensor]) -> Iterator[tuple[StoredTensor, Tensor | Int8Matrix]]:
+def _public_matrices(tensors: list[StoredTensor], layout: PublicLayout) -> tuple[list[StoredTensor], list[str]]:
+    """Weights of an AWQ or GPTQ folder, and what is wrong with the parts of their matrices."""
+    by_name = {tensor.name: tensor for tensor in tensors}
+    stems = [tensor.name.removesuffix(".qweight") for tensor in tensors if tensor.name.endswith(".qweight")]
+    taken: set[str] = set()
+    weights, problems = [], []
+    for stem in stems:
+        found = {suffix: by_name.get(f"{stem}.{suffix}") for suffix in layout.suffixes}
+        parts = tuple((suffix, one) for suffix, one in found.items() if one is not None)
+        taken |= {one.name for _, one in parts}
+        described = {suffix: one.described for suffix, one in parts}
+        if wrong := problems_of_parts(layout, described):
+            problems += [f"{stem}.{problem}" for problem in wrong]
+        values = by_name[f"{stem}.qweight"]
+        shape = matrix_shape(layout, values.shape)
+        weights.append(StoredTensor(values.file, f"{stem}.weight", shape, values.dtype, parts, layout))
+    return [tensor for tensor in tensors if tensor.name not in taken] + weights, problems
+
+
+def read_tensors(stored: Iterable[StoredTensor]) -> Iterator[tuple[StoredTensor, Stored]]:
     """Memory-mapped data of tensors, sorted by file and name; the system reads a page when it is first accessed.
 
     Requests the next READ_AHEAD_BYTES of a file in the background.
@@ -134,14 +192,25 @@ def read_tensors(stored: Iterable[StoredTensor]) -> Iterator[tuple[StoredTensor,
                 for tensor in group:
                     n_read += tensor.n_bytes
                     n_requested = _read_ahead(plain.fileno(), n_requested, n_read + READ_AHEAD_BYTES)
-                    data = shard.get_tensor(tensor.name)
-                    if tensor.scale is None:
-                        yield tensor, data
+                    if not tensor.parts:
+                        yield tensor, shard.get_tensor(tensor.name)
                         continue
-                    scale = shard.get_tensor(tensor.scale.name)
-                    yield tensor, Int8Matrix(data, checked_scale(scale, f"{file}: {tensor.scale.name}"))
+                    parts = {suffix: _read_part(shard, file, part) for suffix, part in tensor.parts}
+                    if tensor.layout is not None:
+                        yield tensor, PublicInt4(tensor.layout, f"{file}: {tensor.name}", parts)
+                    else:
+                        yield tensor, checked_matrix(parts.pop(""), parts, f"{file}: {tensor.name}")
         except (SafetensorError, OSError) as error:
             raise CheckpointError(str(file), expected="a readable safetensors file", got=str(error)) from None
+
+
+def _read_part(shard: Any, file: Path, part: StoredTensor) -> Tensor:
+    """A part of a matrix from its file, which is open if it is `file`."""
+    if part.file == file:
+        tensor: Tensor = shard.get_tensor(part.name)
+        return tensor
+    with safe_open(part.file, framework="pt", device="cpu") as other:
+        return _read_part(other, part.file, part)
 
 
 def _read_ahead(fd: int, start: int, end: int) -> int:
@@ -171,7 +240,9 @@ def read_pt(path: Path) -> dict[str, Tensor]:
     is_quantized = False
     if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
         if is_quantized := DECLARED_AS in loaded:
-            check_declaration(loaded[DECLARED_AS], str(path))
+            kind = checked_declaration(loaded[DECLARED_AS], str(path))
+            if kind != "int8":
+                raise CheckpointError(f"{path}: {DECLARED_AS}", expected="int8 in a `.pt` file", got=kind)
         loaded = loaded["state_dict"]
     if not isinstance(loaded, dict):
         raise CheckpointError(str(path), expected="a dict of tensors", got=type(loaded).__name__)
@@ -200,8 +271,8 @@ def _read_header(file: Path) -> tuple[list[StoredTensor], str | None]:
         return [], f"{file.name}: expected a complete safetensors file, got {error}"
 
 
-def _read_index(file: Path) -> tuple[dict[str, str], bool]:
-    """Map of tensor -> shard, and whether the weights are int8."""
+def _read_index(file: Path) -> tuple[dict[str, str], Kind | None]:
+    """Map of tensor -> shard, and the declared kind of matrices."""
     try:
         index = json.loads(file.read_text(encoding="utf-8"))
         weight_map: dict[str, str] = index["weight_map"]
@@ -212,9 +283,7 @@ def _read_index(file: Path) -> tuple[dict[str, str], bool]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         got = f"{type(error).__name__}: {error}"
         raise CheckpointError(str(file), expected="JSON with weight_map {tensor: shard}", got=got) from None
-    if is_quantized:
-        check_declaration(metadata[DECLARED_AS], str(file))
-    return weight_map, is_quantized
+    return weight_map, checked_declaration(metadata[DECLARED_AS], str(file)) if is_quantized else None
 
 
 def _is_float_data(tensor: Tensor, *, or_int8: bool) -> bool:

@@ -16,7 +16,7 @@ from models.kernels.pinned_embedding import PinnedEmbedding
 from models.kernels.speech_sampler import draw_speech_tokens
 from models.kernels.text_sampler import choose_tokens
 from models.layers.apm import Apm
-from models.layers.backend import AudioStack, Backend, DecoderStack, SpeechSampler, TextSampler, VisionStack
+from models.layers.backend import AudioStack, Backend, DecoderStack, OutputHead, SpeechSampler, TextSampler, VisionStack
 from models.layers.kv_cache import CacheView, KVCache
 from models.layers.transformer import Backbone
 from models.layers.vpm import Vpm
@@ -67,8 +67,8 @@ class TritonBackend(Backend):
     def embed(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
         return table_rows(embedding.weight, ids)
 
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return linear(x, weight)
+    def linear(self, x: Tensor, head: OutputHead) -> Tensor:
+        return linear(x, head.weight)
 
     def text_sampler(self, eager: TextSampler) -> TextSampler:
         return choose_tokens

@@ -10,11 +10,14 @@ from typing import NamedTuple, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.checkpoint.quantized import QuantizedMatrix
 from models.kernels.attention import slot_attention
 from models.kernels.packed_linear import pack_weights
+from models.kernels.quantized_gemm import quantized_gated_linear, quantized_linear, quantized_parts
 from models.kernels.rows import CacheRows, HeadNorms, add_rms_norm, qkv_rows, silu_mul
 from models.kernels.skinny_gemm import MAX_ROWS, skinny_gated_linear, skinny_linear, skinny_parts
 from models.layers.kv_cache import KVCache
+from models.layers.quantized import Weight
 from models.layers.rotary import rotary_angles
 from models.layers.transformer import Backbone, DecoderLayer, RMSNorm
 
@@ -23,12 +26,12 @@ class _Layer(NamedTuple):
     """One layer's weights in the form that its products take."""
 
     norm: Tensor
-    qkv: Tensor
+    qkv: Weight
     head_norms: HeadNorms | None
-    o: Tensor
+    o: Weight
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Weight
+    down: Weight
 
 
 class FusedDecoder:
@@ -58,28 +61,40 @@ class FusedDecoder:
         return add_rms_norm(stream, added, self.norm, self.eps)[1]
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
+def linear(x: Tensor, weight: Weight) -> Tensor:
     """x [..., K] times weight [N, K]: a skinny GEMM for few rows, PyTorch's product for more. Returns: [..., N]."""
     rows = x.reshape(-1, x.shape[-1])
-    out = skinny_linear(rows, weight) if len(rows) <= MAX_ROWS else F.linear(rows, weight)
+    if isinstance(weight, QuantizedMatrix):
+        out = quantized_linear(rows, weight)
+    else:
+        out = skinny_linear(rows, weight) if len(rows) <= MAX_ROWS else F.linear(rows, weight)
     return out.view(*x.shape[:-1], -1)
 
 
-def _linear_parts(x: Tensor, weight: Tensor) -> Tensor:
+def _linear_parts(x: Tensor, weight: Weight) -> Tensor:
     """The product [B, T, N], or partial sums of it [P, B, T, N] for few rows."""
     B, T, K = x.shape
     if B * T > MAX_ROWS:
-        return F.linear(x, weight)
-    parts = skinny_parts(x.view(-1, K), weight)
+        return _many(x, weight)
+    rows = x.view(-1, K)
+    parts = quantized_parts(rows, weight) if isinstance(weight, QuantizedMatrix) else skinny_parts(rows, weight)
     return parts.view(B, T, -1) if len(parts) == 1 else parts.view(len(parts), B, T, -1)
 
 
-def _gated(x: Tensor, weight: Tensor) -> Tensor:
+def _gated(x: Tensor, weight: Weight) -> Tensor:
     """silu(gate) * up of a packed product; the gate's rows come first in the weight."""
     B, T, K = x.shape
     if B * T > MAX_ROWS:
-        return silu_mul(F.linear(x, weight))
-    return skinny_gated_linear(x.view(-1, K), weight).view(B, T, -1)
+        return silu_mul(_many(x, weight))
+    rows = x.view(-1, K)
+    if isinstance(weight, QuantizedMatrix):
+        return quantized_gated_linear(rows, weight).view(B, T, -1)
+    return skinny_gated_linear(rows, weight).view(B, T, -1)
+
+
+def _many(x: Tensor, weight: Weight) -> Tensor:
+    """The product of many rows."""
+    return linear(x, weight) if isinstance(weight, QuantizedMatrix) else F.linear(x, weight)
 
 
 def _layer(layer: DecoderLayer) -> _Layer:

@@ -51,3 +51,13 @@ triton.knobs.runtime.jit_post_compile_hook = _count
 @cache
 def _has_pdl(index: int) -> bool:
     return not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(index) >= (9, 0)
+
+
+def has_native_fp8(device: torch.device) -> bool:
+    """Whether a GPU has instructions for fp8 numbers (float8_e4m3fn)."""
+    return device.type == "cuda" and _capability(device.index) >= (8, 9)
+
+
+@cache
+def _capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)

@@ -5,18 +5,33 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from models.checkpoint.quantized import concatenated
+from models.layers.quantized import QuantizedLinear, Weight
 
-def pack_weights(layers: Sequence[nn.Linear]) -> Tensor:
-    """The weights [N1 + N2 + ..., K] of layers with one input, in one tensor.
+Linear = nn.Linear | QuantizedLinear
 
-    The layers stay usable: their own weights become views of the packed tensor.
+
+def pack_weights(layers: Sequence[Linear]) -> Weight:
+    """The weights [N1 + N2 + ..., K] of layers with one input, in one tensor or one quantised matrix.
+
+    The layers stay usable: their own weights become views of the packed one.
     """
-    packed = torch.cat([layer.weight.detach() for layer in layers])
-    for layer, rows in zip(layers, packed.split([len(layer.weight) for layer in layers]), strict=True):
-        layer.weight.data = rows
+    counts = [layer.out_features for layer in layers]
+    quantized = [layer for layer in layers if isinstance(layer, QuantizedLinear)]
+    if quantized:
+        assert len(quantized) == len(layers), "layers: expected all or none to be quantised"
+        matrix = concatenated([layer.weight for layer in quantized])
+        for layer, part in zip(quantized, matrix.split(counts), strict=True):
+            layer.replace_weight(part)
+        return matrix
+    plain = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    packed = torch.cat([layer.weight.detach() for layer in plain])
+    for one, rows in zip(plain, packed.split(counts), strict=True):
+        one.weight.data = rows
     return packed
 
 
-def pack_biases(layers: Sequence[nn.Linear]) -> Tensor:
+def pack_biases(layers: Sequence[Linear]) -> Tensor:
     """The biases [N1 + N2 + ...] of the same layers, as a copy; zeros for a layer without a bias."""
-    return torch.cat([torch.zeros_like(layer.weight[:, 0]) if layer.bias is None else layer.bias for layer in layers])
+    like = next(layer.bias for layer in layers if layer.bias is not None)
+    return torch.cat([like.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers])

@@ -97,21 +97,25 @@ def _sum_kernel(parts, out, n, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
 
-def tile_sizes(weight: Tensor) -> TileSizes:
-    """The entry of TILE_SIZES, or DEFAULT, with tiles that divide the columns.
+def tile_sizes(N: int, K: int, n_bytes: int = 2) -> TileSizes:
+    """The entry of TILE_SIZES for a weight [N, K] of n_bytes a number, or DEFAULT, with tiles that divide the columns.
 
     For numbers of more than two bytes tiles are half as wide, and narrower still for few columns: rounding errors are
     smallest if the number of columns per tile is about the number of tiles (`add_dot`).
     """
-    N, K = weight.shape
     plan = TILE_SIZES.get((N, K), DEFAULT)
     narrow = plan.columns
-    if weight.element_size() > 2:
+    if n_bytes > 2:
         narrow = min(narrow // 2, max(16, triton.next_power_of_2(math.isqrt(K // plan.splits))))
     while K // plan.splits % narrow:
         narrow //= 2
     assert narrow >= 16, f"weight: expected columns a multiple of {16 * plan.splits}, got {K}"
     return plan._replace(columns=narrow)
+
+
+def _tiles_of(weight: Tensor) -> TileSizes:
+    N, K = weight.shape
+    return tile_sizes(N, K, weight.element_size())
 
 
 def _product(x: Tensor, weight: Tensor, out: Tensor, plan: TileSizes, gated: bool = False) -> None:
@@ -138,7 +142,7 @@ def skinny_parts(x: Tensor, weight: Tensor) -> Tensor:
         weight: [N, K] of the same dtype, contiguous.
     Returns: [P, M, N] float32, or the product itself, [1, M, N] in x's dtype, if its tile sizes do not split K.
     """
-    plan = tile_sizes(weight)
+    plan = _tiles_of(weight)
     dtype = x.dtype if plan.splits == 1 else torch.float32
     out = torch.empty(plan.splits, len(x), len(weight), dtype=dtype, device=x.device)
     if len(x):
@@ -154,18 +158,23 @@ def skinny_linear(x: Tensor, weight: Tensor) -> Tensor:
         weight: [N, K] of the same dtype, contiguous.
     Returns: [M, N] in x's dtype.
     """
-    M, N = len(x), len(weight)
-    plan = tile_sizes(weight)
+    plan = _tiles_of(weight)
     if plan.splits > 1:
-        parts, out = skinny_parts(x, weight), torch.empty(M, N, dtype=x.dtype, device=x.device)
-        if M:
-            _sum_kernel[(triton.cdiv(M * N, SUM_BLOCK),)](
-                parts, out, M * N, PARTS=plan.splits, BLOCK=SUM_BLOCK, num_warps=4, **launch_options(x.device),
-            )  # fmt: skip
-        return out
-    out = torch.empty(M, N, dtype=x.dtype, device=x.device)
-    if M:
+        return sum_parts(skinny_parts(x, weight), x.dtype)
+    out = torch.empty(len(x), len(weight), dtype=x.dtype, device=x.device)
+    if len(x):
         _product(x, weight, out, plan)
+    return out
+
+
+def sum_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum [M, N] of partial sums [P, M, N] float32, added in their order."""
+    n_parts, M, N = parts.shape
+    out = torch.empty(M, N, dtype=dtype, device=parts.device)
+    if M:
+        _sum_kernel[(triton.cdiv(M * N, SUM_BLOCK),)](
+            parts, out, M * N, PARTS=n_parts, BLOCK=SUM_BLOCK, num_warps=4, **launch_options(parts.device),
+        )  # fmt: skip
     return out
 
 
@@ -177,7 +186,7 @@ def skinny_gated_linear(x: Tensor, weight: Tensor) -> Tensor:
         weight: [2 I, K] contiguous, the gate's rows first.
     Returns: [M, I] in x's dtype.
     """
-    plan = tile_sizes(weight)
+    plan = _tiles_of(weight)
     assert plan.splits == 1, f"gated product: expected tile sizes without a split, got {plan.splits}"
     out = torch.empty(len(x), len(weight) // 2, dtype=x.dtype, device=x.device)
     if len(x):

@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.checkpoint.quantized import QuantizedMatrix
 from models.layers.kv_cache import CacheView, KVCache
 from models.layers.speech_state import SpeechState
 from models.sampling.text import SamplerState, TokenSets
@@ -40,6 +40,16 @@ class AudioStack(Protocol):
 
     def run_layers(self, x: Tensor, view: CacheView, cache: KVCache) -> Tensor:
         """`Backend.audio_layers` in PyTorch operations."""
+
+
+class OutputHead(Protocol):
+    """A linear layer without a bias, as a backend uses it."""
+
+    @property
+    def weight(self) -> Tensor | QuantizedMatrix: ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., K] times the weight."""
 
 
 class Backend(ABC):
@@ -81,8 +91,8 @@ class Backend(ABC):
         """Rows [..., D] of a text embedding for ids [...] int64."""
 
     @abstractmethod
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x [..., K] times weight [N, K]; for output heads. Returns: [..., N]."""
+    def linear(self, x: Tensor, head: OutputHead) -> Tensor:
+        """x [..., K] times the head's weight [N, K]. Returns: [..., N]."""
 
     @abstractmethod
     def text_sampler(self, eager: TextSampler) -> TextSampler:
@@ -116,8 +126,8 @@ class TorchBackend(Backend):
     def embed(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
         return embedding(ids)
 
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(x, weight)
+    def linear(self, x: Tensor, head: OutputHead) -> Tensor:
+        return head(x)
 
     def text_sampler(self, eager: TextSampler) -> TextSampler:
         return eager

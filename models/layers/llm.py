@@ -38,7 +38,7 @@ class LLM(nn.Module):
 
     def logits(self, hidden: Tensor, backend: Backend) -> Tensor:
         """Logits [..., V] float32 of states [..., D] after the final norm."""
-        return backend.linear(hidden, self.lm_head.weight).float()
+        return backend.linear(hidden, self.lm_head).float()
 
     def prefill(
         self, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int, backend: Backend

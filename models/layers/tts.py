@@ -43,6 +43,10 @@ class FoldedHead(Derived):
         folded = stored.original0.detach().float() * direction / direction.norm(dim=1, keepdim=True)
         self.weight = folded.to(device, dtype)
 
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., K] times the folded matrix. Returns: [..., N]."""
+        return F.linear(x, self.weight)
+
 
 class TTS(nn.Module):
     """Speech-token model with its text embedding, projector of LLM states and folded head."""
@@ -133,4 +137,4 @@ class TTS(nn.Module):
 
     def _logits(self, hidden: Tensor, backend: Backend) -> Tensor:
         head = cast(FoldedHead, self.head_code[0])
-        return backend.linear(hidden, head.weight).float()
+        return backend.linear(hidden, head).float()

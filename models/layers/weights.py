@@ -3,7 +3,7 @@
 Does not contain file formats.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, TypeVar
@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from models.checkpoint.quantized import QuantizedMatrix
 from models.errors import CheckpointError
+from models.layers.quantized import QuantizedLinear
 from models.layers.transformer import Derived
 
 Tree = TypeVar("Tree", bound=nn.Module)
@@ -64,9 +66,23 @@ def tensor_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def assign_weights(model: Tree, tensors: dict[str, Tensor], device: torch.device | str, dtype: torch.dtype) -> Tree:
-    """Assign all tensors, by their final names, to a tree built on the meta device, and make it ready to run."""
-    model.load_state_dict(tensors, strict=True, assign=True)
+def assign_weights(
+    model: Tree, tensors: Mapping[str, Tensor | QuantizedMatrix], device: torch.device | str, dtype: torch.dtype
+) -> Tree:
+    """Assign all tensors, by their final names, to a tree built on the meta device, and make it ready to run.
+
+    A linear layer whose weight is a quantised matrix becomes a `QuantizedLinear`.
+    """
+    plain: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, QuantizedMatrix):
+            place = name.removesuffix(".weight")
+            model.set_submodule(place, QuantizedLinear.of(model.get_submodule(place), tensor))
+            parts = {"values": tensor.values, "scale": tensor.scale, "zeros": tensor.zeros}
+            plain |= {f"{place}.{part}": one for part, one in parts.items() if one is not None}
+        else:
+            plain[name] = tensor
+    model.load_state_dict(plain, strict=True, assign=True)
     model.requires_grad_(False).eval()
     with torch.no_grad():
         for module in model.modules():

@@ -127,7 +127,9 @@ def build(
     device = pick_device(config.device)
     dtype = _dtype(config.dtype, device)
     start = time.perf_counter()
-    model = load_model(config.model_path, device=device, dtype=dtype, pt_path=config.pt_path)
+    model = load_model(
+        config.model_path, device=device, dtype=dtype, precision=config.precision, pt_path=config.pt_path
+    )
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = time.perf_counter() - start

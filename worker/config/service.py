@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from models.checkpoint.precision import Weights
 from worker.config.access import ApiKeyEntry, ClientLimits
 from worker.config.compile import CompileConfig
 from worker.config.hub_id import ModelPath
@@ -18,6 +19,7 @@ from worker.config.layers import LayeredSettings, SettingsLayer, setting_fields,
 from worker.config.session import EngineConfig, SessionConfig
 from worker.config.settings import HIDDEN, SettingError, SettingProblem, Settings
 from worker.config.webrtc import WebRtcConfig
+from worker.config.weights import WEIGHTS_TEXT, PartWeights
 from worker.describe import TypeWords, shown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,6 +70,8 @@ class ModelSection(Settings):
         description="auto: the first GPU if there is one",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU")
+    weights: Weights = Field("bf16", description=WEIGHTS_TEXT)
+    part_weights: PartWeights = Field(PartWeights(), description="weights of single parts")
 
 
 class AudioSection(Settings):
@@ -272,6 +276,8 @@ class Config(LayeredSettings):
             token2wav_path=model.token2wav_path,
             device=model.device,
             dtype=model.dtype,
+            weights=model.weights,
+            part_weights=model.part_weights,
             max_sessions=duplex.max_sessions,
             llm_len=duplex.context_rows,
             euler_steps=duplex.euler_steps,

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from models.checkpoint.precision import Precision, Weights
 from models.errors import SettingsError
 from models.sampling.settings import (
     DUPLEX_SPEECH,
@@ -23,6 +24,7 @@ from models.sampling.settings import (
 from worker.config.compile import CompileConfig
 from worker.config.hub_id import ModelPath
 from worker.config.settings import SettingError, SettingProblem, Settings, notes, overlaid
+from worker.config.weights import WEIGHTS_TEXT, PartWeights
 from worker.describe import TypeWords, shown
 
 # Indices into the shared token sets: duplex as in the public implementation, duplex with its defects fixed,
@@ -286,6 +288,8 @@ class EngineConfig(Settings):
         description="auto: the first GPU if there is one",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU")
+    weights: Weights = Field("bf16", description=WEIGHTS_TEXT)
+    part_weights: PartWeights = Field(PartWeights(), description="weights of single parts")
     max_sessions: int | None = Field(None, ge=1, le=1024, description="slots; null: as many as free memory holds")
     llm_len: int = Field(8192, ge=1, le=1_000_000, description="context length of a slot in tokens")
     euler_steps: int = Field(10, ge=1, le=50, description="solver steps of the flow")
@@ -303,6 +307,11 @@ class EngineConfig(Settings):
     @property
     def token2wav_folder(self) -> Path:
         return self.token2wav_path or self.model_path / "assets" / "token2wav"
+
+    @property
+    def precision(self) -> Precision:
+        """The kinds of quantised weights, by part."""
+        return self.part_weights.precision(self.weights)
 
     def check_session(self, session: SessionConfig) -> None:
         """Check a session's settings against this engine.

@@ -77,6 +77,7 @@ def health(
             "path": str(settings.engine.model_path),
             "random_weights": has_random_weights(settings.engine.model_path),
             "dtype": None if engine is None else str(engine.parts.model.dtype).removeprefix("torch."),
+            "precision": str(settings.engine.precision),
             "speaks": None if engine is None else engine.has_vocoder,
             "side_lane": None if engine is None else engine.parts.language.side_lane is not None,
             "weights": None if engine is None else _weights(engine.parts.loading),

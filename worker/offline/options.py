@@ -2,8 +2,9 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from models.checkpoint.precision import Weights
 from models.sampling.settings import check_number
 from worker.config.compile import CompileConfig
 from worker.config.pairs import with_pairs
@@ -47,6 +48,9 @@ def parser() -> argparse.ArgumentParser:
     engine.add_argument("--token2wav", metavar="DIR", help="vocoder folder (default: the checkpoint's own)")
     engine.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:0 (default: %(default)s)")
     engine.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
+    engine.add_argument(
+        "--weights", default="bf16", choices=get_args(Weights), help="of linear layers (default: %(default)s)"
+    )
     engine.add_argument(
         "--compile", action="store_true", help="compile the model first, which takes minutes; default: off"
     )
@@ -106,6 +110,7 @@ def engine_config(args: argparse.Namespace, session: SessionConfig) -> EngineCon
         token2wav_path=args.token2wav,
         device=args.device,
         dtype=args.dtype,
+        weights=args.weights,
         max_sessions=1,
         session=session,
         snapshots=0,

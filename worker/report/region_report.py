@@ -249,7 +249,7 @@ def settings(config: EngineConfig) -> dict[str, Scalar]:
     """The compile settings in a report's header."""
     known = config.compile.model_dump(mode="json")
     known["targets"] = " ".join(known["targets"])
-    return {**known, "dtype": config.dtype}
+    return {**known, "dtype": config.dtype, "weights": str(config.precision)}
 
 
 def _check_no_session(parts: EngineParts) -> None:

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.checkpoint.files import read_pt
-from models.checkpoint.int8 import DECLARATION, MIN_ROW_VALUES, SCALE, is_matrix, packed, quantize
+from models.checkpoint.packing import DECLARATION, SCALE, packed
+from models.checkpoint.precision import MIN_ROW_VALUES
+from models.checkpoint.quantized import is_matrix, quantize
 from models.errors import CheckpointError
 
 Change = dict[str, object]

@@ -1,0 +1,280 @@
+"""Products with quantised weights, which are dequantised in registers: Triton kernels for few and for many rows.
+
+Values are whole numbers or fp8 numbers, which bfloat16 represents exactly, so a weight is not rounded a second time:
+scales multiply float32 sums, of all columns (int8, fp8) or of a group of columns (int4). The bits of a row depend on
+that row and the weights alone. Requires Triton.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from models.checkpoint.quantized import QuantizedMatrix
+from models.kernels.dots import add_dot
+from models.kernels.launch import has_native_fp8, launch_options
+from models.kernels.skinny_gemm import MAX_ROWS, SMALL_WEIGHT, TileSizes, sum_parts, tile_sizes
+
+# 2 ** 120: between the exponents of a float32 that has the bits of an fp8 number, and of that number.
+_FP8_STEP = tl.constexpr(1.329227995784916e36)
+
+
+class ManyTiles(NamedTuple):
+    """How a product of many rows is split: rows and columns of a program's part of the result."""
+
+    rows: int
+    columns: int
+    inner: int
+    stages: int = 3
+    warps: int = 8
+
+
+@triton.jit
+def _widened(raw, dtype: tl.constexpr):
+    """Numbers of int8 or fp8 values. Bytes are fp8 values on devices without instructions for these."""
+    if raw.dtype == tl.uint8:
+        bits = raw.to(tl.uint32)
+        bits = (bits & 128) << 24 | (bits & 127) << 20
+        return (bits.to(tl.float32, bitcast=True) * _FP8_STEP).to(dtype)
+    return raw.to(dtype)
+
+
+@triton.jit
+def _group_dot(packed, zero, low_x, high_x, dtype: tl.constexpr, PRECISION: tl.constexpr):
+    """Product of one group of int4 values [BN, half] with both halves of the columns of x [half, BM], unscaled."""
+    low = ((packed & 15).to(tl.float32) - zero).to(dtype)
+    high = ((packed >> 4).to(tl.float32) - zero).to(dtype)
+    total = tl.dot(low, low_x, input_precision=PRECISION)
+    return add_dot(high, high_x, total, PRECISION)
+
+
+@triton.jit(do_not_specialize=["M"])
+def _few_kernel(
+    x, values, scale, zeros, out, M, N, K, ROWS, x_stride,
+    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr, INT4: tl.constexpr,
+    GATED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One tile of weight rows times all of x, in float32 sums. If GATED, N is half of the weight's ROWS.
+
+    A tile of int4 is one group: BK bytes with 2 BK columns.
+    """
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    # Indices beyond the last row read the last row; their results are not stored.
+    rows = tl.minimum(n, N - 1).to(tl.int64)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    m = tl.arange(0, BM)
+    k = tl.arange(0, BK)
+    dtype: tl.constexpr = x.dtype.element_ty
+    read = (m < M)[:, None]
+    acc = tl.zeros((BN, BM), tl.float32)
+    if GATED:
+        up = tl.zeros((BN, BM), tl.float32)
+    first = tl.program_id(1) * TILES
+    for tile in range(first, first + TILES):
+        place = values + rows[:, None] * K + (tile * BK + k)[None, :]
+        if INT4:
+            column = x + m[:, None] * x_stride + (tile * 2 * BK + k)[None, :]
+            low_x = tl.trans(tl.load(column, mask=read, other=0.0))
+            high_x = tl.trans(tl.load(column + BK, mask=read, other=0.0))
+            group = tile * ROWS + rows
+            zero = tl.load(zeros + group).to(tl.float32)[:, None]
+            part = _group_dot(tl.load(place), zero, low_x, high_x, dtype, PRECISION)
+            acc = tl.fma(part, tl.load(scale + group).to(tl.float32)[:, None].broadcast_to(BN, BM), acc)
+            if GATED:
+                zero = tl.load(zeros + group + N).to(tl.float32)[:, None]
+                part = _group_dot(tl.load(place + N.to(tl.int64) * K), zero, low_x, high_x, dtype, PRECISION)
+                up = tl.fma(part, tl.load(scale + group + N).to(tl.float32)[:, None].broadcast_to(BN, BM), up)
+        else:
+            columns = tl.load(x + m[:, None] * x_stride + (tile * BK + k)[None, :], mask=read, other=0.0)
+            columns = tl.trans(columns)
+            acc = add_dot(_widened(tl.load(place), dtype), columns, acc, PRECISION)
+            if GATED:
+                up = add_dot(_widened(tl.load(place + N.to(tl.int64) * K), dtype), columns, up, PRECISION)
+    if not INT4:
+        acc *= tl.load(scale + rows)[:, None]
+        if GATED:
+            up *= tl.load(scale + rows + N)[:, None]
+    inside = (n < N)[:, None] & (m < M)[None, :]
+    if GATED:
+        gate = acc.to(dtype).to(tl.float32)
+        acc = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+    to = (tl.program_id(1) * M + m)[None, :] * N + n[:, None]
+    tl.store(out + to, acc.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["M"])
+def _many_kernel(
+    x, values, scale, zeros, bias, out, M, N, K,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr, INT4: tl.constexpr,
+    BIAS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A tile of x weight^T. K: stored columns; TILES of BK of them, for int4 groups as in `_few_kernel`."""
+    # Neighbouring programs share rows of the weight, which are read once into the L2 cache.
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    rows = tl.minimum(n, N - 1).to(tl.int64)
+    k = tl.arange(0, BK)
+    dtype: tl.constexpr = x.dtype.element_ty
+    read = (m < M)[:, None]
+    x_stride = K * (2 if INT4 else 1)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for tile in range(TILES):
+        raw = tl.load(values + rows[None, :] * K + (tile * BK + k)[:, None])
+        if INT4:
+            column = x + m.to(tl.int64)[:, None] * x_stride + (tile * 2 * BK + k)[None, :]
+            group = tile * N + rows
+            zero = tl.load(zeros + group).to(tl.float32)[None, :]
+            low = ((raw & 15).to(tl.float32) - zero).to(dtype)
+            high = ((raw >> 4).to(tl.float32) - zero).to(dtype)
+            part = tl.dot(tl.load(column, mask=read, other=0.0), low, input_precision=PRECISION)
+            part = add_dot(tl.load(column + BK, mask=read, other=0.0), high, part, PRECISION)
+            acc = tl.fma(part, tl.load(scale + group).to(tl.float32)[None, :].broadcast_to(BM, BN), acc)
+        else:
+            column = x + m.to(tl.int64)[:, None] * x_stride + (tile * BK + k)[None, :]
+            acc = add_dot(tl.load(column, mask=read, other=0.0), _widened(raw, dtype), acc, PRECISION)
+    if not INT4:
+        acc *= tl.load(scale + rows)[None, :]
+    if BIAS:
+        acc += tl.load(bias + rows).to(tl.float32)[None, :]
+    inside = (m < M)[:, None] & (n < N)[None, :]
+    tl.store(out + m.to(tl.int64)[:, None] * N + n[None, :], acc.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _fp8_rows_kernel(x, out, scale, K, BLOCK: tl.constexpr):
+    """One row rounded to fp8, and its scale."""
+    row = tl.program_id(0).to(tl.int64)
+    top = 0.0
+    for start in range(0, K, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        top = tl.maximum(top, tl.max(tl.abs(tl.load(x + row * K + k, mask=k < K, other=0.0).to(tl.float32))))
+    by = tl.maximum(top / 448.0, 1e-30)
+    tl.store(scale + row, by)
+    for start in range(0, K, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        value = tl.load(x + row * K + k, mask=k < K, other=0.0).to(tl.float32) / by
+        value = tl.minimum(tl.maximum(value, -448.0), 448.0)
+        tl.store(out + row * K + k, value.to(out.dtype.element_ty), mask=k < K)
+
+
+def quantized_tiles(weight: QuantizedMatrix) -> TileSizes:
+    """Tile sizes for few rows. columns: of a tile's bytes; for int4 half a group."""
+    N, K = weight.shape
+    if weight.zeros is None:
+        return tile_sizes(N, K)
+    plan = tile_sizes(N, K)
+    n_groups = len(weight.scale)
+    splits = plan.splits
+    while n_groups % splits:
+        splits //= 2
+    return plan._replace(columns=weight.group // 2, splits=splits)
+
+
+def _few(x: Tensor, weight: QuantizedMatrix, out: Tensor, plan: TileSizes, *, gated: bool = False) -> None:
+    M, (rows, K), N = len(x), weight.shape, out.shape[-1]
+    assert M <= MAX_ROWS, f"rows: expected at most {MAX_ROWS}, got {M}"
+    assert x.shape[1] == K, f"columns: expected {K}, got {x.shape[1]}"
+    assert x.stride(1) == 1 and all(one.is_contiguous() for one in weight.tensors()), "expected contiguous rows"
+    stored = weight.values.shape[1]
+    _few_kernel[(triton.cdiv(N, plan.rows), plan.splits)](
+        x, _readable(weight), weight.scale, _zeros(weight), out, M, N, stored, rows, x.stride(0),
+        BN=plan.rows, BM=max(16, triton.next_power_of_2(M)), BK=plan.columns,
+        TILES=stored // plan.splits // plan.columns, INT4=weight.zeros is not None, GATED=gated,
+        PRECISION=_precision(x), num_warps=plan.warps, num_stages=plan.stages,
+        **launch_options(x.device, weight.values.nbytes // (2 * SMALL_WEIGHT)),
+    )  # fmt: skip
+
+
+def quantized_parts(x: Tensor, weight: QuantizedMatrix) -> Tensor:
+    """As `skinny_parts`: x [M, K], M <= 64. Returns: [P, M, N] float32, or [1, M, N] in x's dtype."""
+    plan = quantized_tiles(weight)
+    dtype = x.dtype if plan.splits == 1 else torch.float32
+    out = torch.empty(plan.splits, len(x), len(weight), dtype=dtype, device=x.device)
+    if len(x):
+        _few(x, weight, out, plan)
+    return out
+
+
+def quantized_linear(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None = None) -> Tensor:
+    """The product x weight^T + bias for any number of rows.
+
+    Args:
+        x: [M, K], rows contiguous.
+        weight: [N, K]; K a multiple of 16, for int4 of 32.
+        bias: [N].
+    Returns: [M, N] in x's dtype.
+    """
+    if len(x) > MAX_ROWS:
+        return _many(x.contiguous(), weight, bias)
+    plan = quantized_tiles(weight)
+    if plan.splits > 1:
+        out = sum_parts(quantized_parts(x, weight), x.dtype)
+    else:
+        out = torch.empty(len(x), len(weight), dtype=x.dtype, device=x.device)
+        if len(x):
+            _few(x, weight, out, plan)
+    return out if bias is None else out + bias
+
+
+def quantized_gated_linear(x: Tensor, weight: QuantizedMatrix) -> Tensor:
+    """As `skinny_gated_linear`: x [M, K], M <= 64, weight [2 I, K], the gate's rows first. Returns: [M, I]."""
+    plan = quantized_tiles(weight)._replace(splits=1)
+    out = torch.empty(len(x), len(weight) // 2, dtype=x.dtype, device=x.device)
+    if len(x):
+        _few(x, weight, out, plan, gated=True)
+    return out
+
+
+def many_tiles(M: int, weight: QuantizedMatrix) -> ManyTiles:
+    """Tile sizes for M rows; `inner` in bytes of the weight's rows."""
+    rows = 64 if M <= 128 else 128
+    if weight.zeros is not None:
+        return ManyTiles(rows, 128, weight.group // 2)
+    inner = 64
+    while weight.shape[1] % inner:
+        inner //= 2
+    return ManyTiles(rows, 128, inner)
+
+
+def _many(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None) -> Tensor:
+    (M, K), N = x.shape, len(weight)
+    assert weight.shape[1] == K, f"columns: expected {weight.shape[1]}, got {K}"
+    if weight.kind == "fp8" and x.dtype is torch.bfloat16 and has_native_fp8(x.device) and N % 16 == 0 and K % 16 == 0:
+        rounded, scale = fp8_rows(x)
+        out = torch._scaled_mm(rounded, weight.values.T, scale, weight.scale[None], out_dtype=x.dtype)
+        return out if bias is None else out + bias
+    out = torch.empty(M, N, dtype=x.dtype, device=x.device)
+    plan, stored = many_tiles(M, weight), weight.values.shape[1]
+    _many_kernel[(triton.cdiv(M, plan.rows), triton.cdiv(N, plan.columns))](
+        x, _readable(weight), weight.scale, _zeros(weight), out if bias is None else bias, out, M, N, stored,
+        BM=plan.rows, BN=plan.columns, BK=plan.inner, TILES=stored // plan.inner, INT4=weight.zeros is not None,
+        BIAS=bias is not None, PRECISION=_precision(x), num_warps=plan.warps, num_stages=plan.stages,
+    )  # fmt: skip
+    return out
+
+
+def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [M, K] rounded to fp8 by a scale each. Returns: values [M, K] float8_e4m3fn, scales [M, 1] float32."""
+    M, K = x.shape
+    out = torch.empty(M, K, dtype=torch.float8_e4m3fn, device=x.device)
+    scale = torch.empty(M, 1, dtype=torch.float32, device=x.device)
+    _fp8_rows_kernel[(M,)](x, out, scale, K, BLOCK=min(4096, triton.next_power_of_2(K)), num_warps=8)
+    return out, scale
+
+
+def _readable(weight: QuantizedMatrix) -> Tensor:
+    """Values as the kernels read them on the device: fp8 as bytes where it has no instructions for fp8."""
+    is_bytes = weight.kind == "fp8" and not has_native_fp8(weight.device)
+    return weight.values.view(torch.uint8) if is_bytes else weight.values
+
+
+def _zeros(weight: QuantizedMatrix) -> Tensor:
+    return weight.scale if weight.zeros is None else weight.zeros
+
+
+def _precision(x: Tensor) -> str:
+    return "ieee" if x.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32 else "tf32"

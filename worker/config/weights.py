@@ -1,0 +1,24 @@
+"""`model.weights` and `model.part_weights`: the precision of the model's linear layers. Torch-free."""
+
+from pydantic import Field
+
+from models.checkpoint.precision import Precision, Weights, chosen_precision
+from worker.config.settings import Settings
+
+WEIGHTS_TEXT = (
+    "weights of linear layers; bf16: as in `model.dtype`; fp8, int8: one scale a row; int4: groups of 128 columns, and "
+    "int8 for the output head and the parts other than `llm`"
+)
+
+
+class PartWeights(Settings):
+    """Weights of single parts; null: as `model.weights` says."""
+
+    llm: Weights | None = Field(None, description="of the language model and its output head; null: `model.weights`")
+    tts: Weights | None = Field(None, description="of the speech model; null: `model.weights`")
+    vpm: Weights | None = Field(None, description="of the vision encoder; null: `model.weights`")
+    apm: Weights | None = Field(None, description="of the audio encoder; null: `model.weights`")
+
+    def precision(self, weights: Weights) -> Precision:
+        """The kinds of all parts."""
+        return chosen_precision(weights, {"llm": self.llm, "tts": self.tts, "vpm": self.vpm, "apm": self.apm})
