@@ -107,7 +107,8 @@ def _place(data: Stored, device: torch.device | str, dtype: torch.dtype, kind: K
     return data.to(device).to(dtype) if kind is None else quantize(data.to(device), kind)
 
 
-def _rename(name: str) -> str:
+def renamed(name: str) -> str:
+    """The name in the model of a stored name."""
     for pattern, replacement in RENAMES:
         name = re.sub(pattern, replacement, name)
     return name
@@ -140,7 +141,7 @@ def _match(
     ignored = _ignored_prefixes(config)
     matched: dict[str, StoredTensor] = {}
     for tensor in found:
-        name = _rename(tensor.name)
+        name = renamed(tensor.name)
         if name not in expected:
             if not name.startswith(ignored):
                 mismatch.add("unexpected", [f"{tensor.name} {list(tensor.shape)} in {tensor.file.name}"])
@@ -166,7 +167,7 @@ def _overrides(path: Path, config: OmniConfig, expected: dict[str, tuple[int, ..
     ignored = _ignored_prefixes(config)
     tensors: dict[str, Tensor] = {}
     for stored_name, tensor in read_pt(path).items():
-        name = _rename(stored_name)
+        name = renamed(stored_name)
         if name not in expected:
             if not name.startswith(ignored):
                 mismatch.add("unexpected", [f"{stored_name} {list(tensor.shape)}"])

@@ -1,4 +1,4 @@
-"""`python -m models.quantize SRC DST`: a checkpoint folder with its matrices stored as int8.
+"""`python -m models.quantize SRC DST --weights int8`: a checkpoint folder with matrices stored as int8, fp8 or int4.
 
 Any start loads the result as it loads the source. The index declares the format and has the sizes and checksums of all
 files; `python -m models.quantize --check DIR` compares them.
@@ -18,8 +18,11 @@ from torch import Tensor
 
 from models.checkpoint.config import load_config
 from models.checkpoint.files import FLOAT_BYTES, INDEX, list_tensors, read_pt, read_tensors
-from models.checkpoint.packing import DECLARATION, DECLARED_AS, packed
+from models.checkpoint.packing import DECLARATION, DECLARED_AS, declaration, packed
+from models.checkpoint.precision import PRESETS, Kind
+from models.checkpoint.quantized import KINDS
 from models.errors import CheckpointError, ModelError
+from models.load import renamed
 from models.token2wav.load.parts import FLOW, HIFT, HIFT_ORIGINAL
 
 TOKEN2WAV = Path("assets") / "token2wav"
@@ -42,6 +45,12 @@ def main(argv: list[str] | None = None) -> int:
         "--keep", action="append", default=[], metavar="PREFIX", help="tensors that stay floats; may be repeated"
     )
     parser.add_argument(
+        "--weights",
+        choices=KINDS,
+        default="int8",
+        help="int8: all matrices and the vocoder; fp8, int4: what model.weights quantises (default: %(default)s)",
+    )
+    parser.add_argument(
         "--shard-bytes", type=int, default=SHARD_BYTES, metavar="N", help="most bytes of a file (default: %(default)s)"
     )
     args = parser.parse_args(argv)
@@ -52,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
             check_files(args.source)
             print(f"{args.source}: all files are as the index lists them")
         else:
-            quantize_folder(args.source, args.result, keep=args.keep, shard_bytes=args.shard_bytes)
+            quantize_folder(args.source, args.result, args.weights, keep=args.keep, shard_bytes=args.shard_bytes)
             print(f"{args.result}: {folder_bytes(args.source):,} -> {folder_bytes(args.result):,} bytes")
     except (ModelError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -60,15 +69,20 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def quantize_folder(source: Path, result: Path, *, keep: Iterable[str] = (), shard_bytes: int = SHARD_BYTES) -> None:
-    """Write a folder whose matrices are int8, streamed: at most one shard is in memory.
+def quantize_folder(
+    source: Path, result: Path, kind: Kind = "int8", *, keep: Iterable[str] = (), shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write a folder with quantised matrices, streamed: at most one shard is in memory.
 
-    Tensors whose rows are short stay floats, and so do HiFT's pitch and output layers. Files without weights and the
-    ONNX files are copied. The index is written last, so that an unfinished folder does not load.
+    int8 stores all matrices and the vocoder; tensors whose rows are short stay floats, and so do HiFT's pitch and
+    output layers. fp8 and int4 store the linear layers that `model.weights` quantises, and all else unchanged. Files
+    without weights and the ONNX files are copied. The index is written last, so that an unfinished folder does not
+    load.
 
     Args:
         source: checkpoint folder with float weights.
         result: folder that does not exist or is empty.
+        kind: what the index declares; an int4 folder has int8 matrices too (`models.checkpoint.precision`).
         keep: prefixes of names that stay floats.
         shard_bytes: most bytes of a file, unless one tensor takes more.
     Raises: CheckpointError for a source that is damaged or not of floats, ConfigError, and for a result with files.
@@ -88,14 +102,20 @@ def quantize_folder(source: Path, result: Path, *, keep: Iterable[str] = (), sha
     kept = tuple(keep)
     weights = ((one.name, tensor) for one, tensor in read_tensors(stored) if isinstance(tensor, Tensor))
     _copy_others(source, result)
-    _quantize_vocoder(source / TOKEN2WAV, result / TOKEN2WAV, kept)
-    write_folder_weights(result, weights, keep=kept, shard_bytes=shard_bytes)
+    if kind == "int8":
+        _quantize_vocoder(source / TOKEN2WAV, result / TOKEN2WAV, kept)
+    write_folder_weights(result, weights, kind, keep=kept, shard_bytes=shard_bytes)
 
 
 def write_folder_weights(
-    folder: Path, weights: Iterable[tuple[str, Tensor]], *, keep: tuple[str, ...] = (), shard_bytes: int = SHARD_BYTES
+    folder: Path,
+    weights: Iterable[tuple[str, Tensor]],
+    kind: Kind = "int8",
+    *,
+    keep: tuple[str, ...] = (),
+    shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write shards with int8 matrices, then the index with the declaration and the checksums of all other files.
+    """Write shards with quantised matrices, then the index with the declaration and the checksums of all other files.
 
     Shards are filled in the order of the weights.
     """
@@ -109,7 +129,7 @@ def write_folder_weights(
         shard.clear()
 
     for name, tensor in weights:
-        entry = {name: tensor.contiguous()} if name.startswith(keep) else packed(name, tensor)
+        entry = {name: tensor.contiguous()} if name.startswith(keep) else _packed(name, tensor, kind)
         n_bytes = sum(one.nbytes for one in entry.values())
         if shard and sum(one.nbytes for one in shard.values()) + n_bytes > shard_bytes:
             write()
@@ -122,9 +142,16 @@ def write_folder_weights(
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         (folder / f"part-{number:05d}.safetensors").rename(folder / file)
         weight_map |= dict.fromkeys(names, file)
-    metadata = {"total_size": total, DECLARED_AS: DECLARATION, FILES: file_facts(folder)}
+    metadata = {"total_size": total, DECLARED_AS: declaration(kind), FILES: file_facts(folder)}
     index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
     (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+
+
+def _packed(name: str, tensor: Tensor, kind: Kind) -> dict[str, Tensor]:
+    if kind == "int8":
+        return packed(name, tensor)
+    own = PRESETS[kind].kind_of(renamed(name), tuple(tensor.shape))
+    return {name: tensor.contiguous()} if own is None else packed(name, tensor, own)
 
 
 def write_packed_pt(file: Path, tensors: Mapping[str, Tensor], keep: tuple[str, ...] = ()) -> None:

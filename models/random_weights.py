@@ -9,24 +9,32 @@ import torch
 from torch import Tensor
 
 from models.checkpoint.config import OmniConfig
+from models.checkpoint.precision import UNQUANTIZED, Precision
+from models.checkpoint.quantized import QuantizedMatrix, quantize
 from models.layers.weights import assign_weights
 from models.load import build_on_meta, weight_dtype
 from models.omni import OmniModel
 
 
 def random_model(
-    config: OmniConfig, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0
+    config: OmniConfig,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    precision: Precision = UNQUANTIZED,
+    seed: int = 0,
 ) -> OmniModel:
-    """A model in eval mode with every weight drawn on `device` as `dtype`.
+    """A model in eval mode with every weight drawn on `device` as `dtype`, then rounded as `precision` says.
 
     The same seed, device and dtype give the same weights.
     """
     model = build_on_meta(config)
     generator = torch.Generator(device).manual_seed(seed)
-    tensors = {
-        name: _draw(name, torch.empty(meta.shape, dtype=weight_dtype(name, dtype), device=device), generator)
-        for name, meta in model.state_dict().items()
-    }
+    tensors: dict[str, Tensor | QuantizedMatrix] = {}
+    for name, meta in model.state_dict().items():
+        drawn = _draw(name, torch.empty(meta.shape, dtype=weight_dtype(name, dtype), device=device), generator)
+        kind = precision.kind_of(name, tuple(meta.shape))
+        tensors[name] = drawn if kind is None else quantize(drawn, kind)
     return assign_weights(model, tensors, device, dtype)
 
 

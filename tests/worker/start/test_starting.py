@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from models.checkpoint.files import list_tensors
 from models.errors import AudioError
+from models.layers.quantized import QuantizedLinear
 from models.quantize import quantize_folder
 from tests.worker.loop.engines import TINY
 from worker.compile.state import TargetPhase, TargetState
@@ -85,11 +87,15 @@ def test_stages_in_order(tmp_path: Path) -> None:
 def test_an_int8_folder_is_served(tmp_path: Path) -> None:
     folder = tmp_path / "int8"
     quantize_folder(TINY, folder)
-    started = start(tmp_path, CONFIG.model_copy(update={"model_path": folder}))
+    started = start(tmp_path, CONFIG.model_copy(update={"model_path": folder, "weights": "int8"}))
     parts = started.engine.parts
     started.engine.close()
     assert started.warm_up.n_units == 1 and started.voices is not None
-    assert {weight.dtype for weight in parts.model.parameters()} == {torch.float32}
+    assert started.report.header.settings["weights"] == "int8"
+    layers = [module for module in parts.model.modules() if isinstance(module, QuantizedLinear)]
+    assert len(layers) == 2 * (7 + 7 + 6 + 6) + 1, f"expected all layers and the head, got {len(layers)}"
+    head = safe_open(folder / "model-00001-of-00001.safetensors", "pt").get_tensor("llm.lm_head.weight")
+    assert torch.equal(parts.model.llm.lm_head.weight.values, head), "expected the stored values, not rounded again"
     n_bytes = sum(tensor.n_bytes for tensor in list_tensors(TINY)[0])
     assert parts.loading.n_bytes < 0.3 * n_bytes, f"expected int8 bytes of {n_bytes}, got {parts.loading.n_bytes}"
 

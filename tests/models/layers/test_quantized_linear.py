@@ -1,0 +1,48 @@
+"""Linear layers with quantised weights in PyTorch operations, and the CPU's int8 product."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.checkpoint.precision import Kind
+from models.checkpoint.quantized import KINDS, quantize
+from models.layers.quantized import QuantizedLinear
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_multiply_the_dequantised_weight(kind: Kind, dtype: torch.dtype) -> None:
+    plain = nn.Linear(64, 40)
+    layer = QuantizedLinear.of(plain, matrix := quantize(plain.weight.detach(), kind))
+    layer.bias = nn.Parameter(plain.bias.detach().to(dtype), requires_grad=False)
+    x = drawn(2, 3, 64).to(dtype)
+    want = F.linear(x.double(), matrix.dequantized().double(), plain.bias.detach().to(dtype).double())
+    got = [layer(x)]
+    layer.derive("cpu", dtype)  # int8 changes to PyTorch's product, which rounds rows of x to 8 bits
+    got.append(layer(x))
+    assert (layer.values is None) is (kind == "int8")
+    assert torch.equal(layer.weight.dequantized(), matrix.dequantized())
+    for one, most in zip(got, (2e-6, 1e-2 if kind == "int8" else 2e-6), strict=True):
+        assert one.dtype is dtype and one.shape == (2, 3, 40)
+        error = ((one.double() - want).norm() / want.norm()).item()
+        most = max(most, 6e-3) if dtype is torch.bfloat16 else most
+        assert error < most, f"{kind}: expected a relative error below {most}, got {error:.3g}"
+
+
+def test_rows_of_an_int8_product_do_not_depend_on_each_other() -> None:
+    layer = QuantizedLinear(quantize(drawn(40, 64), "int8"))
+    layer.derive("cpu", torch.float32)
+    x = drawn(4, 64)
+    want = layer(x[1:2])
+    x[0], x[2], x[3] = 1e4, float("nan"), 0
+    got = layer(x)
+    assert torch.equal(got[1:2], want), "expected the same bits beside large, zero and not finite rows"
+    assert got[2].isnan().all() and not got[3].any()
+    assert layer(x[:0]).shape == (0, 40)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x[1:2]), want)
