@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from models.checkpoint.config import OmniConfig, load_config
-from models.checkpoint.files import FLOAT_BYTES, Stored, StoredTensor, list_tensors, read_pt, read_tensors
+from models.checkpoint.files import FLOAT_BYTES, Stored, StoredTensor, float_weight, list_tensors, read_pt, read_tensors
 from models.checkpoint.precision import UNQUANTIZED, Kind, Precision
 from models.checkpoint.public_int4 import PublicInt4
 from models.checkpoint.quantized import QuantizedMatrix, quantize
@@ -100,11 +100,10 @@ def _place(data: Stored, device: torch.device | str, dtype: torch.dtype, kind: K
     # Device first: the smaller stored type crosses the bus. On the CPU, a tensor of the right type is not copied.
     if isinstance(data, PublicInt4):
         data = data.matrix(device)
-    if isinstance(data, QuantizedMatrix):
-        if data.kind == kind:
-            return data.to(device)
-        data = data.dequantized(device)
-    return data.to(device).to(dtype) if kind is None else quantize(data.to(device), kind)
+    if isinstance(data, QuantizedMatrix) and data.kind == kind:
+        return data.to(device)
+    weight = float_weight(data, device)
+    return weight.to(dtype) if kind is None else quantize(weight, kind)
 
 
 def renamed(name: str) -> str:

@@ -204,6 +204,13 @@ def read_tensors(stored: Iterable[StoredTensor]) -> Iterator[tuple[StoredTensor,
             raise CheckpointError(str(file), expected="a readable safetensors file", got=str(error)) from None
 
 
+def float_weight(data: Stored, device: torch.device | str) -> Tensor:
+    """The weight of stored data on the device; that of a quantised matrix in float32, of a tensor in its own type."""
+    if isinstance(data, PublicInt4):
+        data = data.matrix(device)
+    return data.dequantized(device) if isinstance(data, QuantizedMatrix) else data.to(device)
+
+
 def _read_part(shard: Any, file: Path, part: StoredTensor) -> Tensor:
     """A part of a matrix from its file, which is open if it is `file`."""
     if part.file == file:

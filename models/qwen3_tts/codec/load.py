@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from models.checkpoint.config import read_json
-from models.checkpoint.files import FLOAT_BYTES, StoredTensor, list_tensors, read_tensors
-from models.checkpoint.int8 import Int8Matrix
+from models.checkpoint.files import FLOAT_BYTES, StoredTensor, float_weight, list_tensors, read_tensors
 from models.errors import CheckpointError, SettingsError
 from models.layers.weights import Mismatch, Tree, assign_weights, on_meta, tensor_shapes
 from models.qwen3_tts.codec.config import (
@@ -122,8 +121,7 @@ def _assigned(
     tensors: dict[str, Tensor] = {}
     for tensor, data in read_tensors(stored.values()):
         name = names[tensor]
-        weight = data.dequantized(device) if isinstance(data, Int8Matrix) else data.to(device)
-        tensors[name] = weight.to(torch.float32 if _FLOAT32.match(name) else dtype)
+        tensors[name] = float_weight(data, device).to(torch.float32 if _FLOAT32.match(name) else dtype)
     return assign_weights(tree, tensors, device, dtype)
 
 
