@@ -106,7 +106,7 @@ models.inputs.messages models.inputs.prompts models.inputs.image models.inputs.p
 models.sampling.settings
 worker.assembly.hub worker.config.* worker.protocol.* worker.transcript.* worker.describe worker.key_text worker.log
 worker.version worker.status worker.main worker.media worker.voice_registry
-worker.early.* worker.loop.early.headroom worker.admission.*
+worker.early.* worker.loop.early.headroom worker.loop.order.unplayed_sound worker.admission.*
 worker.loop.audio_buffer worker.loop.results worker.loop.session
 worker.loop.unit_decoder worker.loop.window
 worker.chat.reply worker.chat.config worker.chat.vad worker.compile.state worker.compile.targets worker.http.metrics

@@ -80,7 +80,9 @@ class Engine:
         unit_steps, language = parts.unit_steps, parts.language
         voices = VoiceManager(unit_steps, parts.vocoder)
         self._unit_steps = unit_steps
-        self._loop = UnitLoop(unit_steps, parts.vocoder, voices, observer=observer)
+        self._loop = UnitLoop(
+            unit_steps, parts.vocoder, voices, observer=observer, first_sound_first=config.first_sound_first
+        )
         self._sessions = Sessions(unit_steps, language, voices, self._loop, config)
         self._answers = Answers(self._sessions, unit_steps, language, voices, self._loop)
         template = partial(template_of, config.model_path)

@@ -170,6 +170,11 @@ class DuplexSection(Settings):
         True,
         description="encode pictures when they arrive, while no unit is in flight; false: with their unit",
     )
+    first_sound_first: bool = Field(
+        True,
+        description="work of turns that have no sound yet goes first; sessions whose clients have sound left to play "
+        "wait meanwhile",
+    )
     max_backlog_mb: float = Field(32.0, ge=1, le=4096, description="most megabytes of waiting input per session")
     session: SessionConfig = Field(
         SessionConfig(), description="defaults of the [settings of a session](session-config.md)"
@@ -283,6 +288,7 @@ class Config(LayeredSettings):
             euler_steps=duplex.euler_steps,
             early_pictures=duplex.early_pictures,
             session=duplex.session,
+            first_sound_first=duplex.first_sound_first,
             compile=self.compile,
         )
         engine.check_session(duplex.session)

@@ -296,6 +296,7 @@ class EngineConfig(Settings):
     session: SessionConfig = Field(SessionConfig(), description="defaults of sessions")
     max_prompt_s: float = Field(30.0, ge=0.5, le=30, description="longest voice prompt in seconds")
     voices_s: float = Field(60.0, ge=6, le=3600, description="total seconds of the prompts of all voices in use")
+    first_sound_first: bool = Field(True, description="work of turns without sound goes first")
     max_waiting_units: int = Field(16, ge=1, le=600, description="most waiting units of a session")
     early_pictures: bool = Field(
         True, description="encode pictures when they arrive, while no unit is in flight, rather than with their unit"

@@ -19,6 +19,7 @@ from models.token2wav.stream.windows import TokenWindows
 from worker.config.session import SessionConfig
 from worker.early.trial import EarlyTrial
 from worker.loop.audio_buffer import AudioBuffer
+from worker.loop.order.unplayed_sound import UnplayedSound
 from worker.loop.results import Event, Failure
 from worker.loop.rounds import Rounds
 from worker.loop.window import Drop, Rebuild, UnitRecord, UnitWindow
@@ -138,6 +139,7 @@ class Session:
     Attributes:
         emit: receives the session's events; must return at once.
         speech: state of the speech between units.
+        unplayed: what the client still has to play of the open turn.
         phase, gate: see `PHASES` and `GATES`.
         waiting: units and inserted texts that have not begun.
         pending: ids that close the last unit; they are fed in front of the next one.
@@ -163,6 +165,7 @@ class Session:
     audio_buffer: AudioBuffer
     window: UnitWindow
     speech: SpeechProgress = field(default_factory=SpeechProgress)
+    unplayed: UnplayedSound = field(default_factory=UnplayedSound)
     phase: SessionPhase = SessionPhase.NEW
     gate: Gate = Gate.OPEN
     waiting: deque[UnitInput | TextInput] = field(default_factory=deque)

@@ -15,6 +15,8 @@ from models.token2wav.stream.vocoder_future import VocoderFuture
 from models.token2wav.stream.windows import Window
 from worker.loop.batch_runner import BatchRunner
 from worker.loop.job import Job
+from worker.loop.order.first_sound import FirstSoundOrder, first_of
+from worker.loop.results import SOUND_RATE
 
 MAX_IN_FLIGHT = 2  # batches at the vocoder: one that runs, and one that is queued so that the GPU does not idle
 
@@ -51,16 +53,16 @@ class _InFlightBatch:
 class SoundStage:
     """run: launch windows that are ready and emit the sounds that have arrived."""
 
-    def __init__(self, batch: BatchRunner, vocoder: Vocoder):
-        self._batch = batch
+    def __init__(self, batch: BatchRunner, vocoder: Vocoder, order: FirstSoundOrder):
+        self._batch, self._order = batch, order
         self._in_flight: list[_InFlightBatch] = []
         self._launch, self._vocoder = _Launch(batch, vocoder, self._in_flight), vocoder
 
     def run(self, jobs: list[Job]) -> None:
-        """Emit the sounds that have arrived and launch the next windows of `jobs`."""
+        """Emit the sounds that have arrived and launch the next windows of `jobs`, first sounds before others."""
         self._collect()
         while len(self._in_flight) < MAX_IN_FLIGHT and (ready := [job for job in jobs if self._is_ready(job)]):
-            self._batch.run_with_retry(ready, self._launch)
+            self._batch.run_with_retry(first_of(ready) if self._order.is_on else ready, self._launch)
             self._collect()
 
     @property
@@ -90,7 +92,11 @@ class SoundStage:
         window = job.windows.popleft()
         self._batch.observer.window_voiced(job.session.id, window.speech_tokens, window.last)
         if len(pcm):
-            job.emit_sound(pcm, launched, self._batch.clock())
+            now, unplayed = self._batch.clock(), job.session.unplayed
+            if unplayed.is_silent and not job.is_background:
+                self._order.count_first_sound(now - job.arrived)
+            unplayed.add(len(pcm) / SOUND_RATE, now)
+            job.emit_sound(pcm, launched, now)
         if window.last:
             self._batch.voices.begin_turn(job.session)
 

@@ -10,6 +10,8 @@
     finish     emit the result, close the unit, apply the window's evictions
     pictures   images of later units; only while no unit is in flight                              per two slices
 
+While turns wait for their first sound, jobs whose clients have enough sound left wait (`worker.loop.order`).
+
 A new job joins between two decode steps, and one session speaks while another one still decodes. Speech tokens and
 sound are launched, and collected once they have arrived: on a GPU both run beside the other stages. Contains the order
 of the stages. Does not contain decisions and turns (jobs), sockets, threads or time limits.
@@ -28,6 +30,7 @@ from worker.loop.early.headroom import Headroom
 from worker.loop.finish_stage import FinishStage
 from worker.loop.job import Job, JobPhase
 from worker.loop.observer import Observer
+from worker.loop.order.first_sound import FirstSoundOrder
 from worker.loop.session import Session
 from worker.loop.sound_stage import SoundStage
 from worker.loop.speech_stages import SpeechStages
@@ -48,8 +51,13 @@ class UnitLoop:
         *,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
+        first_sound_first: bool = True,
     ):
-        """vocoder: None for text only."""
+        """
+        Args:
+            vocoder: None for text only.
+            first_sound_first: work of turns that have no sound yet goes before that of others.
+        """
         self.observer = observer or Observer()
         self._speaker = unit_steps.speaker
         self._batch = BatchRunner(unit_steps, voices, self.observer, clock)
@@ -61,7 +69,8 @@ class UnitLoop:
         self._search = SearchStage(self._batch)
         self._yielding = YieldingStage(self._batch, self._text)
         self._speech = None if self._speaker is None else SpeechStages(self._batch, self._speaker)
-        self._sound = None if vocoder is None else SoundStage(self._batch, vocoder)
+        self._order = FirstSoundOrder(clock, is_on=first_sound_first)
+        self._sound = None if vocoder is None else SoundStage(self._batch, vocoder, self._order)
 
     @property
     def jobs(self) -> list[Job]:
@@ -103,24 +112,27 @@ class UnitLoop:
         Does not wait for speech tokens or sound in flight; a later iteration collects them.
         Returns: whether any job is left.
         """
+        waiting = self._order.waiting(self.jobs)
         if self._speech is not None:
-            self._speech.draw([job for job in self.jobs if job.calls])
-        unfed = [
-            job for job in self.jobs if not job.is_low_priority and job.phase in (JobPhase.START, JobPhase.PREFILL)
-        ]
+            self._speech.draw([job for job in self.jobs if job.calls and job not in waiting])
+        unfed = [job for job in self._prior(waiting) if job.phase in (JobPhase.START, JobPhase.PREFILL)]
         self._text.prefill([job for job in unfed if not job.is_background])
         self._background.run([job for job in unfed if job.is_background], self._is_contended)
-        self._text.decode([job for job in self.jobs if job.phase is JobPhase.DECODE and not job.is_low_priority])
+        self._text.decode([job for job in self._prior(waiting) if job.phase is JobPhase.DECODE])
         self._search.run([job for job in self.jobs if job.phase is JobPhase.SEARCH], self._is_contended)
         self._yielding.run(self.jobs, self._has_prior_work)
         if self._speech is not None:
             self._speech.poll()
         if self._sound is not None:
-            self._sound.run([job for job in self.jobs if job.windows])
+            self._sound.run([job for job in self.jobs if job.windows and job not in waiting])
         self._finish.run([job for job in self.jobs if job.is_complete])
         self.pictures.run(self.jobs)
-        self._rest()
+        self._rest([job for job in self.jobs if job not in waiting])
         return bool(self.jobs)
+
+    def _prior(self, waiting: set[Job]) -> list[Job]:
+        """The jobs that yield to no others in this iteration."""
+        return [job for job in self.jobs if not job.is_low_priority and job not in waiting]
 
     def drop(self, session: Session) -> None:
         """Remove a session's job, if it has one, without an event: the session closes."""
@@ -150,9 +162,9 @@ class UnitLoop:
         is_busy = any(job.phase is not JobPhase.SPEECH for job in prior)
         return is_busy or (self._speech is not None and self._speech.can_draw(prior))
 
-    def _rest(self) -> None:
-        """Sleep for a moment if the loop can only wait for speech tokens, sound or pictures in flight."""
-        if not self._batch.is_text_idle:
+    def _rest(self, jobs: list[Job]) -> None:
+        """Sleep for a moment if `jobs` can only wait for speech tokens or sound, or pictures are in flight."""
+        if any(job.has_text_left and not job.is_low_priority for job in jobs):
             return
         if not self.jobs and self.pictures.is_waiting:
             time.sleep(REST_S)
@@ -161,7 +173,7 @@ class UnitLoop:
         sound = None if self._sound is None else self._sound.oldest_batch
         if poll is None and sound is None:
             return
-        if self._speech is not None and self._speech.can_draw(self.jobs):
+        if self._speech is not None and self._speech.can_draw(jobs):
             return
         if not any(pending is not None and pending.is_here for pending in (poll, sound)):
             time.sleep(REST_S)

@@ -115,7 +115,8 @@ class VoiceManager:
         return SpeechStream(speaker, session.slot, compat=session.config.compat)
 
     def begin_turn(self, session: Session) -> None:
-        """Reset the vocoder's state of the session."""
+        """Reset the vocoder's state of the session: its next sound is the first one of a turn."""
+        session.unplayed.begin_turn()
         if self._vocoder is not None and session.speech.vocoder_slot is not None:
             self._vocoder.begin_turn(session.speech.vocoder_slot)
 

@@ -7,8 +7,9 @@ speech, few slots and an audio encoder with three seconds of history, so that a 
 import copy
 import hashlib
 import random
+import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -115,12 +116,25 @@ def make_parts(config: EngineConfig, *, short_history: bool = True) -> EnginePar
 class SmallEngine:
     """Sessions and loop as on the engine thread, driven by the test; events by session name."""
 
-    def __init__(self, config: EngineConfig | None = None, observer: Observer | None = None, **options: bool):
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **options: bool,
+    ):
         self.config = config or make_config()
         self.parts = make_parts(self.config, **options)
         self.unit_steps, self.vocoder = self.parts.unit_steps, self.parts.vocoder
         self.voices = VoiceManager(self.unit_steps, self.vocoder)
-        self.loop = UnitLoop(self.unit_steps, self.vocoder, self.voices, observer=observer)
+        self.loop = UnitLoop(
+            self.unit_steps,
+            self.vocoder,
+            self.voices,
+            observer=observer,
+            clock=clock,
+            first_sound_first=self.config.first_sound_first,
+        )
         self.sessions = Sessions(self.unit_steps, self.parts.language, self.voices, self.loop, self.config)
         self.events: dict[str, list[Event]] = defaultdict(list)
 

@@ -107,7 +107,7 @@ class ScriptedTokens(Observer):
 class ScriptedEngine(SmallEngine):
     """`SmallEngine` with scripted tokens."""
 
-    def __init__(self, config: EngineConfig | None = None, **options: bool):
+    def __init__(self, config: EngineConfig | None = None, **options: Any):
         self.script = ScriptedTokens()
         super().__init__(config or make_config(), self.script, **options)
         self.tokenizer, self.special = self.parts.language.tokenizer, self.parts.language.special
