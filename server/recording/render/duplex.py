@@ -1,6 +1,7 @@
 """A duplex timeline as units: what the user sent in each second, and what the model answered.
 
-Every message of the client is answered in order, so the oldest unanswered chunk belongs to the next result.
+Every message of the client is answered in order, so the oldest unanswered chunk belongs to the next result. Sound that
+came in pieces is put together.
 """
 
 from collections import deque
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from models.inputs.audio_sizes import SAMPLE_RATE
 from server.recording.render.built import BuiltRecording, Caption, Slide
 from server.recording.render.frames import (
     WorkerMessage,
@@ -87,6 +89,13 @@ class _Pending:
     samples: np.ndarray | None = None
     pictures: list[bytes] = field(default_factory=list)
 
+    def joined_to(self, before: "_Pending | None") -> "_Pending":
+        """This chunk with the pieces of its unit before it."""
+        if before is None:
+            return self
+        samples = joined([one.samples for one in (before, self) if one.samples is not None])
+        return _Pending(self.kind, self.at_ms, samples=samples, pictures=[*before.pictures, *self.pictures][:1])
+
 
 class DuplexBuilder:
     """Builds `chunks`, their media files and the replay's sound."""
@@ -98,6 +107,7 @@ class DuplexBuilder:
         self._form_out = PLAIN_SPEC.sound_out
         self._pending: deque[_Pending] = deque()
         self._frames: list[bytes] = []
+        self._pieces: _Pending | None = None  # of a unit that is not complete
         self._parts: list[np.ndarray] = []
         self._texts: list[str] = []  # inserted since the last unit
         self._turn = self._chunk_of_turn = 0
@@ -112,13 +122,20 @@ class DuplexBuilder:
             self._from_worker(worker_message(record.data, self._form_out))
         else:
             self._pending.clear()  # which answers are missing is unknown
+            self._pieces = None
             self._parts.clear()
 
     def finish(self) -> BuiltRecording:
         """Add the chunks that were not answered any more. Raises: OSError."""
         for pending in self._pending:
             if pending.samples is not None:
-                self._add_chunk(pending, WorkerMessage(Result.kind(), {"is_listen": True}, None), unanswered=True)
+                whole = pending.joined_to(self._pieces)
+                is_whole = whole.samples is not None and len(whole.samples) >= SAMPLE_RATE
+                self._pieces = None if is_whole else whole
+                if is_whole:
+                    self._add_unanswered(whole)
+        if self._pieces is not None:
+            self._add_unanswered(self._pieces)
         return self._built
 
     # --- client ----------------------------------------------------------------------------------
@@ -172,12 +189,16 @@ class DuplexBuilder:
         elif kind in ANSWERED:
             if kind == Prepared.kind():
                 self._form_out = form_of(message.fields.get("spec"), "sound_out")
+                self._pieces = None
                 self._end_turn()
             asked = self._take(ANSWERED[kind])
             if kind == TextInserted.kind() and asked is not None:
                 self._texts.append(asked.text)
             if kind == Result.kind():
-                self._add_chunk(asked or _Pending(AudioChunk.kind(), 1000 * self._built.seconds), message)
+                asked = (asked or _Pending(AudioChunk.kind(), 1000 * self._built.seconds)).joined_to(self._pieces)
+                self._pieces = asked if message.fields.get("incomplete") is True else None
+                if self._pieces is None:
+                    self._add_chunk(asked, message)
 
     def _take(self, kind: str) -> _Pending | None:
         """Remove and return the oldest message of this kind, with the unanswered messages before it."""
@@ -188,6 +209,9 @@ class DuplexBuilder:
         return self._pending.popleft()
 
     # --- units -----------------------------------------------------------------------------------
+
+    def _add_unanswered(self, asked: _Pending) -> None:
+        self._add_chunk(asked, WorkerMessage(Result.kind(), {"is_listen": True}, None), unanswered=True)
 
     def _add_chunk(self, asked: _Pending, message: WorkerMessage, *, unanswered: bool = False) -> None:
         index, fields = len(self._built.entries), message.fields
@@ -229,6 +253,7 @@ class DuplexBuilder:
             "ai_audio": path,
             "ai_audio_duration_ms": 0 if sound is None else round(1000 * len(sound) / SOUND_RATE),
             "end_of_turn": ends,
+            **({"shift_ms": number_of(fields.get("shift_ms")) or 0} if fields.get("early") is True else {}),
         }
 
     def _end_turn(self) -> None:

@@ -19,14 +19,15 @@ export function unitEntry(chunk, { at, asset, onPlay }) {
   const sounds = make("div", { class: "sounds" });
   if (heard) sounds.append(soundOf(asset(heard), "your_sound"));
   if (result.ai_audio) sounds.append(soundOf(asset(result.ai_audio), "model_sound"));
-  body.append(sounds, timings(result.timing));
+  body.append(sounds, timings(result));
   entry.append(body);
   return entry;
 }
 
-function timings(timing) {
+function timings({ timing, shift_ms: shift }) {
   const numbers = STAGES.filter((key) => timing[key]).map((key) => `${t(key)} ${timing[key].toFixed(0)}`);
   const shown = [t("took", { ms: timing.wall_clock_ms.toFixed(0) }), ...numbers];
+  if (shift) shown.push(t("early_by", { ms: shift.toFixed(0) }));
   if (timing.kv_cache_length) shown.push(t("context_of", { n: timing.kv_cache_length }));
   return make("p", { class: "timing" }, shown.join(" · "));
 }

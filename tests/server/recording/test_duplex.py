@@ -102,6 +102,35 @@ def test_replay_has_the_user_left_and_the_model_right(tmp_path: Path) -> None:
     assert np.abs(np.diff(right[31_000:33_000])).max() < 1.1 * 0.5 * 2 * np.pi * MODEL_HZ / 16_000
 
 
+def test_pieces_are_put_together(tmp_path: Path) -> None:
+    """Sound and first picture of a unit, an early one too; a turn goes on over incomplete results."""
+    with recordings_in(tmp_path) as recordings:
+        recording = recordings.start("omni_duplex", "omni_x")
+        assert recording is not None
+        talk = Conversation(recording)
+        pieces, early = USER.reshape(4, -1), {"early": True, "shift_ms": 500.0}
+        talk.chunk(pieces[0])
+        talk.worker(result(0, incomplete=True))
+        talk.chunk(pieces[1], picture("red"))
+        talk.worker(result(1, text="a", sound=MODEL, **early))
+        for number in range(4):
+            talk.chunk(pieces[number], *([picture("lime")] if number else []))
+            talk.worker(result(2, text="b", sound=MODEL) if number == 3 else result(1, incomplete=True))
+        talk.chunk(pieces[0])
+        talk.chunk(pieces[1])
+        talk.worker(result(2, incomplete=True))
+        recording.end()
+        chunks = wait_done(recordings, recording.recording_id)["chunks"]
+        folder = recordings.store.folder_of(recording.recording_id)
+        heard = [samples(folder / chunk["user_audio"])[1][0] for chunk in chunks]
+    assert [len(one) for one in heard] == [8_000, 16_000, 8_000] and np.abs(heard[1] - USER).max() < 1e-3
+    assert [chunk["result"].get("shift_ms") for chunk in chunks] == [500, None, None]
+    assert [chunk["user_frame"] for chunk in chunks] == ["user_frames/000.jpg", "user_frames/001.jpg", None]
+    assert chunks[1]["result"]["ai_audio"] == "ai_audio/turn_0_chunk_001.wav", "expected one turn"
+    assert [chunk.get("unanswered") for chunk in chunks] == [None, None, True]
+    assert [chunk["replay_ms"] for chunk in chunks] == [0, 1000, 2000]
+
+
 def test_video_has_pictures_sound_and_subtitles(tmp_path: Path) -> None:
     with recordings_in(tmp_path) as recordings:
         recording = recordings.start("omni_duplex", "omni_x")

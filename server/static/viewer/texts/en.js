@@ -54,6 +54,7 @@ export const en = {
   tts_ms: "speech",
   token2wav_ms: "sound",
   context_of: "context {n}",
+  early_by: "{ms} ms early",
   spoke_for: "speech {time}",
   tokens: "{n} tokens",
   uploaded: "Recording made in the browser",

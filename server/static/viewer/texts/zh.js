@@ -54,6 +54,7 @@ export const zh = {
   tts_ms: "语音",
   token2wav_ms: "声音",
   context_of: "上下文 {n}",
+  early_by: "提前 {ms} 毫秒",
   spoke_for: "语音 {time}",
   tokens: "{n} 个词元",
   uploaded: "浏览器中的录制",
