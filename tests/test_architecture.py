@@ -30,6 +30,7 @@ token2wav.prompt token2wav.flow token2wav.hift
 token2wav.load
 token2wav.voice
 token2wav.stream token2wav.s3gen
+qwen3_tts
 token2wav.__main__ quantize __main__
 """
 WORKER = """
@@ -104,6 +105,7 @@ models.errors models.checkpoint.config models.checkpoint.precision
 models.inputs.tokens models.inputs.chat_template models.inputs.pretrained
 models.inputs.messages models.inputs.prompts models.inputs.image models.inputs.positions models.inputs.audio_sizes
 models.sampling.settings
+models.qwen3_tts.config models.qwen3_tts.prompt models.qwen3_tts.settings models.qwen3_tts.runaway
 worker.assembly.hub worker.config.* worker.protocol.* worker.transcript.* worker.describe worker.key_text worker.log
 worker.version worker.status worker.main worker.media worker.voice_registry
 worker.early.* worker.loop.early.headroom worker.loop.order.unplayed_sound worker.admission.*

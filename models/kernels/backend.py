@@ -18,7 +18,7 @@ from models.kernels.text_sampler import choose_tokens
 from models.layers.apm import Apm
 from models.layers.backend import AudioStack, Backend, DecoderStack, OutputHead, SpeechSampler, TextSampler, VisionStack
 from models.layers.kv_cache import CacheView, KVCache
-from models.layers.transformer import Backbone
+from models.layers.transformer import LayerStack
 from models.layers.vpm import Vpm
 
 
@@ -34,7 +34,7 @@ class TritonBackend(Backend):
     def __init__(self, parts: nn.Module, embeddings: list[nn.Embedding]):
         """
         Args:
-            parts: module that contains every `Backbone`, `Vpm` and `Apm` to run.
+            parts: module that contains every `LayerStack`, `Vpm` and `Apm` to run.
             embeddings: text embeddings to move to pinned memory.
         Raises: any error of the device; the embeddings are on their device again then.
         """
@@ -43,7 +43,7 @@ class TritonBackend(Backend):
         self._audio: dict[AudioStack, FusedAudio] = {}
         with torch.no_grad(), _all_or_none() as pinned:
             for part in parts.modules():
-                if isinstance(part, Backbone):
+                if isinstance(part, LayerStack):
                     self._decoders[part] = FusedDecoder(part)
                 elif isinstance(part, Vpm):
                     self._vision[part] = FusedVision(part)

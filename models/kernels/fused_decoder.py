@@ -19,7 +19,7 @@ from models.kernels.skinny_gemm import MAX_ROWS, skinny_gated_linear, skinny_lin
 from models.layers.kv_cache import KVCache
 from models.layers.quantized import Weight
 from models.layers.rotary import rotary_angles
-from models.layers.transformer import Backbone, DecoderLayer, RMSNorm
+from models.layers.transformer import DecoderLayer, LayerStack, RMSNorm
 
 
 class _Layer(NamedTuple):
@@ -37,7 +37,7 @@ class _Layer(NamedTuple):
 class FusedDecoder:
     """Runs one decoder stack. Its qkv and gate-up weights are packed once; all weights stay shared with the stack."""
 
-    def __init__(self, stack: Backbone):
+    def __init__(self, stack: LayerStack):
         layers = cast("list[DecoderLayer]", list(stack.layers))
         attention = layers[0].self_attn
         self.heads, self.kv_heads, self.eps = attention.heads, attention.kv_heads, stack.norm.eps
@@ -45,7 +45,7 @@ class FusedDecoder:
         self.layers = [_layer(layer) for layer in layers]
 
     def __call__(self, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int) -> Tensor:
-        """Shapes and effects as `Backbone.forward`."""
+        """Shapes and effects as `LayerStack.forward`."""
         view = cache.view(slots, n_new, embeds.shape[1], kv_len, masked=False)
         assert view.last is not None, "view: expected first and last rows, got a mask"
         angles = rotary_angles(view.positions, self.frequencies)

@@ -22,7 +22,7 @@ SpeechSampler = Callable[[SpeechState, Tensor, Tensor, Tensor], Tensor]
 
 
 class DecoderStack(Protocol):
-    """`Backbone`, as a backend uses it."""
+    """`LayerStack`, as a backend uses it."""
 
     def run_layers(self, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int) -> Tensor:
         """`Backend.decoder_layers` in PyTorch operations."""
@@ -64,7 +64,7 @@ class Backend(ABC):
     def decoder_layers(
         self, stack: DecoderStack, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int
     ) -> Tensor:
-        """Run a decoder stack; shapes and effects as `Backbone.forward`."""
+        """Run a decoder stack; shapes and effects as `LayerStack.forward`."""
 
     @abstractmethod
     def vision_layers(self, vpm: VisionStack, x: Tensor, mask: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class LLM(nn.Module):
     def prefill(
         self, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int, backend: Backend
     ) -> tuple[Tensor, Tensor]:
-        """Feed known rows at once; shapes as `Backbone.forward`.
+        """Feed known rows at once; shapes as `LayerStack.forward`.
 
         Returns: hidden states [B, T, D] and the logits [B, V] after each slot's last valid row.
         """

@@ -143,15 +143,17 @@ class DecoderLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Backbone(Derived):
-    """Decoder stack over a slot cache: the `model` inside `llm` (Qwen3) and inside `tts` (Llama)."""
+class LayerStack(Derived):
+    """Decoder layers and final norm over a slot cache, after the embedding tables that the checkpoint keeps beside."""
 
     frequencies: Tensor
 
-    def __init__(self, config: DecoderConfig):
+    def __init__(self, config: DecoderConfig, tables: dict[str, nn.Module]):
+        """tables: modules by name, registered before the layers."""
         super().__init__()
         self.head_dim, self.rope_theta = config.head_dim, config.rope_theta
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.width)
+        for name, table in tables.items():
+            self.add_module(name, table)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.n_layers))
         self.norm = RMSNorm(config.width, config.eps)
         self.register_buffer("frequencies", torch.empty(config.head_dim // 2), persistent=False)
@@ -188,3 +190,12 @@ class Backbone(Derived):
         for layer, k_cache, v_cache in zip(self.layers, cache.k, cache.v, strict=True):
             x = layer(x, cos, sin, view, k_cache, v_cache)
         return self.norm(x)
+
+
+class Backbone(LayerStack):
+    """Decoder stack with one embedding: the `model` inside `llm` (Qwen3) and inside `tts` (Llama)."""
+
+    embed_tokens: nn.Embedding
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__(config, {"embed_tokens": nn.Embedding(config.vocab_size, config.width)})

@@ -29,6 +29,8 @@ class GoldenDir:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         manifest = self.path / "manifest.json"
+        self._models: dict[str, Path] = {}
+        self._scratch: list[tempfile.TemporaryDirectory[str]] = []
         self.manifest: dict[str, Any] = json.loads(manifest.read_text()) if manifest.exists() else {}
 
     def stems(self, prefix: str = "") -> list[str]:
@@ -57,11 +59,20 @@ class GoldenDir:
     @cached_property
     def checkpoint(self) -> Path:
         """The checkpoint folder, or a completed copy if tables were trimmed or files are packed."""
-        folder = self._checkpoint_folder
-        if not self._trimmed and not any(file.suffix in (PACKED, XZ) for file in folder.iterdir()):
+        return self.model(self._checkpoint_folder.name)
+
+    def model(self, name: str) -> Path:
+        """One of several checkpoint folders, or a completed copy; as `checkpoint`."""
+        if name not in self._models:
+            self._models[name] = self._complete(self.path / name)
+        return self._models[name]
+
+    def _complete(self, folder: Path) -> Path:
+        trimmed = trimmed_tables(folder)
+        if not trimmed and not any(file.suffix in (PACKED, XZ) for file in folder.iterdir()):
             return folder
-        self._scratch = tempfile.TemporaryDirectory(prefix="golden-")
-        full = Path(self._scratch.name)
+        self._scratch.append(tempfile.TemporaryDirectory(prefix="golden-"))
+        full = Path(self._scratch[-1].name)
         for file in folder.iterdir():
             if file.suffix == XZ:
                 (full / file.stem).write_bytes(lzma.decompress(file.read_bytes()))
@@ -70,12 +81,16 @@ class GoldenDir:
         tensors, _ = read_tensors(folder, WEIGHTS)
         if not tensors:
             raise FileNotFoundError(f"{folder}: expected {WEIGHTS}{PLAIN} or {WEIGHTS}{PACKED}, got neither")
-        save_file(completed(tensors, self._trimmed), full / f"{WEIGHTS}{PLAIN}")
+        save_file(completed(tensors, trimmed), full / f"{WEIGHTS}{PLAIN}")
         return full
 
-    def kept_rows(self, table: str) -> list[int] | slice:
-        """Rows of a table that the stored checkpoint has; for an output head, the columns with valid logits."""
-        return self._trimmed[table]["kept"] if table in self._trimmed else slice(None)
+    def kept_rows(self, table: str, model: str | None = None) -> list[int] | slice:
+        """Rows of a table that the stored checkpoint has; for an output head, the columns with valid logits.
+
+        model: as for `model`; None = the only checkpoint.
+        """
+        trimmed = trimmed_tables(self._checkpoint_folder if model is None else self.path / model)
+        return trimmed[table]["kept"] if table in trimmed else slice(None)
 
     @cached_property
     def _checkpoint_folder(self) -> Path:
@@ -85,11 +100,11 @@ class GoldenDir:
             raise FileNotFoundError(f"{self.path}: expected one folder with config.json, got {found}")
         return folders[0]
 
-    @cached_property
-    def _trimmed(self) -> dict[str, Any]:
-        """By table: its number of rows, the stored rows, and the fill value of the others."""
-        file = self._checkpoint_folder / "trimmed.json"
-        return json.loads(file.read_text()) if file.exists() else {}
+
+def trimmed_tables(folder: Path) -> dict[str, Any]:
+    """By table of a checkpoint: its number of rows, the stored rows, and the fill value of the others."""
+    file = folder / "trimmed.json"
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def read_tensors(folder: Path, stem: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

@@ -22,7 +22,7 @@ from tests.parity.omni import (
     tts,
     vision,
 )
-from tests.parity.qwen3_tts import codec
+from tests.parity.qwen3_tts import codec, generate, talker
 from tests.parity.report import Report
 from tests.parity.token2wav import (
     campplus,
@@ -58,6 +58,11 @@ CODEC: list[tuple[str, str, Stage]] = [  # of Qwen3-TTS; as VOCODER
     ("speech_decoder", "speech_decoder", codec.run_decoder),
     ("speech_encoder", "speech_encoder", codec.run_encoder),
     ("speaker_encoder", "speaker_encoder", codec.run_speaker),
+]
+
+TALKER: list[tuple[str, str, Stage]] = [  # of Qwen3-TTS; as VOCODER
+    ("talker", "talker_", talker.run_talkers),
+    ("code_predictor", "predictor_", talker.run_predictors),
 ]
 
 
@@ -111,6 +116,7 @@ def _stages(golden: GoldenDir) -> list[tuple[str, Stage]]:
         ("speech_stream", "tts_stream" in cases, with_model(speech_stream.run)),
         (text_chunks.STAGE, text_chunks.STAGE in cases, with_model(text_chunks.run)),
         *((stem, stem != tokenizer.MEDIA, with_model(chat.run, stem=stem)) for stem in golden.stems("chat_")),
-        *((name, bool(golden.stems(prefix)), stage) for name, prefix, stage in VOCODER + CODEC),
+        *((name, bool(golden.stems(prefix)), stage) for name, prefix, stage in VOCODER + CODEC + TALKER),
+        ("speech_frames", (golden.path / "generate").is_dir(), generate.run_generate),
     ]
     return [(name, stage) for name, wanted, stage in present if wanted]

@@ -66,7 +66,7 @@ def load_speech_tokenizer(
     config = load_speech_tokenizer_config(folder)
     with on_meta():
         tokenizer = SpeechTokenizer(config)
-    return _assigned(tokenizer, folder, device, dtype, ignored=_is_unused)
+    return load_tree(tokenizer, folder, device, dtype, ignored=_is_unused)
 
 
 def load_speaker_encoder(
@@ -87,7 +87,7 @@ def load_speaker_encoder(
         raise CheckpointError(str(file), expected=expected, got=got)
     with on_meta():
         encoder = SpeakerEncoder(parse_speaker_encoder_config(section, f"{file}: {SPEAKER_SECTION}"))
-    return _assigned(encoder, folder, device, dtype, prefix=SPEAKER_PREFIX)
+    return load_tree(encoder, folder, device, dtype, prefix=SPEAKER_PREFIX)
 
 
 def _is_unused(name: str) -> bool:
@@ -96,7 +96,7 @@ def _is_unused(name: str) -> bool:
     return _UNUSED.fullmatch(name) is not None
 
 
-def _assigned(
+def load_tree(
     tree: Tree,
     folder: Path,
     device: torch.device | str,

@@ -1,0 +1,118 @@
+"""Code predictor: the talker's state and a frame's first code to the fifteen others, one pass a code.
+
+Parameter names are the checkpoint's. Does not contain sampling (`draws`).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from models.layers.backend import Backend
+from models.layers.kv_cache import KVCache
+from models.layers.transformer import DecoderConfig, Derived, LayerStack
+from models.qwen3_tts.config import CodePredictorConfig
+
+RESIDUAL_CODES = 15
+PASS_ROWS = 16  # positions of a frame: the state, the first code and fourteen others
+
+# (logits [B, K] float32, number of the code in the frame, 1..15) -> codes [B] int64
+DrawCode = Callable[[Tensor, int], Tensor]
+
+
+class CodePredictor(Derived):
+    """Decoder stack with a table for each residual code but the last, and a head for each.
+
+    tables: [15, K, talker's D] and heads: [15, K, D] hold the weights of the two lists, which become views of them.
+    """
+
+    tables: Tensor
+    heads: Tensor
+
+    def __init__(self, config: CodePredictorConfig, talker_width: int):
+        super().__init__()
+        self.config = config
+        width, codes = config.hidden_size, config.vocab_size
+        stack = DecoderConfig(
+            vocab_size=codes,
+            width=width,
+            inner=config.intermediate_size,
+            n_layers=config.num_hidden_layers,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            eps=config.rms_norm_eps,
+            rope_theta=config.rope_theta,
+            qk_norm=True,
+        )
+        embeddings = nn.ModuleList(nn.Embedding(codes, talker_width) for _ in range(RESIDUAL_CODES))
+        self.model = LayerStack(stack, {"codec_embedding": embeddings})
+        self.lm_head = nn.ModuleList(nn.Linear(width, codes, bias=False) for _ in range(RESIDUAL_CODES))
+        # The narrower talker has the predictor's width, and no projection.
+        self.small_to_mtp_projection = nn.Linear(talker_width, width) if talker_width != width else nn.Identity()
+        self.register_buffer("tables", torch.empty(RESIDUAL_CODES, codes, talker_width), persistent=False)
+        self.register_buffer("heads", torch.empty(RESIDUAL_CODES, codes, width), persistent=False)
+
+    def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:
+        for name, modules in (("tables", self.model.codec_embedding), ("heads", self.lm_head)):
+            assert isinstance(modules, nn.ModuleList)
+            weights = [module.weight for module in modules if isinstance(module, nn.Embedding | nn.Linear)]
+            setattr(self, name, torch.stack([weight.data for weight in weights]))
+            for weight, stored in zip(weights, getattr(self, name), strict=True):
+                weight.data = stored
+
+    def residual_rows(self, codes: Tensor) -> Tensor:
+        """Rows [..., 15, talker's D] of residual codes [..., 15]."""
+        group = torch.arange(RESIDUAL_CODES, device=codes.device)
+        return self.tables[group, codes]
+
+    def forward(
+        self,
+        hidden: Tensor,
+        first_row: Tensor,
+        cache: KVCache,
+        slots: Tensor,
+        active: Tensor,
+        draw: DrawCode,
+        backend: Backend,
+    ) -> Tensor:
+        """The residual codes of one frame of each slot.
+
+        Args:
+            hidden: [B, talker's D] states after the final norm.
+            first_row: [B, talker's D] rows of the first codes.
+            cache: of this predictor, PASS_ROWS rows a slot; its content before the call is not used.
+            slots: [B] int64, distinct except for the scratch slot.
+            active: [B] bool; other rows have meaningless codes.
+            draw: chooses each code.
+            backend: runs the layers.
+        Returns: [B, 15] int64.
+        """
+        cache.set_length(slots, torch.zeros_like(slots))
+        rows = self.small_to_mtp_projection(torch.stack((hidden, first_row), dim=1))
+        n_new = active.long()
+        codes: list[Tensor] = []
+        for number in range(1, RESIDUAL_CODES + 1):
+            state: Tensor = self.model(rows, cache, slots, n_new * rows.shape[1], PASS_ROWS, backend)
+            logits = backend.linear(state[:, -1].contiguous(), self.heads[number - 1]).float()
+            codes.append(draw(logits, number))
+            if number < RESIDUAL_CODES:
+                rows = self.small_to_mtp_projection(self.tables[number - 1][codes[-1]].unsqueeze(1))
+        return torch.stack(codes, dim=1)
+
+    def parallel_logits(
+        self, hidden: Tensor, first_row: Tensor, codes: Tensor, cache: KVCache, slots: Tensor, backend: Backend
+    ) -> Tensor:
+        """Logits of known residual codes in one pass.
+
+        Args:
+            hidden, first_row, cache, slots, backend: as for `forward`.
+            codes: [B, 15] int64; the last is not read.
+        Returns: [B, 15, K] float32.
+        """
+        cache.set_length(slots, torch.zeros_like(slots))
+        known = self.residual_rows(codes)[:, :-1]
+        rows = self.small_to_mtp_projection(torch.cat((hidden[:, None], first_row[:, None], known), dim=1))
+        n_new = torch.full_like(slots, PASS_ROWS)
+        states: Tensor = self.model(rows, cache, slots, n_new, PASS_ROWS, backend)
+        return torch.einsum("bgd,gkd->bgk", states[:, 1:], self.heads).float()
