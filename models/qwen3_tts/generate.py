@@ -9,7 +9,7 @@ import numpy as np
 from models.errors import NumericsError, SettingsError
 from models.qwen3_tts import regions
 from models.qwen3_tts.prompt import Array, SpeechPrompt
-from models.qwen3_tts.runaway import SpeechEnd
+from models.qwen3_tts.runaway import CodesEnd
 from models.qwen3_tts.runner import TalkerRunner
 from models.qwen3_tts.settings import FrameSampling
 
@@ -29,7 +29,7 @@ class GeneratedCodes:
     """Codes of an answer: int64 [frames, 16], and why there are no more."""
 
     codes: Array
-    end: SpeechEnd
+    end: CodesEnd
 
 
 def generate_codes(runner: TalkerRunner, requests: Sequence[CodesRequest]) -> list[GeneratedCodes]:
@@ -44,7 +44,7 @@ def generate_codes(runner: TalkerRunner, requests: Sequence[CodesRequest]) -> li
     waiting = deque(enumerate(requests))
     running: dict[int, int] = {}  # slot -> number of the request
     frames: list[list[Array]] = [[] for _ in requests]
-    ends: list[SpeechEnd] = [SpeechEnd.LENGTH] * len(requests)
+    ends: list[CodesEnd] = [CodesEnd.LENGTH] * len(requests)
     try:
         while waiting or running:
             _join(runner, waiting, running)
@@ -57,7 +57,7 @@ def generate_codes(runner: TalkerRunner, requests: Sequence[CodesRequest]) -> li
                 if outcome == regions.BAD:
                     raise NumericsError("logits of the talker", expected="finite numbers", got="NaN or infinity")
                 if outcome == regions.ENDED:
-                    ends[number] = SpeechEnd.STOP
+                    ends[number] = CodesEnd.STOP
                 if outcome in (regions.LAST_FRAME, regions.ENDED):
                     del running[slot]
                     runner.close(slot)

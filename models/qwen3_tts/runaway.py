@@ -10,7 +10,7 @@ from models.sampling.settings import check_number
 SILENT_PEAK = 10 ** (-50 / 20)  # of a frame of near-silence, full scale 1
 
 
-class SpeechEnd(enum.Enum):
+class CodesEnd(enum.Enum):
     """Why an answer has no more frames."""
 
     STOP = "stop"  # the model drew the end of speech

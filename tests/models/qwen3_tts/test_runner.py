@@ -15,7 +15,7 @@ from models.qwen3_tts.generate import CodesRequest, generate_codes
 from models.qwen3_tts.model import Qwen3TTS
 from models.qwen3_tts.prompt import PromptText, SpeechPrompt, SpeechVoice, lay_out
 from models.qwen3_tts.region_table import TalkerShapes
-from models.qwen3_tts.runaway import SpeechEnd
+from models.qwen3_tts.runaway import CodesEnd
 from models.qwen3_tts.runner import TalkerRunner
 from models.qwen3_tts.settings import CodeSampling, FrameSampling
 from models.qwen3_tts.state import FIRST, TEXT_RING
@@ -111,7 +111,7 @@ def test_many_requests_share_few_slots(runner: TalkerRunner, alone: Alone) -> No
     seeds = [3, 8, 13, 21]
     got = generate_codes(runner, [request(runner, seed) for seed in seeds])
     assert [one.codes.tolist() for one in got] == [alone(seed) for seed in seeds]
-    assert {one.end for one in got} == {SpeechEnd.LENGTH} and runner.free_slots == [0, 1, 2]
+    assert {one.end for one in got} == {CodesEnd.LENGTH} and runner.free_slots == [0, 1, 2]
     assert alone(8) != alone(3)
 
 
