@@ -90,6 +90,11 @@ def load_speaker_encoder(
     return load_tree(encoder, folder, device, dtype, prefix=SPEAKER_PREFIX)
 
 
+def weight_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """The type of the weight `name` of a speech tokenizer whose decoder is `dtype`."""
+    return torch.float32 if _FLOAT32.match(name) else dtype
+
+
 def _is_unused(name: str) -> bool:
     if acoustic := _ACOUSTIC.match(name):
         return int(acoustic[1]) >= CODE_GROUPS - 1 or _UNUSED.fullmatch(name) is not None
@@ -121,7 +126,7 @@ def load_tree(
     tensors: dict[str, Tensor] = {}
     for tensor, data in read_tensors(stored.values()):
         name = names[tensor]
-        tensors[name] = float_weight(data, device).to(torch.float32 if _FLOAT32.match(name) else dtype)
+        tensors[name] = float_weight(data, device).to(weight_dtype(name, dtype))
     return assign_weights(tree, tensors, device, dtype)
 
 

@@ -26,7 +26,7 @@ class CodecShapes(ShapeTable):
 
     batch: tuple[int, ...] = (1, 2, 4, 8, 16, 32)  # streams decoded at once
     frames: tuple[int, ...] = (1, 2, 4, 8)  # of one chunk
-    sounds: tuple[int, ...] = (1, 4)  # reference sounds encoded at once
+    sounds: tuple[int, ...] = (1,)  # reference sounds encoded at once
     sound_frames: tuple[int, ...] = (50, 125, 250, 400)  # of a reference sound: 4, 10, 20 and 32 s
 
 

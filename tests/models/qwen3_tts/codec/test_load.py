@@ -8,40 +8,14 @@ import torch
 
 from models.errors import CheckpointError, ConfigError, SettingsError
 from models.layers.weights import on_meta, tensor_shapes
-from models.qwen3_tts.codec.config import SpeechTokenizerConfig, parse_speaker_encoder_config
+from models.qwen3_tts.codec.config import parse_speaker_encoder_config
 from models.qwen3_tts.codec.load import SpeechTokenizer, _is_unused, load_speaker_encoder, load_speech_tokenizer
+from models.qwen3_tts.codec.random_weights import RELEASED_TOKENIZER, random_codec
 from models.qwen3_tts.codec.speaker_encoder import SpeakerEncoder
 from tests.parity.golden import GoldenDir, read_tensors
 from tests.parity.qwen3_tts.codec import checkpoint
 
 Shapes = dict[str, tuple[int, ...]]
-
-RELEASED = {
-    "encoder_config": {
-        "num_filters": 64,
-        "hidden_size": 512,
-        "intermediate_size": 2048,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "num_hidden_layers": 8,
-        "num_quantizers": 32,
-        "codebook_size": 2048,
-        "codebook_dim": 256,
-    },
-    "decoder_config": {
-        "latent_dim": 1024,
-        "codebook_dim": 512,
-        "codebook_size": 2048,
-        "decoder_dim": 1536,
-        "hidden_size": 512,
-        "intermediate_size": 1024,
-        "head_dim": 64,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "num_hidden_layers": 8,
-    },
-}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +35,7 @@ def stored(codec_golden: GoldenDir) -> tuple[dict[str, torch.Tensor], dict]:
 
 def test_speech_tokenizer_matches_the_released_file(released: dict[str, Shapes]) -> None:
     with on_meta():
-        tokenizer = SpeechTokenizer(SpeechTokenizerConfig.model_validate(RELEASED))
+        tokenizer = SpeechTokenizer(RELEASED_TOKENIZER)
     shapes = released["speech_tokenizer"]
     used = {name: shape for name, shape in shapes.items() if not _is_unused(name)}
     assert tensor_shapes(tokenizer) == used
@@ -155,3 +129,16 @@ def test_checkpoint_without_a_speaker_encoder_is_refused() -> None:
     config = {"tts_model_type": "custom_voice"}
     with checkpoint({"x": torch.ones(1)}, config) as folder, pytest.raises(CheckpointError, match=expected):
         load_speaker_encoder(folder)
+
+
+def test_random_weights_make_sound(tokenizer: SpeechTokenizer, speaker_encoder: SpeakerEncoder) -> None:
+    random, speaker = random_codec(tokenizer.config, speaker_encoder.config, seed=3)
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 64, (1, 6, 16), generator=generator)
+    wave = random.decoder(random.decoder.new_state(1, 6), torch.tensor([0]), codes, torch.tensor([6]))
+    assert 0.01 < wave.std() < 0.5 and (wave.abs() < 1).float().mean() > 0.99
+    noise, n_samples = 0.1 * torch.randn(1, 9600, generator=generator), torch.tensor([9600])
+    assert len(random.encoder(noise, n_samples).unique()) > 10
+    assert speaker(noise, n_samples).isfinite().all()
+    again, _ = random_codec(tokenizer.config, speaker_encoder.config, seed=3)
+    assert torch.equal(again.decoder.quantizer.table, random.decoder.quantizer.table)
