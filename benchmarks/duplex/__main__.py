@@ -70,6 +70,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--cache-dir", type=Path, help="use and keep the compiled kernels in this folder; default: an empty folder"
     )
     parser.add_argument("--no-warm-up", action="store_true", help="start engines without the warm-up conversation")
+    parser.add_argument(
+        "--early-prefill", action="store_true", help="feed pictures before their units, as with duplex.early_prefill"
+    )
     parser.add_argument("--llm-len", type=int, default=4608, help="context rows of a slot")
     parser.add_argument("--voices-s", type=float, default=12.0, help="seconds of voice prompts that fit")
     parser.add_argument("--frames", type=int, choices=(0, 1), default=1, help="images in each unit")
@@ -310,6 +313,7 @@ class BenchRun:
             "llm_len": options.llm_len,
             "voices_s": options.voices_s,
             "warms_up": not options.no_warm_up,
+            "early_prefill": options.early_prefill,
             **more,
         }
         return asdict(EngineSpec(device=options.device, way=way, slots=slots, **given))

@@ -70,6 +70,7 @@ class EngineSpec:
         unit_shapes: only the buckets of units with one image, for one session and for all slots at once.
         targets: compile targets; None = the way's.
         warms_up: run the worker's warm-up conversation at the start.
+        early_prefill: pictures that come before their units are fed before them, too.
         session: further session settings.
     """
 
@@ -85,6 +86,7 @@ class EngineSpec:
     unit_shapes: bool = False
     targets: tuple[Target, ...] | None = None
     warms_up: bool = True
+    early_prefill: bool = False
     session: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -108,6 +110,7 @@ class EngineSpec:
             llm_len=self.llm_len,
             voices_s=self.voices_s,
             euler_steps=self.n_steps,
+            early_prefill=self.early_prefill,
             compile=WAYS[self.way].config(self.targets),
             session=SessionConfig(**session),
         )

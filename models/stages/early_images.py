@@ -105,6 +105,10 @@ class EarlyImages:
         )
         return [next(new) if rows is None else rows for rows in taken]
 
+    def holds(self, slot: int, part: ImagePatches) -> bool:
+        """Whether the rows of a slice are in the buffer."""
+        return any(held is not None and held.part() is part for held in self._held[slot])
+
     def forget(self, slot: int) -> None:
         """Free the slot's places: the slot is emptied."""
         self._runner.early_stream.join()  # before the rows are overwritten

@@ -147,6 +147,11 @@ class UnitSteps(RunnerFacts):
         self._counters[slot] = to._replace(audio_state=(), recent_tokens=None)
         self.rewind_speech(slot, to)
 
+    def cut_context(self, slot: int, n_rows: int) -> None:
+        """Keep the slot's first `n_rows` context rows; those after them have sampled nothing."""
+        self._set_rows(self.state.llm, self._slots(slot), n_rows)
+        self.runner.set_context_len(slot, n_rows)
+
     def keep_audio_state(self, slot: int, at: Counters) -> Counters:
         """`at` with a copy of the audio tensors. Needed to rewind several units: the ring buffers hold one."""
         return at._replace(audio_state=tuple(tensor[slot].clone() for tensor in self._audio_tensors()))

@@ -170,6 +170,11 @@ class DuplexSection(Settings):
         True,
         description="encode pictures when they arrive, while no unit is in flight; false: with their unit",
     )
+    early_prefill: bool = Field(
+        False,
+        description="with early_pictures: also feed such pictures to the language model before their unit, which "
+        "takes one more forward",
+    )
     first_sound_first: bool = Field(
         True,
         description="work of turns that have no sound yet goes first; sessions whose clients have sound left to play "
@@ -287,6 +292,7 @@ class Config(LayeredSettings):
             llm_len=duplex.context_rows,
             euler_steps=duplex.euler_steps,
             early_pictures=duplex.early_pictures,
+            early_prefill=duplex.early_prefill,
             session=duplex.session,
             first_sound_first=duplex.first_sound_first,
             compile=self.compile,

@@ -138,8 +138,8 @@ def _device(engine: Engine | None, configured: str) -> dict[str, Any]:
 
 
 def _early_pictures(engine: Engine | None) -> dict[str, float]:
-    counts = EarlyPictureCounts(0, 0, 0.0) if engine is None else engine.early_pictures
-    return {"encoded": counts.encoded, "used": counts.used, "spent_ms": round(counts.spent_ms, 1)}
+    counts = EarlyPictureCounts(0, 0, 0, 0.0) if engine is None else engine.early_pictures
+    return {**counts._asdict(), "spent_ms": round(counts.spent_ms, 1)}
 
 
 def _weights(loading: Loading | None) -> dict[str, float] | None:

@@ -50,7 +50,7 @@ class WorkerMetrics:
         self._lag = histogram("lag_seconds", "from a chunk's arrival to the start of its unit")
         self._early = counter("early_units_total", "units that might run before their second was full", "end")
         self._early_seconds = counter("early_seconds_total", "time of the engine thread for such units", "end")
-        self._pictures = gauge("early_pictures", "image slices encoded before their unit since the start", "kind")
+        self._pictures = gauge("early_pictures", "pictures before their unit since the start", "kind")
         self._missed = counter("deadline_misses_total", "units answered more than a second after they arrived")
         self._chats = counter("chats_total", "chat requests that ended", "how")
         self._errors = counter("errors_total", "errors sent to clients", "code")
@@ -144,7 +144,7 @@ class WorkerMetrics:
         self._p99.set((admission.get("p99_ms") or 0.0) / 1000)
         for kind in ("used", "total"):
             self._context.labels(kind).set(health["kv"][kind])
-        for kind in ("encoded", "used"):
+        for kind in ("encoded", "used", "fed"):
             self._pictures.labels(kind).set(health["early_pictures"][kind])
         self._pictures_seconds.set(health["early_pictures"]["spent_ms"] / 1000)
         for kind, value in health["memory"].items():

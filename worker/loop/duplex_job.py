@@ -164,13 +164,7 @@ class DuplexJob(Job):
             ids.extend(self._closing_ids(special.listen))
         first = len(ids)
         ids.append(special.unit_start)
-        marks = ((special.image_start, special.image_end), (special.slice_start, special.slice_end))
-        for frame in self._frames:
-            for number in range(len(frame)):
-                before, after = marks[number > 0]
-                ids.append(before)
-                place(image_starts, language.image_rows)
-                ids.append(after)
+        language.add_images(ids, image_starts, self._frames)
         if self._audio:
             place(audio_starts, language.audio_rows)
         self._n_rows = len(ids) - first
@@ -356,7 +350,7 @@ class DuplexJob(Job):
         return np.concatenate((np.zeros(max(SOUND_RATE - len(sound), 0), np.float32), sound))
 
     def expected_context_len(self) -> int:
-        return self.session.window.length - len(self.session.pending)
+        return self.session.window.length - len(self.session.pending) + self.session.n_early_rows
 
     def close(self) -> list[Drop | Rebuild]:
         session = self.session

@@ -68,7 +68,8 @@ class FinishStage:
         try:
             event = job.fail(job.error) if job.error is not None else job.result()
             if isinstance(event, UnitResult | ReplyResult):
-                event = replace(event, context_len=self._unit_steps.context_len(job.slot))
+                n_rows = self._unit_steps.context_len(job.slot) - job.session.n_early_rows
+                event = replace(event, context_len=n_rows)
             job.session.move("generate")
             job.session.send(event)
             self._batch.observer.result_sent(job.session.id, event)

@@ -1,6 +1,6 @@
 """Views of a checkpoint's vocabulary that jobs need: control tokens, text of ids, rows per media item. Torch-free."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 from models.inputs.prompts import START, close_answer, open_answer
 from models.inputs.tokens import TextStream, Tokenizer
@@ -42,6 +42,21 @@ class Language:
     def stream(self, *, skip_special: bool = True) -> TextStream:
         """A decoder that turns a turn's tokens into text one by one."""
         return TextStream(self.tokenizer, skip_special=skip_special)
+
+    def add_images(self, ids: list[int], starts: list[int], images: Sequence[Sized]) -> None:
+        """Append the rows of images in a unit, 0 where media rows stand.
+
+        Args:
+            starts: receives the first row of each slice.
+            images: slices of each image.
+        """
+        special = self.special
+        marks = ((special.image_start, special.image_end), (special.slice_start, special.slice_end))
+        for image in images:
+            for number in range(len(image)):
+                before, after = marks[number > 0]
+                starts.append(len(ids) + 1)
+                ids += [before, *[0] * self.image_rows, after]
 
     def notes_on(self, config: SessionConfig) -> list[str]:
         """One sentence for each of a session's settings that this checkpoint ignores."""

@@ -19,6 +19,7 @@ from models.token2wav.stream.windows import TokenWindows
 from worker.config.session import SessionConfig
 from worker.early.trial import EarlyTrial
 from worker.loop.audio_buffer import AudioBuffer
+from worker.loop.early.early_rows import EarlyRows
 from worker.loop.order.unplayed_sound import UnplayedSound
 from worker.loop.results import Event, Failure
 from worker.loop.rounds import Rounds
@@ -154,6 +155,8 @@ class Session:
         n_units: units or replies counted so far.
         n_unit_ids: units registered with the window.
         frames_waiting: images that wait for the sound of their unit.
+        frames_ahead: images of a unit that has not been received.
+        early_rows: rows of the next unit that are in the context; None: none.
         rounds: of a half-duplex conversation; None otherwise.
         closes_when_idle: close the session after its first reply.
     """
@@ -181,6 +184,8 @@ class Session:
     n_units: int = 0
     n_unit_ids: int = 0
     frames_waiting: list[list[ImagePatches]] = field(default_factory=list)
+    frames_ahead: list[list[ImagePatches]] = field(default_factory=list)
+    early_rows: EarlyRows | None = None
     rounds: Rounds | None = None
     closes_when_idle: bool = False
 
@@ -256,6 +261,7 @@ class Session:
         self.drop_waiting("the session was prepared again")
         self.config, self.audio_buffer, self.window = config, audio_buffer, window
         self.pending, self.frames_waiting, self.text_stream, self.side_ids = [], [], None, None
+        self.frames_ahead, self.early_rows = [], None
         self.turn_open = self.interrupt_requested = self.is_turn_limited = False
         self.n_decided = self.n_units = self.n_unit_ids = self.n_turn_tokens = self.n_inserted = 0
 
@@ -292,6 +298,28 @@ class Session:
     def hold_frames(self, frames: list[list[ImagePatches]]) -> None:
         """Set the images that wait for the sound of their unit."""
         self.frames_waiting = frames
+
+    def expect_frame(self, frame: list[ImagePatches]) -> None:
+        """Remember an image of the next unit."""
+        self.frames_ahead.append(frame)
+
+    def forget_frames_ahead(self) -> None:
+        """The unit of the images is received, or they are dropped."""
+        self.frames_ahead = []
+
+    @property
+    def n_early_rows(self) -> int:
+        """Rows of the next unit that are in the context."""
+        return 0 if self.early_rows is None else len(self.early_rows.ids)
+
+    def keep_early_rows(self, rows: EarlyRows | None) -> None:
+        """Record which rows of the next unit are in the context."""
+        self.early_rows = rows
+
+    def take_early_rows(self) -> EarlyRows | None:
+        """Forget the early rows: they are part of a unit or removed. Returns: them."""
+        rows, self.early_rows = self.early_rows, None
+        return rows
 
     def set_pending(self, ids: list[int]) -> None:
         """Set the ids that close the last unit."""

@@ -17,8 +17,9 @@ from models.stages.runner import Rows
 from models.stages.unit_steps import UnitSteps
 from worker.config.session import SIDE_DUPLEX_SET, EngineConfig, SessionConfig
 from worker.loop.audio_buffer import AudioBuffer
-from worker.loop.duplex_job import DuplexJob
+from worker.loop.duplex_job import MAX_WAITING_FRAMES, DuplexJob
 from worker.loop.early.early_job import EarlyJob
+from worker.loop.early.early_prefill import EarlyPrefill, remove_early_rows
 from worker.loop.language import Language
 from worker.loop.prompt.inserted_text import MAX_TEXT_CHARS, TextJob
 from worker.loop.prompt.prompts import PromptChange, Prompts, Snapshot
@@ -50,6 +51,8 @@ class Sessions:
         self._open: dict[str, Session] = {}
         self._prompts = Prompts(unit_steps, language.tokenizer, loop.observer, config.snapshots)
         self._n_opened = 0
+        if config.early_prefill:
+            loop.pictures.feed_with(EarlyPrefill(unit_steps, language))
 
     def __len__(self) -> int:
         return len(self._open)
@@ -160,17 +163,19 @@ class Sessions:
         """
         if not (session.reference and session.gate is Gate.STOPPED):
             session.move_gate("unit")
+        session.forget_frames_ahead()
         self._queue(session, unit, "unit")
         self._expect_pictures(session, unit.frames)
 
     def expect_picture(self, session: Session, slices: list[ImagePatches]) -> None:
         """Encode a picture of a later unit while no unit is in flight, if there is time and room."""
-        if session.is_live:
+        if session.is_live and len(session.frames_ahead) < MAX_WAITING_FRAMES:
+            session.expect_frame(slices)
             self._expect_pictures(session, [slices])
 
     def _expect_pictures(self, session: Session, frames: list[list[ImagePatches]]) -> None:
         if not session.reference:
-            self._loop.pictures.expect(session.slot, [part for frame in frames for part in frame])
+            self._loop.pictures.expect(session, [part for frame in frames for part in frame])
 
     @property
     def max_early_slices(self) -> int:
@@ -213,6 +218,7 @@ class Sessions:
                 if isinstance(waiting, UnitInput):
                     self._loop.add(DuplexJob(session, waiting.arrived, waiting, self._language, self._voices))
                 else:
+                    remove_early_rows(self._unit_steps, session)
                     max_length = self._config.llm_len - session.config.unit_rows
                     self._loop.add(TextJob(session, waiting.arrived, waiting, max_length))
         for session in early:
@@ -239,6 +245,7 @@ class Sessions:
         """
         if session.phase is not SessionPhase.READY:
             raise OrderError(f"session {session.id}: adjust", expected="a session between units", got=session.phase)
+        remove_early_rows(self._unit_steps, session)
         config = change.config or session.config
         self._config.check_session(config)
         session.config.check_adjustable(config)

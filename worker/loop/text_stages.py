@@ -16,6 +16,7 @@ from models.stages.beam_steps import BeamSearch
 from models.stages.runner import Rows
 from models.stages.step_types import Chosen
 from worker.loop.batch_runner import BatchRunner, RewindingStage
+from worker.loop.early.early_prefill import remove_early_rows
 from worker.loop.job import Job, JobPhase
 
 PERIOD = 8  # iterations for one part while other jobs come first
@@ -40,6 +41,7 @@ class TextStages:
         new = self.begin([job for job in jobs if job.phase is JobPhase.START])
         for job, rows in self._batch.run_with_retry(new, self._encode):
             job.set_rows(rows)
+            job.session.take_early_rows()  # they are part of the unit now
         by_size: dict[int, list[Job]] = defaultdict(list)
         for job in jobs:
             if job.rows is not None and job in self._batch.jobs:
@@ -57,13 +59,18 @@ class TextStages:
     def _begin(self, job: Job) -> None:
         if not job.lay_out():
             return
-        held, new, limit = self._unit_steps.context_len(job.slot), len(job.layout.ids), self._unit_steps.max_context_len
+        n_early, limit = job.session.n_early_rows, self._unit_steps.max_context_len
+        held, new = self._unit_steps.context_len(job.slot) - n_early, len(job.layout.ids)
         if held + new > limit:
             what = f"context of session {job.session.id}"
             raise ContextOverflowError(what, expected=f"at most {limit} rows", got=f"{held} and {new} more")
         if len(job.audio_units()) > 1:
             assert job.start is not None
             job.move_start(self._unit_steps.keep_audio_state(job.slot, job.start))
+        if (early := job.session.early_rows) is not None and job.start is not None:
+            job.move_start(job.start._replace(context_len=early.n_before))
+            if not early.begins(job.layout.ids, job.images()):
+                remove_early_rows(self._unit_steps, job.session)
 
     def next_bucket(self, rows: Rows) -> int:
         """Padded size of the part to feed next: a long prompt is fed in parts, so that other jobs run in between."""
@@ -298,9 +305,10 @@ class _Encode:
                 *zip(layout.image_starts, own_images, strict=True),
                 *zip(layout.audio_starts, audio[job.slot], strict=True),
             ]
-            spans.append(Rows.mixed(layout.ids, own))
+            rows, n_early = Rows.mixed(layout.ids, own), job.session.n_early_rows
             observer.images_encoded(job.session.id, own_images)
-            observer.rows_fed(job.session.id, "prefill", unit_steps.context_len(job.slot), spans[-1])
+            observer.rows_fed(job.session.id, "prefill", unit_steps.context_len(job.slot) - n_early, rows)
+            spans.append(rows.cut(n_early, len(rows)))
         return spans
 
     def _encode_audio(self, jobs: list[Job]) -> dict[int, list[Tensor]]:
@@ -321,6 +329,8 @@ class _Encode:
     def undo(self, job: Job) -> None:
         assert job.start is not None
         self._unit_steps.rewind(job.slot, job.start)
+        if (early := job.session.take_early_rows()) is not None:
+            early.mark_removed()
 
     def fail(self, job: Job, error: Exception) -> None:
         self._batch.fail(job, error)

@@ -8,7 +8,7 @@
     yielding   prefill and decode of jobs with low priority; rarely while others are in flight     per part
     sound      speech tokens to samples                                                            per window
     finish     emit the result, close the unit, apply the window's evictions
-    pictures   images of later units; only while no unit is in flight                              per two slices
+    pictures   images of later units; only while no unit is in flight                              per picture
 
 While turns wait for their first sound, jobs whose clients have enough sound left wait (`worker.loop.order`).
 

@@ -19,7 +19,7 @@ def health(state: str = "IDLE") -> dict:
         "admission": {"allocated": 4, "capacity": 2, "excess": 1, "slowdown": 1.5, "p99_ms": 640.0},
         "kv": {"used": 90, "total": 16384},
         "memory": {"resident": 5},
-        "early_pictures": {"encoded": 7, "used": 6, "spent_ms": 80.0},
+        "early_pictures": {"encoded": 7, "used": 6, "fed": 5, "spent_ms": 80.0},
         "model": {"weights": {"bytes": 6e9, "seconds": 2.0, "gb_per_s": 3.0}},
         "compile": {
             "counts": {"graphs": 7},
@@ -77,8 +77,8 @@ def test_counts_units_by_decision():
 
 def test_counts_early_pictures():
     got = samples(WorkerMetrics())
-    kinds = {kind: got[(f"{PREFIX}_early_pictures", (("kind", kind),))] for kind in ("encoded", "used")}
-    assert kinds == {"encoded": 7, "used": 6} and got[(f"{PREFIX}_early_pictures_seconds", ())] == 0.08
+    kinds = {kind: got[(f"{PREFIX}_early_pictures", (("kind", kind),))] for kind in ("encoded", "used", "fed")}
+    assert kinds == {"encoded": 7, "used": 6, "fed": 5} and got[(f"{PREFIX}_early_pictures_seconds", ())] == 0.08
 
 
 def test_exactly_one_state_is_set():

@@ -72,14 +72,19 @@ class EarlyJob(DuplexJob):
 
 
 class SessionInputs:
-    """What a session has received and an early unit takes: restored if the unit is taken back."""
+    """What a session has received and an early unit takes: restored if the unit is taken back.
+
+    early_rows: of the session.
+    """
 
     def __init__(self, session: Session):
         self._session = session
         self._kept = session.audio_buffer.copy(), session.text_stream and session.text_stream.copy()
         self._frames = session.frames_waiting
+        self.early_rows = session.early_rows
 
     def put_back(self) -> None:
         """Restore the session, whose unit is no longer in flight."""
         self._session.restore(*self._kept)
         self._session.hold_frames(self._frames)
+        self._session.keep_early_rows(self.early_rows)

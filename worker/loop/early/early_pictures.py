@@ -10,19 +10,26 @@ from typing import NamedTuple
 
 from models.inputs.image import ImagePatches
 from models.stages.early_images import EarlyImages
+from worker.loop.early.early_prefill import EarlyPrefill
 from worker.loop.job import Job
+from worker.loop.session import Session
 
 LOG = logging.getLogger(__name__)
 
 
 class EarlyPictureCounts(NamedTuple):
-    """Image slices encoded before their unit, those of them whose rows a unit has taken, and the time for all of them.
+    """Work for pictures before their unit.
 
-    spent_ms: of the engine thread; on a GPU, to launch them.
+    Args:
+        encoded: image slices.
+        used: those of them whose rows a unit has taken.
+        fed: pictures whose rows were fed.
+        spent_ms: time of the engine thread; on a GPU, slices are only launched in it.
     """
 
     encoded: int
     used: int
+    fed: int
     spent_ms: float
 
 
@@ -32,11 +39,17 @@ class EarlyPictures:
     def __init__(self, images: EarlyImages, clock: Callable[[], float]):
         self._images, self._clock = images, clock
         self._spent_ms = 0.0
+        self._prefill: EarlyPrefill | None = None
+
+    def feed_with(self, prefill: EarlyPrefill) -> None:
+        """Feed pictures that are encoded before their unit, too."""
+        self._prefill = prefill
 
     @property
     def counts(self) -> EarlyPictureCounts:
         """Totals since the start. Any thread may read them."""
-        return EarlyPictureCounts(self._images.n_encoded, self._images.n_used, self._spent_ms)
+        n_fed = 0 if self._prefill is None else self._prefill.n_fed
+        return EarlyPictureCounts(self._images.n_encoded, self._images.n_used, n_fed, self._spent_ms)
 
     @property
     def capacity(self) -> int:
@@ -45,25 +58,33 @@ class EarlyPictures:
 
     @property
     def has_work(self) -> bool:
-        """Whether pictures are left to encode."""
-        return self._images.has_expected
+        """Whether pictures are left to encode or to feed."""
+        return self._images.has_expected or (self._prefill is not None and self._prefill.has_work)
 
     @property
     def is_waiting(self) -> bool:
         """Whether pictures are left, and the device still encodes others."""
         return self.has_work and self._images.is_busy
 
-    def expect(self, slot: int, slices: Sequence[ImagePatches]) -> None:
-        """Encode slices of a later unit when there is time."""
-        self._images.expect(slot, slices)
+    def expect(self, session: Session, slices: Sequence[ImagePatches]) -> None:
+        """Encode slices of a session's later unit when there is time, and feed them."""
+        self._images.expect(session.slot, slices)
+        if self._prefill is not None:
+            self._prefill.expect(session)
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Encode up to two slices if no unit is in flight. jobs: the loop's jobs."""
-        if not self.has_work or any(not job.is_background for job in jobs) or self._images.is_busy:
+        """Encode up to two slices, or feed a picture, if no unit is in flight. jobs: the loop's jobs."""
+        if any(not job.is_background for job in jobs) or not self.has_work or self._images.is_busy:
             return
         start = self._clock()
+        if not self._images.has_expected and self._prefill is not None:
+            self._prefill.run()
+        else:
+            self._encode()
+        self._spent_ms += 1000 * (self._clock() - start)
+
+    def _encode(self) -> None:
         try:
             self._images.encode_next()
         except Exception as error:
             LOG.warning("pictures are not encoded before their unit: %s", error)
-        self._spent_ms += 1000 * (self._clock() - start)

@@ -13,6 +13,7 @@ from models.stages.unit_steps import UnitSteps
 from worker.early.trial import EarlyEnd, EarlyOutcome
 from worker.loop.batch_runner import BatchRunner
 from worker.loop.early.early_job import EarlyJob, SessionInputs, TakenBackError
+from worker.loop.early.early_prefill import remove_early_rows
 from worker.loop.early.headroom import Headroom
 from worker.loop.job import Job, JobPhase
 from worker.loop.observer import Observer
@@ -60,12 +61,15 @@ class EarlyUnits:
             job.commit()
             job.trial.end(EarlyOutcome(EarlyEnd.COMMITTED, 1000 * shift / SAMPLE_RATE, spent_ms))
             return True
-        if error is not None and not isinstance(error, TakenBackError):
+        is_intact = error is None or isinstance(error, TakenBackError)
+        if not is_intact:
             LOG.warning("session %s: a unit that ran early is taken back: %s", session.id, error)
             self._runner.wipe(job)
         self._kept.put_back(job.slot)
         session.move("fail")
         inputs.put_back()
+        if (early := inputs.early_rows) is not None and not (is_intact and early.is_in_context):
+            remove_early_rows(self._runner.unit_steps, session)
         job.trial.end(EarlyOutcome(EarlyEnd.TAKEN_BACK, 0.0, spent_ms))
         self._runner.observer.unit_taken_back(session.id)
         return False

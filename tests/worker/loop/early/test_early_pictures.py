@@ -4,13 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from models.inputs.image import ImagePatches, image_patches, open_image, plan
-from tests.worker.engine.failing_regions import broken
+from tests.worker.engine.failing_regions import broken, counted, of_slot, poisoned
 from tests.worker.loop.engines import (
     ALOUD,
     QUIET,
@@ -21,12 +22,16 @@ from tests.worker.loop.engines import (
     make_config,
     make_image,
     make_prompt,
+    make_sound,
     make_unit,
     short_speech,
 )
 from worker.config.session import SessionConfig, WindowConfig
-from worker.loop.results import Event, UnitResult
-from worker.loop.session import Session
+from worker.early.trial import EarlyTrial
+from worker.loop.early.headroom import Headroom
+from worker.loop.prompt.system_prompt import Adjustment
+from worker.loop.results import Event, Failure, FedRows, InsertedText, UnitResult
+from worker.loop.session import Session, TextInput
 
 CONFIGS = (
     ALOUD.model_copy(update={"window": WindowConfig(mode="basic", high_tokens=90, low_tokens=60)}),
@@ -67,9 +72,10 @@ class Run(NamedTuple):
 
 
 @cache
-def engine(is_early: bool) -> SmallEngine:
+def engine(is_early: bool, *, feeds: bool = False) -> SmallEngine:
     """One engine for all runs, so that state left by one of them affects the next."""
-    return SmallEngine(make_config(early_pictures=is_early), Director(listen=0.4, turn_end=0.3, unit_end=0.3))
+    config = make_config(early_pictures=is_early, early_prefill=feeds)
+    return SmallEngine(config, Director(listen=0.4, turn_end=0.3, unit_end=0.3))
 
 
 def director(small: SmallEngine) -> Director:
@@ -94,7 +100,14 @@ def play(small: SmallEngine, config: SessionConfig, steps: Sequence[Step]) -> Ru
     for session in sessions.values():
         if session.is_live:
             assert_mirrors(small.unit_steps, session.slot)
-    return Run({name: small.take(name) for name in NAMES}, dict(director(small).logits))
+    events = {name: [untimed(one) for one in small.take(name) if not isinstance(one, InsertedText)] for name in NAMES}
+    return Run(events, dict(director(small).logits))
+
+
+def untimed(event: Event) -> Event:
+    if not isinstance(event, UnitResult) or event.early is None:
+        return event
+    return replace(event, early=replace(event.early, spent_ms=0.0))
 
 
 def _play_step(small: SmallEngine, session: Session, number: int, step: Step) -> Session:
@@ -109,12 +122,25 @@ def _play_step(small: SmallEngine, session: Session, number: int, step: Step) ->
         small.settle()
         small.sessions.prepare(session, make_prompt())
         frames = frames[step.ahead :]  # pictures of the old context
-    unit = replace(make_unit(number, step.n), frames=frames, force_listen=step.event == "listen")
-    small.sessions.unit(session, unit)
+    elif step.event == "text":
+        small.sessions.insert_text(session, TextInput((5, 6, 7), 0.0))
+    elif step.event == "adjust":
+        small.settle()
+        small.sessions.adjust(session, Adjustment(config=config_with(session, temperature=0.5 + number % 2)))
+    trial = EarlyTrial() if step.event == "trial" else None
+    unit = make_unit(number, step.n, force_listen=step.event == "listen")
+    small.sessions.unit(session, replace(unit, frames=frames, early=trial))
     del frames, unit
-    if step.settles:
+    if step.event == "fails":
+        with broken(small.unit_steps.regions, "unit_prefill", of_slot(session.slot), "before"):
+            small.settle()
+    elif step.settles:
         small.settle()
     return session
+
+
+def config_with(session: Session, **settings: float) -> SessionConfig:
+    return session.config.model_copy(update=settings)
 
 
 def check_equal_runs(config: SessionConfig, steps: Sequence[Step]) -> None:
@@ -122,7 +148,11 @@ def check_equal_runs(config: SessionConfig, steps: Sequence[Step]) -> None:
     for name in NAMES:
         assert_same_events(name, early.events[name], plain.events[name])
     assert early.logits == plain.logits, "expected the same logits to the last bit"
-    assert engine(False).loop.pictures.counts == (0, 0, 0.0)
+    assert engine(False).loop.pictures.counts == (0, 0, 0, 0.0)
+    # A forward of other rows rounds differently, so that only ids and sound are equal.
+    fed = play(engine(True, feeds=True), config, steps)
+    for name in NAMES:
+        assert_same_events(name, fed.events[name], plain.events[name])
 
 
 def held(small: SmallEngine) -> int:
@@ -135,18 +165,18 @@ def held(small: SmallEngine) -> int:
 @pytest.fixture(autouse=True)
 def empty_engines() -> Iterator[None]:
     yield
-    for is_early in (True, False):
-        small = engine(is_early)
+    for small in (engine(True), engine(False), engine(True, feeds=True)):
         small.close_all()
         assert held(small) == 0, "expected nothing that is left of closed sessions"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def little_speech() -> Iterator[None]:
-    with short_speech():
+    with short_speech(), mock.patch.object(Headroom, "allows", return_value=True):
         yield
 
 
+EVENTS = ("break", "listen", "prepare", "text", "adjust", "fails", "trial")
 STEPS = st.builds(
     Step,
     st.sampled_from(NAMES),
@@ -155,7 +185,7 @@ STEPS = st.builds(
     beside=st.sampled_from((0, 0, 1)),
     n=st.sampled_from((3_000, 16_000, 16_000, 35_000)),
     settles=st.booleans(),
-    event=st.sampled_from(("", "", "", "break", "listen", "prepare")),
+    event=st.sampled_from(("", "", "", *EVENTS)),
 )
 MANY = (
     Step("a", ahead=1),
@@ -242,3 +272,82 @@ def test_pictures_beyond_the_room_of_a_slot_are_encoded_with_their_unit() -> Non
     small.sessions.expect_picture(session, slices)
     small.settle()
     assert small.loop.pictures.counts.encoded == before + capacity
+
+
+def fed_ahead(small: SmallEngine, session: Session, frames: Sequence[list[ImagePatches]]) -> int:
+    """Send pictures ahead and let the engine rest. Returns: context rows that it has fed for them."""
+    before = small.unit_steps.context_len(session.slot)
+    for slices in frames:
+        small.sessions.expect_picture(session, slices)
+    small.settle()
+    assert_mirrors(small.unit_steps, session.slot)
+    return small.unit_steps.context_len(session.slot) - before
+
+
+def test_first_rows_of_a_unit_are_fed_before_it() -> None:
+    """<unit> and two pictures; the unit feeds its sound, and counts all of them."""
+    small = engine(True, feeds=True)
+    session, frames = small.open("a"), [picture(1), picture(2)]
+    n_prompt = small.unit_steps.context_len(session.slot)
+    assert fed_ahead(small, session, frames) == 1 + 2 * 66
+    small.send(session, 0, 3_000)
+    small.settle()
+    (piece,) = small.take("a")
+    assert isinstance(piece, UnitResult) and piece.context_len == n_prompt, (
+        "expected no rows of a unit that is not full"
+    )
+    with counted(small.unit_steps.regions) as calls:
+        small.sessions.unit(session, replace(make_unit(0), frames=frames, force_listen=True))
+        small.settle()
+    (result,) = small.take("a")
+    assert isinstance(result, UnitResult) and (calls["vision"], calls["unit_prefill"]) == (0, 1), calls
+    assert (result.context_len, result.rows) == (n_prompt + 1 + 2 * 66 + 10, FedRows(5, 10, 128))
+    assert session.window.length == result.context_len + len(session.pending)
+
+
+@pytest.mark.parametrize("change", ["text", "adjust", "other pictures", "backlog", "fails"])
+def test_rows_are_removed_when_the_unit_begins_otherwise(change: str) -> None:
+    small = engine(True, feeds=True)
+    session, frames = small.open("a"), [picture(1)]
+    n_prompt = small.unit_steps.context_len(session.slot)
+    assert fed_ahead(small, session, frames) == 67
+    unit = replace(make_unit(0), frames=frames, force_listen=True)
+    expected = n_prompt + 67 + 10
+    if change == "text":
+        small.sessions.insert_text(session, TextInput((5, 6, 7), 0.0))
+        expected += 3
+    elif change == "adjust":
+        small.sessions.adjust(session, Adjustment(config=config_with(session, temperature=0.5)))
+        assert small.unit_steps.context_len(session.slot) == n_prompt
+    elif change == "other pictures":
+        unit = replace(unit, frames=[picture(2), *frames])
+        expected += 66
+    elif change == "backlog":
+        unit = replace(unit, sound=make_sound(0, 33_000))
+        expected += 1 + 10 + 2
+    elif change == "fails":
+        with broken(small.unit_steps.regions, "unit_prefill", of_slot(session.slot), "before"):
+            small.sessions.unit(session, unit)
+            small.settle()
+        assert small.unit_steps.context_len(session.slot) == n_prompt and session.early_rows is None
+    small.sessions.unit(session, unit)
+    small.settle()
+    result = small.take("a")[-1]
+    assert isinstance(result, UnitResult) and result.context_len == expected, f"expected {expected} rows, got {result}"
+
+
+@pytest.mark.parametrize("how", ["raises", "nan"])
+def test_rows_that_cannot_be_fed_are_fed_with_their_unit(how: str) -> None:
+    """NaN fails the unit that has the picture, and no other one."""
+    small = engine(True, feeds=True)
+    session, frames, before = small.open("a"), [picture(1)], small.loop.pictures.counts.fed
+    table = small.unit_steps.regions
+    fails = broken(table, "unit_prefill", of_slot(session.slot), "before") if how == "raises" else None
+    with fails or poisoned(table, "vision", lambda tensors: 0):
+        assert fed_ahead(small, session, frames) == 0 and small.loop.pictures.counts.fed == before
+    small.sessions.unit(session, replace(make_unit(0), frames=frames))
+    small.send(session, 1)
+    small.settle()
+    kinds = [type(one) for one in small.take("a") if isinstance(one, UnitResult | Failure)]
+    assert kinds == [UnitResult if how == "raises" else Failure, UnitResult], kinds
+    assert_mirrors(small.unit_steps, session.slot)
