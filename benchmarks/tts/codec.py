@@ -19,6 +19,7 @@ from torch import Tensor
 
 from benchmarks import report
 from benchmarks.timing import DeviceClock
+from models.graphs.compiler import reset_compiler
 from models.graphs.region_graphs import compile_counters
 from models.layers.weights import assign_weights, on_meta
 from models.qwen3_tts.codec.codec import CodeChunk, SpeechCodec
@@ -104,7 +105,7 @@ class CodecBench:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
-        torch.compiler.reset()
+        reset_compiler()
         most = self.options.batch[-1]
         frames = tuple(sorted({1, *self.options.frames}))
         sounds = tuple(-(-seconds * SAMPLE_RATE // FRAME_SAMPLES) for seconds in self.options.seconds)
