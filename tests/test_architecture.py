@@ -106,6 +106,7 @@ models.inputs.tokens models.inputs.chat_template models.inputs.pretrained
 models.inputs.messages models.inputs.prompts models.inputs.image models.inputs.positions models.inputs.audio_sizes
 models.sampling.settings
 models.qwen3_tts.config models.qwen3_tts.prompt models.qwen3_tts.settings models.qwen3_tts.runaway
+models.qwen3_tts.text
 worker.assembly.hub worker.config.* worker.protocol.* worker.transcript.* worker.describe worker.key_text worker.log
 worker.version worker.status worker.main worker.media worker.voice_registry
 worker.early.* worker.loop.early.headroom worker.loop.order.unplayed_sound worker.admission.*

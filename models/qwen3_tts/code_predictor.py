@@ -4,6 +4,7 @@ Parameter names are the checkpoint's. Does not contain sampling (`draws`).
 """
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +24,10 @@ DrawCode = Callable[[Tensor, int], Tensor]
 class CodePredictor(Derived):
     """Decoder stack with a table for each residual code but the last, and a head for each.
 
-    tables: [15, K, talker's D] and heads: [15, K, D] hold the weights of the two lists, which become views of them.
+    tables: [15, K, talker's D] holds the weights of the embeddings, which become views of it.
     """
 
     tables: Tensor
-    heads: Tensor
 
     def __init__(self, config: CodePredictorConfig, talker_width: int):
         super().__init__()
@@ -51,15 +51,12 @@ class CodePredictor(Derived):
         # The narrower talker has the predictor's width, and no projection.
         self.small_to_mtp_projection = nn.Linear(talker_width, width) if talker_width != width else nn.Identity()
         self.register_buffer("tables", torch.empty(RESIDUAL_CODES, codes, talker_width), persistent=False)
-        self.register_buffer("heads", torch.empty(RESIDUAL_CODES, codes, width), persistent=False)
 
     def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:
-        for name, modules in (("tables", self.model.codec_embedding), ("heads", self.lm_head)):
-            assert isinstance(modules, nn.ModuleList)
-            weights = [module.weight for module in modules if isinstance(module, nn.Embedding | nn.Linear)]
-            setattr(self, name, torch.stack([weight.data for weight in weights]))
-            for weight, stored in zip(weights, getattr(self, name), strict=True):
-                weight.data = stored
+        embeddings = cast("list[nn.Embedding]", list(cast(nn.ModuleList, self.model.codec_embedding)))
+        self.tables = torch.stack([embedding.weight.data for embedding in embeddings])
+        for embedding, table in zip(embeddings, self.tables, strict=True):
+            embedding.weight.data = table
 
     def residual_rows(self, codes: Tensor) -> Tensor:
         """Rows [..., 15, talker's D] of residual codes [..., 15]."""
@@ -94,7 +91,7 @@ class CodePredictor(Derived):
         codes: list[Tensor] = []
         for number in range(1, RESIDUAL_CODES + 1):
             state: Tensor = self.model(rows, cache, slots, n_new * rows.shape[1], PASS_ROWS, backend)
-            logits = backend.linear(state[:, -1].contiguous(), self.heads[number - 1]).float()
+            logits = self._logits(state[:, -1], number, backend)
             codes.append(draw(logits, number))
             if number < RESIDUAL_CODES:
                 rows = self.small_to_mtp_projection(self.tables[number - 1][codes[-1]].unsqueeze(1))
@@ -115,4 +112,10 @@ class CodePredictor(Derived):
         rows = self.small_to_mtp_projection(torch.cat((hidden[:, None], first_row[:, None], known), dim=1))
         n_new = torch.full_like(slots, PASS_ROWS)
         states: Tensor = self.model(rows, cache, slots, n_new, PASS_ROWS, backend)
-        return torch.einsum("bgd,gkd->bgk", states[:, 1:], self.heads).float()
+        groups = [self._logits(states[:, number], number, backend) for number in range(1, PASS_ROWS)]
+        return torch.stack(groups, dim=1)
+
+    def _logits(self, state: Tensor, number: int, backend: Backend) -> Tensor:
+        """Logits [B, K] float32 of a residual code, from states [B, D]."""
+        head = cast(nn.Linear, self.lm_head[number - 1])
+        return backend.linear(state.contiguous(), head).float()

@@ -106,7 +106,7 @@ class Talker(Derived):
 
     def logits(self, hidden: Tensor, backend: Backend) -> Tensor:
         """Logits [..., vocabulary] float32 of the first code, from states [..., D]."""
-        return backend.linear(hidden, self.codec_head.weight).float()
+        return backend.linear(hidden, self.codec_head).float()
 
 
 def _rows(table: Tensor, ids: Tensor) -> Tensor:
