@@ -81,6 +81,8 @@ async def _run(args: argparse.Namespace) -> int:
             ):
                 prepared = await client.prepare(args.prompt, ref_audio=voice, config=config, spec=spec(args))
                 _note_session(client, prepared)
+                if not args.fast:  # the units of the server's sessions are spread over the second
+                    await asyncio.sleep((prepared.start_after_ms or 0) / 1000)
                 async with source:
                     await talk.run(client)
         finally:

@@ -37,7 +37,7 @@ WORKER = """
 key_text
 version log status describe decoding
 config protocol media transcript
-voice_registry vad_network
+voice_registry vad_network unit_phases
 early
 loop
 admission
@@ -108,7 +108,7 @@ models.sampling.settings
 models.qwen3_tts.config models.qwen3_tts.prompt models.qwen3_tts.settings models.qwen3_tts.runaway
 models.qwen3_tts.text
 worker.assembly.hub worker.config.* worker.protocol.* worker.transcript.* worker.describe worker.key_text worker.log
-worker.version worker.status worker.main worker.media worker.voice_registry
+worker.version worker.status worker.main worker.media worker.voice_registry worker.unit_phases
 worker.early.* worker.loop.early.headroom worker.loop.order.unplayed_sound worker.admission.*
 worker.loop.audio_buffer worker.loop.results worker.loop.session
 worker.loop.unit_decoder worker.loop.window

@@ -29,6 +29,7 @@ from worker.start.memory import release_memory
 from worker.start.starting import Started, start_engine
 from worker.start.uploaded_voices import Reference, VoiceShelf
 from worker.status import LEGAL, State, StateError, Status
+from worker.unit_phases import UnitPhases
 from worker.voice_registry import voice_file
 
 LOG = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class WorkerSettings:
         voice_folder: registered voices, which clients name by name, id or file name.
         idle_timeout: a session without units ends after it; None: never.
         max_backlog: bytes of a session's waiting messages.
+        spread_units: tell new sessions when to begin, so that units of all sessions are spread over the second.
         is_measured: no more sessions are admitted than have their units answered in time.
         secret: of the launcher, which clients must know; None: none.
     """
@@ -67,6 +69,7 @@ class WorkerSettings:
     max_backlog: int
     gpu_id: int
     is_measured: bool = False
+    spread_units: bool = True
     secret: str | None = field(default=None, repr=False)
 
 
@@ -119,6 +122,7 @@ class Service:
         self._lock = threading.Lock()
         self._changing = threading.Lock()  # held during a start or an unload
         self._n_leased = 0
+        self._phases = UnitPhases()
 
     # --- start ---------------------------------------------------------------------------------
 
@@ -197,8 +201,14 @@ class Service:
         loaded = self.loaded
         return max(0, self.n_slots - loaded.n_leases) if self.is_ready and loaded is not None else 0
 
-    def count_unit(self, event: UnitResult) -> None:
-        """Let a unit's time decide how many sessions are admitted."""
+    def start_after_ms(self, session: str) -> float | None:
+        """When a session should begin its first second, in ms from now; None: at any time."""
+        return 1000 * self._phases.reserve(session) if self.settings.spread_units else None
+
+    def count_unit(self, event: UnitResult, arrived: float) -> None:
+        """Let a unit's time decide how many sessions are admitted, and its arrival when others should begin."""
+        if event.tokens:
+            self._phases.count_unit(event.session, arrived)
         if self.loaded is not None and event.times.load is not None:
             self.loaded.admission.record(event.times.load, spoke=not event.is_listen)
 
@@ -240,9 +250,11 @@ class Service:
             self._n_leased += 1
             loaded, number = self.loaded, self._n_leased
             self._count(loaded, use, 1)
-        return SlotLease(loaded.engine, f"{name}#{number}", use, lambda: self._release(loaded, use))
+        session = f"{name}#{number}"
+        return SlotLease(loaded.engine, session, use, lambda: self._release(loaded, use, session))
 
-    def _release(self, loaded: Loaded, use: SlotUse) -> None:
+    def _release(self, loaded: Loaded, use: SlotUse, session: str) -> None:
+        self._phases.leave(session)
         with self._lock:
             self._count(loaded, use, -1)
 

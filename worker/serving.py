@@ -52,6 +52,7 @@ def worker_settings(config: Config, *, gpu_id: int = 0, secret: str | None = Non
         drain_timeout=service.drain_timeout_s,
         max_backlog=int(duplex.max_backlog_mb * MB),
         gpu_id=gpu_id,
+        spread_units=duplex.spread_units,
         is_measured=duplex.admission == "measured" or (duplex.admission == "auto" and duplex.max_sessions is None),
         secret=secret,
     )

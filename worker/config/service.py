@@ -180,6 +180,11 @@ class DuplexSection(Settings):
         description="work of turns that have no sound yet goes first; sessions whose clients have sound left to play "
         "wait meanwhile",
     )
+    spread_units: bool = Field(
+        True,
+        description="`prepared` tells clients when to begin, so that the units of a worker's sessions are spread "
+        "evenly over the second",
+    )
     max_backlog_mb: float = Field(32.0, ge=1, le=4096, description="most megabytes of waiting input per session")
     session: SessionConfig = Field(
         SessionConfig(), description="defaults of the [settings of a session](session-config.md)"

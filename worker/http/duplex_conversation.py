@@ -76,8 +76,7 @@ class DuplexConversation:
         self._inbox: MessageInbox[Received] = MessageInbox(service.settings.max_backlog)
         self._spec = self._spec_in = Spec()
         self._speaks = self._will_speak = False  # turns that are open; turns that begin
-        self._prepared = False
-        self._prompt = SystemPrompt("", "")  # of the prepared session
+        self._prepared, self._prompt = False, SystemPrompt("", "")  # the prompt of the prepared session
         self._pause_ends: float | None = None
         self._pause_timeout = 0.0
         self._idle = IdleClock(service.settings.idle_timeout, self._loop.time)
@@ -229,6 +228,7 @@ class DuplexConversation:
                 session_id=self.name,
                 spec=message.spec,
                 notes=notes,
+                start_after_ms=self._service.start_after_ms(self._handle.name),
             )
         )
 
@@ -353,7 +353,7 @@ class DuplexConversation:
         if not self._turn_open:
             self._speaks = self._will_speak
         self._metrics.unit(event, message)
-        self._service.count_unit(event)
+        self._service.count_unit(event, clock.received)
         self._send(message)
 
     def _interrupt(self) -> None:

@@ -214,7 +214,7 @@ class ClientDiagnostic(FromClient):
 class Prepared(FromServer):
     """The session is ready for units."""
 
-    left_out = frozenset({"recording_session_id"})
+    left_out = frozenset({"recording_session_id", "start_after_ms"})
 
     type: Literal["prepared"] = "prepared"
     prompt_length: int = Field(description="characters of the prompt, the model's template included")
@@ -223,6 +223,7 @@ class Prepared(FromServer):
     protocol_version: int = Field(PROTOCOL_VERSION, description="protocol version of the server")
     spec: SpecField = Field(PLAIN_SPEC, description="options in force")
     notes: list[str] = Field([], description="one sentence for each ignored setting")
+    start_after_ms: Ms | None = Field(None, description="best time to begin the first unit's second, in ms from now")
 
 
 class Result(FromServer):

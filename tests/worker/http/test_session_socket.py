@@ -40,6 +40,16 @@ def test_second_prepare_restarts_the_session(worker: WorkerProcess, alone: Calla
         assert_same_results(client.units(range(6)), expected, "after another prepare")
 
 
+def test_prepared_tells_when_to_begin(worker: WorkerProcess) -> None:
+    """A session alone begins at once, a second one in another place of the second."""
+    with ScriptedClient(worker) as first, ScriptedClient(worker) as second:
+        assert first.prepare(QUIET).start_after_ms == 0
+        delay = second.prepare(QUIET).start_after_ms
+        assert delay is not None and 0 <= delay < 1000, f"expected ms within a second, got {delay}"
+        first.units(range(1))
+        assert second.prepare(QUIET).start_after_ms != delay, "expected the place to follow the first session's units"
+
+
 def test_settings_do_not_leak_into_next_session(worker: WorkerProcess) -> None:
     def run(config: dict[str, Any] | None, **fields: Any) -> list[Result]:
         with ScriptedClient(worker) as client:

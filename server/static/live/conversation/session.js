@@ -73,7 +73,10 @@ export class Session {
       this.#isPrepared = true;
       this.spec = { ...PLAIN_SPEC, ...message.spec };
     }
-    this.#on[message.type]?.(message);
+    const deliver = () => this.#isStopping || this.#isClosed || this.#on[message.type]?.(message);
+    // Units begin with `prepared`; the server spreads those of its sessions over the second.
+    if (message.type === "prepared" && message.start_after_ms > 0) setTimeout(deliver, message.start_after_ms);
+    else deliver();
   }
 
   /** @param {object} message sent as JSON; dropped if the connection is not open */

@@ -53,7 +53,7 @@ def done(value: Any = None) -> Future[Any]:
 class Handle:
     """A fake engine session, controlled by the test. calls: the calls that were made."""
 
-    is_live, max_waiting_units, context_len = True, 16, 0
+    name, is_live, max_waiting_units, context_len = "c#1", True, 16, 0
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -100,7 +100,8 @@ class Stage:
             settings=replace(SETTINGS, **settings),
             session_config=lambda given: (SessionConfig(), []),
             check_prompt=lambda text: None,
-            count_unit=lambda event: None,
+            count_unit=lambda event, arrived: None,
+            start_after_ms=lambda session: None,
             preparing=asyncio.Semaphore(),
             decoders=DecodingThreads(),
             reference=lambda **given: None,
