@@ -17,7 +17,7 @@ from models.stages.runner import Rows
 from models.stages.unit_steps import UnitSteps
 from worker.config.session import SIDE_DUPLEX_SET, EngineConfig, SessionConfig
 from worker.loop.audio_buffer import AudioBuffer
-from worker.loop.duplex_job import MAX_WAITING_FRAMES, DuplexJob
+from worker.loop.duplex_job import DuplexJob
 from worker.loop.early.early_job import EarlyJob
 from worker.loop.early.early_prefill import EarlyPrefill, remove_early_rows
 from worker.loop.language import Language
@@ -169,7 +169,8 @@ class Sessions:
 
     def expect_picture(self, session: Session, slices: list[ImagePatches]) -> None:
         """Encode a picture of a later unit while no unit is in flight, if there is time and room."""
-        if session.is_live and len(session.frames_ahead) < MAX_WAITING_FRAMES:
+        n_slices = sum(map(len, session.frames_ahead)) + len(slices)
+        if session.is_live and n_slices <= self.max_early_slices:
             session.expect_frame(slices)
             self._expect_pictures(session, [slices])
 

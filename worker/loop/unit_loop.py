@@ -125,7 +125,8 @@ class UnitLoop:
             self._speech.poll()
         if self._sound is not None:
             self._sound.run([job for job in self.jobs if job.windows and job not in waiting])
-        self._finish.run([job for job in self.jobs if job.is_complete])
+        self._finish.run(complete := [job for job in self.jobs if job.is_complete])
+        self.pictures.count_units(complete)
         self.pictures.run(self.jobs)
         self._rest([job for job in self.jobs if job not in waiting])
         return bool(self.jobs)
@@ -137,6 +138,7 @@ class UnitLoop:
     def drop(self, session: Session) -> None:
         """Remove a session's job, if it has one, without an event: the session closes."""
         self._batch.discard(session)
+        self.pictures.forget(session)
         if self._speaker is not None:
             self._speaker.drop_call(session.slot)
 
@@ -163,7 +165,7 @@ class UnitLoop:
         return is_busy or (self._speech is not None and self._speech.can_draw(prior))
 
     def _rest(self, jobs: list[Job]) -> None:
-        """Sleep for a moment if `jobs` can only wait for speech tokens or sound, or pictures are in flight."""
+        """Sleep for a moment if `jobs` can only wait for speech tokens or sound, or pictures have to wait."""
         if any(job.has_text_left and not job.is_low_priority for job in jobs):
             return
         if not self.jobs and self.pictures.is_waiting:

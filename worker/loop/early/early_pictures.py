@@ -1,7 +1,7 @@
 """Encodes pictures of later units while no unit is in flight, so that their units only gather rows.
 
-A unit that arrives meanwhile waits for two image slices at most. What is not encoded in time, or fails, is encoded with
-its unit, as without this module.
+Nothing is begun right before a unit is expected; one that arrives otherwise waits for two image slices at most. What is
+not encoded in time, or fails, is encoded with its unit, as without this module.
 """
 
 import logging
@@ -11,6 +11,7 @@ from typing import NamedTuple
 from models.inputs.image import ImagePatches
 from models.stages.early_images import EarlyImages
 from worker.loop.early.early_prefill import EarlyPrefill
+from worker.loop.early.edge_forecast import EdgeForecast
 from worker.loop.job import Job
 from worker.loop.session import Session
 
@@ -40,6 +41,17 @@ class EarlyPictures:
         self._images, self._clock = images, clock
         self._spent_ms = 0.0
         self._prefill: EarlyPrefill | None = None
+        self._forecast = EdgeForecast()
+
+    def count_units(self, jobs: Sequence[Job]) -> None:
+        """Count units that end, to expect those of the next second. Pieces that complete no unit do not count."""
+        for job in jobs:
+            if not job.is_background and job.layout.ids:
+                self._forecast.count(job.session.id, job.arrived)
+
+    def forget(self, session: Session) -> None:
+        """The session is closed."""
+        self._forecast.forget(session.id)
 
     def feed_with(self, prefill: EarlyPrefill) -> None:
         """Feed pictures that are encoded before their unit, too."""
@@ -63,8 +75,13 @@ class EarlyPictures:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether pictures are left, and the device still encodes others."""
-        return self.has_work and self._images.is_busy
+        """Whether pictures are left, but not to be worked on now."""
+        return self.has_work and self._has_to_wait
+
+    @property
+    def _has_to_wait(self) -> bool:
+        """Whether the device still encodes other pictures, or a unit is expected."""
+        return self._images.is_busy or self._forecast.is_near(self._clock())
 
     def expect(self, session: Session, slices: Sequence[ImagePatches]) -> None:
         """Encode slices of a session's later unit when there is time, and feed them."""
@@ -74,7 +91,7 @@ class EarlyPictures:
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Encode up to two slices, or feed a picture, if no unit is in flight. jobs: the loop's jobs."""
-        if any(not job.is_background for job in jobs) or not self.has_work or self._images.is_busy:
+        if any(not job.is_background for job in jobs) or not self.has_work or self._has_to_wait:
             return
         start = self._clock()
         if not self._images.has_expected and self._prefill is not None:

@@ -28,6 +28,7 @@ from tests.worker.loop.engines import (
 )
 from worker.config.session import SessionConfig, WindowConfig
 from worker.early.trial import EarlyTrial
+from worker.loop.early.edge_forecast import EdgeForecast
 from worker.loop.early.headroom import Headroom
 from worker.loop.prompt.system_prompt import Adjustment
 from worker.loop.results import Event, Failure, FedRows, InsertedText, UnitResult
@@ -239,6 +240,26 @@ def test_pictures_wait_until_no_unit_is_in_flight() -> None:
     assert isinstance(small.take("b")[-1], UnitResult)
 
 
+def test_pictures_wait_for_an_expected_unit() -> None:
+    """Only units count, not pieces of them, and only those of open sessions."""
+    small, counted_units = engine(True), {}
+    a, b = (small.open(name) for name in NAMES)
+    before = small.loop.pictures.counts.encoded
+    with mock.patch.object(EdgeForecast, "count", lambda self, session, at: counted_units.update({session: at})):
+        small.send(a, 0, 3_000)
+        small.send(b, 1)
+        small.settle()
+    assert counted_units == {"b": 0.0}
+    slices = picture(1)
+    with mock.patch.object(EdgeForecast, "is_near", return_value=True):
+        small.sessions.expect_picture(a, slices)
+        for _ in range(3):
+            assert small.step() and small.loop.pictures.is_waiting
+    assert small.loop.pictures.counts.encoded == before
+    small.settle()
+    assert small.loop.pictures.counts.encoded == before + 1
+
+
 @pytest.mark.parametrize("has_time", [True, False])
 def test_closed_session_frees_its_pictures(has_time: bool) -> None:
     small = engine(True)
@@ -268,10 +289,15 @@ def test_pictures_beyond_the_room_of_a_slot_are_encoded_with_their_unit() -> Non
     small = engine(True)
     session, before = small.open("a"), small.loop.pictures.counts.encoded
     capacity = small.loop.pictures.capacity
-    slices = 3 * picture(0) + [part for number in range(capacity) for part in picture(number)]
-    small.sessions.expect_picture(session, slices)
+    frames = [picture(number) for number in range(capacity + 2)]
+    for slices in frames:
+        small.sessions.expect_picture(session, slices)
     small.settle()
     assert small.loop.pictures.counts.encoded == before + capacity
+    small.sessions.unit(session, replace(make_unit(0, 3_000), frames=frames))
+    small.settle()
+    assert small.loop.pictures.counts.encoded == before + capacity, "expected no more for pictures that wait for sound"
+    assert len(session.frames_waiting) == capacity + 2 and not session.frames_ahead
 
 
 def fed_ahead(small: SmallEngine, session: Session, frames: Sequence[list[ImagePatches]]) -> int:
