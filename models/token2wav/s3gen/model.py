@@ -19,7 +19,7 @@ from models.errors import ShapeError, TokenError
 from models.inputs.audio import validate_audio
 from models.layers.transformer import Derived
 from models.token2wav.flow.flow import FlowFront
-from models.token2wav.flow.solver import time_grid
+from models.token2wav.flow.solver import Grid, time_grid
 from models.token2wav.hift.hift import Hift
 from models.token2wav.hift.source import N_HARMONICS, phase_lines
 from models.token2wav.prompt.campplus import CampPlus
@@ -68,6 +68,11 @@ class UNetFlow(FlowFront):
     def meanflow(self) -> bool:
         return self.config.estimator.meanflow
 
+    @property
+    def grid_kind(self) -> Grid:
+        """The time grid that the estimator is trained with."""
+        return "linear" if self.meanflow else "cosine"
+
     def forward(
         self,
         speech_tokens: Tensor,
@@ -90,9 +95,20 @@ class UNetFlow(FlowFront):
             grid: [N + 1] float64 times, see `unet.solve`.
         Returns: [B, n_mels, 2T] float32, zero beyond n_frames.
         """
-        mask = torch.arange(prompt.shape[2], device=speech_tokens.device) < n_frames[:, None]
+        mu = self.encode(speech_tokens, n_speech_tokens)
+        return self.solve(mu, n_frames, prompt, speaker, noise, grid)
+
+    def encode(self, speech_tokens: Tensor, n_speech_tokens: Tensor) -> Tensor:
+        """The encoder's mel [B, n_mels, 2T], undefined beyond the valid tokens; arguments as `forward`."""
         hidden = self.encoder.offline(self.input_embedding(speech_tokens), n_speech_tokens)
-        mu = self.encoder_proj(hidden).transpose(1, 2)
+        mu: Tensor = self.encoder_proj(hidden).transpose(1, 2)
+        return mu
+
+    def solve(
+        self, mu: Tensor, n_frames: Tensor, prompt: Tensor, speaker: Tensor, noise: Tensor, grid: Tensor
+    ) -> Tensor:
+        """`forward` with the encoder's mel."""
+        mask = torch.arange(prompt.shape[2], device=mu.device) < n_frames[:, None]
         mu = torch.where(mask[:, None], mu, 0)  # `where` instead of a product, because padding may be NaN
         conditions = UNetConditions(mask, mu, self.speaker(speaker).to(mu.dtype), prompt.to(mu.dtype))
         return solve(self.estimator, noise, conditions, grid, self.config.cfg_rate)
@@ -128,15 +144,21 @@ class S3Gen(Derived):
             rate: Hz.
         Raises: AudioError.
         """
+        mel, log_mel, energies = self.prompt_features(wave, rate)
+        speech_tokens, _ = self.tokenizer(log_mel[None], torch.tensor([log_mel.shape[1]], device=self.device))
+        return S3Voice(prompt_part(speech_tokens[0], mel), mel, self.speaker_encoder(energies[None])[0])
+
+    def prompt_features(self, wave: Tensor, rate: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What a voice is made of: mel [P, n_mels], log-mel [n_mels, F] of the tokenizer, energies [T, n_mels] of the
+        speaker encoder; arguments as `prepare_voice`.
+        """
         wave = validate_audio(wave, what="prompt sound")
         wave_16k, wave_24k = (
             resample(wave, rate, to)[: PROMPT_SECONDS * to].to(self.device) for to in (RATE_16K, SAMPLE_RATE)
         )
-        mel = prompt_mel(wave_24k, self.config.flow.n_mels)
-        log_mel = log_mel_128(wave_16k, self.config.tokenizer.n_mels)[None]
-        speech_tokens, _ = self.tokenizer(log_mel, torch.tensor([log_mel.shape[2]], device=self.device))
         energies = remove_mean(fbank(wave_16k, self.config.speaker_encoder.n_mels))
-        return S3Voice(_prompt_part(speech_tokens[0], mel), mel, self.speaker_encoder(energies[None])[0])
+        log_mel = log_mel_128(wave_16k, self.config.tokenizer.n_mels)
+        return prompt_mel(wave_24k, self.config.flow.n_mels), log_mel, energies
 
     def mel(
         self,
@@ -161,15 +183,10 @@ class S3Gen(Derived):
             SettingsError.
         """
         config = self.config.flow
-        _check_shape("prompt mel", voice.mel, (None, config.n_mels))
-        _check_shape("speaker vector", voice.speaker, (config.speaker_dim,))
-        self._check_tokens("prompt tokens", voice.speech_tokens)
-        self._check_tokens("speech tokens", speech_tokens)
         lookahead = 0 if finalize else config.encoder.lookahead
-        if len(speech_tokens) <= lookahead:
-            raise TokenError("speech tokens", expected=f"more than {lookahead}", got=len(speech_tokens))
+        self.check(speech_tokens, voice, lookahead)
 
-        parts = _prompt_part(voice.speech_tokens, voice.mel), speech_tokens
+        parts = prompt_part(voice.speech_tokens, voice.mel), speech_tokens
         both = torch.cat([part.to(self.device) for part in parts])
         n_prompt, n_frames = len(voice.mel), FRAMES_PER_TOKEN * (len(both) - lookahead)
         n_padded = _bucket(FRAMES_PER_TOKEN * len(both))
@@ -178,7 +195,7 @@ class S3Gen(Derived):
             raise ShapeError("noise", expected=f"at least {n_frames} columns", got=noise.shape[1])
         if n_steps is None:
             n_steps = MEANFLOW_STEPS if self.flow.meanflow else DEFAULT_STEPS
-        grid = time_grid(n_steps, "linear" if self.flow.meanflow else "cosine")
+        grid = time_grid(n_steps, self.flow.grid_kind)
 
         out: Tensor = self.flow(
             _padded(both[None], n_padded // FRAMES_PER_TOKEN),
@@ -220,13 +237,26 @@ class S3Gen(Derived):
             phase: [B, 9] start phases of the harmonics in radians; the fundamental's is ignored.
         Returns: [B, 480 T] float32 at 24 kHz, zero beyond 480 n_frames.
         """
-        f0 = self.mel2wav.f0(mel, n_frames)
+        return self.decode(mel, self.mel2wav.f0(mel, n_frames), n_frames, phase)
+
+    def decode(self, mel: Tensor, f0: Tensor, n_frames: Tensor, phase: Tensor) -> Tensor:
+        """`vocode` with the pitch f0 [B, T] float64 of each frame."""
         lines = phase_lines("cumsum", f0, n_frames, phase)
         noise = self.mel2wav.m_source.mixed_noise(torch.zeros_like(n_frames), SAMPLES_PER_FRAME * mel.shape[2])
         source, _ = self.mel2wav.m_source(f0, lines, noise, n_frames)
         wave = self.mel2wav.decode(mel, source, n_frames)
         n = len(self.onset)
         return torch.cat((wave[:, :n] * self.onset, wave[:, n:]), dim=1)
+
+    def check(self, speech_tokens: Tensor, voice: S3Voice, lookahead: int = 0) -> None:
+        """Check an utterance. Raises: TokenError, ShapeError; see `mel`."""
+        config = self.config.flow
+        _check_shape("prompt mel", voice.mel, (None, config.n_mels))
+        _check_shape("speaker vector", voice.speaker, (config.speaker_dim,))
+        self._check_tokens("prompt tokens", voice.speech_tokens)
+        self._check_tokens("speech tokens", speech_tokens)
+        if len(speech_tokens) <= lookahead:
+            raise TokenError("speech tokens", expected=f"more than {lookahead}", got=len(speech_tokens))
 
     def _check_tokens(self, what: str, speech_tokens: Tensor) -> None:
         _check_shape(what, speech_tokens, (None,))
@@ -254,7 +284,7 @@ def end_with_silence(speech_tokens: Tensor) -> Tensor:
     return F.pad(speech_tokens, (0, FINAL_SILENCE), value=FINAL_SILENCE_TOKEN)
 
 
-def _prompt_part(speech_tokens: Tensor, mel: Tensor) -> Tensor:
+def prompt_part(speech_tokens: Tensor, mel: Tensor) -> Tensor:
     """The tokens of the prompt that its mel covers; a mel of odd length has one more frame."""
     n = len(mel) // FRAMES_PER_TOKEN
     if len(speech_tokens) < n:
