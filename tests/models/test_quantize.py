@@ -11,11 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from models.checkpoint.files import INDEX, list_tensors
-from models.checkpoint.packing import SCALE
+from models.checkpoint.packing import SCALE, ZEROS
+from models.checkpoint.precision import PRESETS, Weights
 from models.checkpoint.quantized import quantize
 from models.errors import CheckpointError
 from models.load import load_model
-from models.quantize import main, quantize_folder
+from models.quantize import check_files, main, quantize_folder
 from models.token2wav.load.parts import HIFT, load_token2wav
 
 NAME = "llm.model.layers.0.mlp.up_proj.weight"
@@ -172,3 +173,25 @@ def test_command_names_what_is_wrong(
 def test_result_must_be_empty(tiny: Path, copy: Path) -> None:
     with pytest.raises(CheckpointError, match="expected an empty folder or none, got a folder with files"):
         quantize_folder(tiny, copy)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+def test_folders_of_other_kinds_load_as_their_source(tiny: Path, tmp_path: Path, kind: Weights) -> None:
+    folder = tmp_path / "out"
+    assert main([str(tiny), str(folder), "--weights", kind]) == 0
+    check_files(folder)
+    for name in (VOCODER / "flow.pt", "config.json"):
+        assert (folder / name).read_bytes() == (tiny / name).read_bytes(), f"{name}: expected it unchanged"
+    parameters = [dict(load_model(one, precision=PRESETS[kind]).named_parameters()) for one in (tiny, folder)]
+    assert parameters[0].keys() == parameters[1].keys()
+    for name, tensor in parameters[0].items():
+        assert tensor.dtype is parameters[1][name].dtype, name
+        assert torch.equal(tensor.view(torch.uint8), parameters[1][name].view(torch.uint8)), name
+    plain = load_model(folder).state_dict()[NAME]
+    assert torch.equal(plain, quantize(load_model(tiny).state_dict()[NAME], kind).dequantized())
+    if kind == "int4":
+        change_shard(folder, lambda tensors: tensors.pop(NAME + ZEROS))
+        message = error_of(folder)
+        assert f"{NAME}{ZEROS}: expected U8 [1, 192] beside int4 values, got nothing" in message, message
+    change_metadata(folder, quantization={"format": "int8", "version": 1})
+    assert f"{NAME}: expected one of" in error_of(folder)
