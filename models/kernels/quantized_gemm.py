@@ -31,10 +31,18 @@ class ManyTiles(NamedTuple):
     warps: int = 8
 
 
+# Instructions that convert types run at a quarter of the rate of others or less, and would take longer than reading the
+# weights. For bfloat16, numbers are made of bits instead.
+
+
 @triton.jit
 def _widened(raw, dtype: tl.constexpr):
-    """Numbers of int8 or fp8 values. Bytes are fp8 values on devices without instructions for these."""
+    """Numbers of int8 values, or of fp8 values as bytes."""
     if raw.dtype == tl.uint8:
+        if dtype == tl.bfloat16:
+            half = raw.to(tl.uint16)
+            half = (half & 128) << 8 | (half & 127) << 4
+            return half.to(tl.bfloat16, bitcast=True) * tl.full((), _FP8_STEP, tl.bfloat16)
         bits = raw.to(tl.uint32)
         bits = (bits & 128) << 24 | (bits & 127) << 20
         return (bits.to(tl.float32, bitcast=True) * _FP8_STEP).to(dtype)
@@ -42,12 +50,20 @@ def _widened(raw, dtype: tl.constexpr):
 
 
 @triton.jit
+def _less_zero(nibbles, zero, dtype: tl.constexpr):
+    """Values 0 to 15, uint8, less the zeros."""
+    if dtype == tl.bfloat16:
+        # 128 + value; the zero is subtracted with the 128, exactly.
+        bits = nibbles.to(tl.uint16) | 0x4300
+        return bits.to(tl.bfloat16, bitcast=True) - (zero + 128.0).to(tl.bfloat16)
+    return (nibbles.to(tl.float32) - zero).to(dtype)
+
+
+@triton.jit
 def _group_dot(packed, zero, low_x, high_x, dtype: tl.constexpr, PRECISION: tl.constexpr):
     """Product of one group of int4 values [BN, half] with both halves of the columns of x [half, BM], unscaled."""
-    low = ((packed & 15).to(tl.float32) - zero).to(dtype)
-    high = ((packed >> 4).to(tl.float32) - zero).to(dtype)
-    total = tl.dot(low, low_x, input_precision=PRECISION)
-    return add_dot(high, high_x, total, PRECISION)
+    total = tl.dot(_less_zero(packed & 15, zero, dtype), low_x, input_precision=PRECISION)
+    return add_dot(_less_zero(packed >> 4, zero, dtype), high_x, total, PRECISION)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -128,8 +144,7 @@ def _many_kernel(
             column = x + m.to(tl.int64)[:, None] * x_stride + (tile * 2 * BK + k)[None, :]
             group = tile * N + rows
             zero = tl.load(zeros + group).to(tl.float32)[None, :]
-            low = ((raw & 15).to(tl.float32) - zero).to(dtype)
-            high = ((raw >> 4).to(tl.float32) - zero).to(dtype)
+            low, high = _less_zero(raw & 15, zero, dtype), _less_zero(raw >> 4, zero, dtype)
             part = tl.dot(tl.load(column, mask=read, other=0.0), low, input_precision=PRECISION)
             part = add_dot(tl.load(column + BK, mask=read, other=0.0), high, part, PRECISION)
             acc = tl.fma(part, tl.load(scale + group).to(tl.float32)[None, :].broadcast_to(BM, BN), acc)
@@ -267,9 +282,8 @@ def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _readable(weight: QuantizedMatrix) -> Tensor:
-    """Values as the kernels read them on the device: fp8 as bytes where it has no instructions for fp8."""
-    is_bytes = weight.kind == "fp8" and not has_native_fp8(weight.device)
-    return weight.values.view(torch.uint8) if is_bytes else weight.values
+    """Values as the kernels read them: fp8 as bytes, also on GPUs without instructions for fp8."""
+    return weight.values.view(torch.uint8) if weight.kind == "fp8" else weight.values
 
 
 def _zeros(weight: QuantizedMatrix) -> Tensor:
