@@ -16,6 +16,7 @@ from benchmarks.kernels.timing import Case, Figures, Meter
 from benchmarks.model.occupied_slots import LLM_REGIONS, OccupiedSlots, new_rows
 from benchmarks.timing import DeviceClock
 from models.checkpoint.config import load_config
+from models.checkpoint.precision import UNQUANTIZED, Precision
 from models.graphs.captured import Bucket, Captured
 from models.inputs.audio import LogMel
 from models.kernels import fused_decoder
@@ -71,12 +72,12 @@ def cases(meter: Meter) -> Iterator[Case]:
     """The omni model's regions, then the vocoder's."""
     apply_backend_flags(CompileConfig(), meter.device)  # as in a worker
     # Gigabytes, so created when their first row starts.
-    regions = cache(_tiny_regions if meter.is_tiny else partial(_released_regions, meter))
+    regions = cache(tiny_regions if meter.is_tiny else partial(released_regions, meter))
     clock = DeviceClock(meter.device)
     for name, bucket, variant in TINY_CALLS if meter.is_tiny else CALLS:
-        yield Case(name, {**bucket, **variant}, partial(_measure_region, regions, clock, name, bucket, variant))
+        yield Case(name, {**bucket, **variant}, partial(measure_region, regions, clock, name, bucket, variant))
     for name, bucket, variant in TINY_CALLS[-1:] if meter.is_tiny else LIBRARY_CALLS:
-        run = partial(_measure_region, regions, clock, name, bucket, variant)
+        run = partial(measure_region, regions, clock, name, bucket, variant)
         yield Case(f"{name}, library", {**bucket, **variant}, partial(_with_library_gemm, run))
     del regions, run
     vocoder = cache(_tiny_vocoder if meter.is_tiny else partial(_released_vocoder, meter))
@@ -98,9 +99,10 @@ def _with_library_gemm(run: Callable[[], Figures]) -> Figures:
         return run()
 
 
-def _measure_region(
+def measure_region(
     make: Callable[[], Regions], clock: DeviceClock, name: str, bucket: Bucket, variant: Variant
 ) -> Figures:
+    """Time a region's replay; on a CPU it runs once."""
     regions = make()
     occupied, state = OccupiedSlots(regions, name, bucket), regions.state
 
@@ -160,8 +162,9 @@ def _kernels(clock: DeviceClock, replay: Callable[[], Any]) -> Figures:
     return {"kernels": len(events), "busy_ms": sum(event.device_time for event in events) / 1e3}
 
 
-def _released_regions(meter: Meter) -> Regions:
-    model = random_model(load_config(RELEASED), device=meter.device, dtype=meter.dtype)
+def released_regions(meter: Meter, precision: Precision = UNQUANTIZED) -> Regions:
+    """Regions of the released size with random weights."""
+    model = random_model(load_config(RELEASED), device=meter.device, dtype=meter.dtype, precision=precision)
     shapes = Shapes(
         batch=BATCH,
         slices=(1, 4),
@@ -175,11 +178,11 @@ def _released_regions(meter: Meter) -> Regions:
     return _table(model, shapes, llm_len=2 * KV["kv"], tts_len=2 * SPEECH_KV["kv"])
 
 
-def _tiny_regions() -> Regions:
+def tiny_regions(precision: Precision = UNQUANTIZED) -> Regions:
     """Regions with the embedded checkpoint's widths and one layer."""
     config = load_config(TINY)
     tts = config.tts_config.model_copy(update={"num_hidden_layers": 1})
-    model = random_model(config.model_copy(update={"num_hidden_layers": 1, "tts_config": tts}))
+    model = random_model(config.model_copy(update={"num_hidden_layers": 1, "tts_config": tts}), precision=precision)
     shapes = Shapes(batch=(1,), rows=(16,), kv=(64,), tokens=(24,), speech_kv=(64,))
     return _table(model, shapes, llm_len=64, tts_len=64)
 

@@ -1,5 +1,8 @@
 """Products with quantised weights against their formula in float64: tiles, splits, groups, gating, many rows."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -26,6 +29,8 @@ CUTS = [TileSizes(32, 32), TileSizes(64, 64, splits=2)]
 MANY = ManyTiles(32, 64, 32)
 # Sums of 256 products in float32, in another order.
 MAX_ERROR = 2e-6
+gpu = pytest.mark.gpu
+cpu_only = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is off on a GPU")
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")
 
 
@@ -104,3 +109,39 @@ def test_no_rows_and_too_many() -> None:
     assert quantized_linear(drawn(0, 64), weight).shape == (0, 32)
     with pytest.raises(AssertionError, match=f"at most {MAX_ROWS}, got {MAX_ROWS + 1}"):
         quantized_gated_linear(drawn(MAX_ROWS + 1, 64), weight)
+
+
+@gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 12288), (768, 3072), (6562, 768)], ids=str)
+def test_products_on_the_gpu(kind: Kind, shape: tuple[int, int]) -> None:
+    """In bfloat16: the output is rounded once, and fp8 rounds the input of many rows to three bits of mantissa."""
+    weight = quantize(torch.randn(shape, device="cuda") / shape[1] ** 0.5, kind)
+    x = torch.randn(300, shape[1], device="cuda").bfloat16()
+    want = x.double() @ weight.dequantized(dtype=torch.float64).T
+    for n_rows in (1, 2, 17, MAX_ROWS):
+        check(quantized_linear(x[:n_rows], weight), want[:n_rows], 4e-3)
+        assert_same(quantized_linear(x[:n_rows], weight)[-1:], quantized_linear(x[n_rows - 1 : n_rows], weight))
+    check(quantized_linear(x, weight), want, 5e-2 if kind == "fp8" else 4e-3)
+    if shape[0] % 2 == 0:
+        gate, up = want[:8].bfloat16().chunk(2, 1)
+        check(quantized_gated_linear(x[:8], weight), (torch.nn.functional.silu(gate) * up).double(), 1e-2)
+
+
+@gpu
+def test_every_fp8_number_on_the_gpu() -> None:
+    numbers = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(torch.float8_e4m3fn).float()
+    numbers = torch.where(numbers.isfinite(), numbers, 0).to(torch.float8_e4m3fn).cuda()
+    every = QuantizedMatrix(numbers.view(16, 16), torch.ones(16, device="cuda"))
+    got = quantized_linear(torch.eye(16, device="cuda").bfloat16(), every)
+    assert_same(got, numbers.float().view(16, 16).T.bfloat16() + 0.0)
+
+
+@cpu_only
+def test_kernels_compile_for_other_gpus() -> None:
+    """In a process without Triton's interpreter; `python -m benchmarks.kernels.targets` compiles all of them."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.kernels.targets"]
+    options = ["--targets", "80", "--kinds", "fp8", "--kernels", "many"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, f"expected it to compile, got {done.stdout}{done.stderr}"
+    assert done.stdout.count("sm_80") == 1, done.stdout
