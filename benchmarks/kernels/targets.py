@@ -29,7 +29,7 @@ SHAPES = {"few": (4096, 12288), "gated": (24576, 4096), "many": (4096, 4096)}  #
 FEW_ROWS, MANY_ROWS = (1, 64), 512
 
 
-class Case(NamedTuple):
+class TargetKernel(NamedTuple):
     """A kernel with its constants. signature: types of its other arguments."""
 
     name: str
@@ -40,7 +40,7 @@ class Case(NamedTuple):
     stages: int
 
 
-def cases(kernel: str, kind: Kind, capability: int) -> Iterator[Case]:
+def cases(kernel: str, kind: Kind, capability: int) -> Iterator[TargetKernel]:
     """The cases of one kernel: for few rows one for each number of rows."""
     N, K = SHAPES[kernel]
     weight = _matrix(N, K, kind)
@@ -53,7 +53,7 @@ def cases(kernel: str, kind: Kind, capability: int) -> Iterator[Case]:
         tiles = many_tiles(MANY_ROWS, weight)
         constants = {"BM": tiles.rows, "BN": tiles.columns, "BK": tiles.inner, "TILES": stored // tiles.inner}
         signature = {**types, "bias": "*bf16", "out": "*bf16"}
-        yield Case(
+        yield TargetKernel(
             f"many {kind}", quantized_gemm._many_kernel, {**constants, **common, "BIAS": True}, signature,
             tiles.warps, tiles.stages,
         )  # fmt: skip
@@ -66,13 +66,13 @@ def cases(kernel: str, kind: Kind, capability: int) -> Iterator[Case]:
             "TILES": stored // plan.splits // plan.columns, "GATED": gated, "PDL": capability >= 90,
         }  # fmt: skip
         signature = {**types, "out": "*bf16" if gated else "*fp32", "ROWS": "i32", "x_stride": "i32"}
-        yield Case(
+        yield TargetKernel(
             f"{kernel} {kind}, {rows} rows", quantized_gemm._few_kernel, {**constants, **common}, signature,
             plan.warps, plan.stages,
         )  # fmt: skip
 
 
-def compiled(case: Case, capability: int) -> dict[str, int]:
+def compiled(case: TargetKernel, capability: int) -> dict[str, int]:
     """Bytes of machine code and of shared memory. Raises: what Triton or the assembler raise."""
     names = list(case.kernel.arg_names)
     signature = {name: case.signature.get(name, "constexpr") for name in names}
@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if n_failed else 0
 
 
-def _report(case: Case, capability: int) -> bool:
+def _report(case: TargetKernel, capability: int) -> bool:
     start = time.perf_counter()
     label = f"{case.name:24}{f'sm_{capability}':>8}"
     try:
