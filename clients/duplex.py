@@ -45,6 +45,7 @@ from worker.protocol.messages import (
     Stop,
     Stopped,
     Timeout,
+    VideoFrame,
     read_server,
     write,
 )
@@ -146,6 +147,14 @@ class DuplexClient(SocketClient[ServerMessage]):
         )
         return await self._request(message, Prepared)
 
+    async def send_picture(self, jpeg: bytes) -> None:
+        """Send an encoded picture of the next unit, as soon as it is there: the server encodes it before the unit.
+
+        Raises:
+            ConnectionLost: if the connection is lost.
+        """
+        await self._send(VideoFrame(frame=jpeg))
+
     async def send_unit(
         self,
         sound: np.ndarray,
@@ -161,7 +170,7 @@ class DuplexClient(SocketClient[ServerMessage]):
         Args:
             sound: [16000] float32 at 16 kHz in [-1, 1]; any shorter length with `close_early`, and for a piece of a
                 unit, which waits for the rest of its second.
-            jpegs: encoded pictures.
+            jpegs: encoded pictures, after those of `send_picture`.
             force_listen: whether the unit must listen.
             force_speak: whether the unit must speak; not with `force_listen`.
             close_early: whether silence stands for the samples that a unit lacks.

@@ -37,6 +37,7 @@ from worker.protocol.queue_messages import Queued, QueueUpdate
 from worker.protocol.wire import Sound, WireError
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
+PICTURE_LEAD_S = 0.5  # by which a picture of a file comes before its unit, as from a camera
 Value = TypeVar("Value")
 
 
@@ -134,6 +135,7 @@ class ClientSession:
         self._n_sent = 0  # messages
         self._speech = SpeechEnd()
         self._paced = not args.fast and not args.mic  # a sound card has a clock of its own
+        self._looks_ahead = self._paced and self._per_unit == 1  # pieces have the picture in their middle
         self._stop, self._answered = asyncio.Event(), asyncio.Event()
         self._n_tail = 0  # messages
 
@@ -161,6 +163,8 @@ class ClientSession:
         while (unit := await self._until_stop(self._next())) is not None:
             if start is None:
                 start = loop.time()
+            if self._looks_ahead:
+                await self._send_pictures(client, unit, start + self.sent_s - PICTURE_LEAD_S)
             if self._paced:
                 await self._until_stop(asyncio.sleep(start + self.sent_s - loop.time()))
             if self._stop.is_set():
@@ -171,9 +175,16 @@ class ClientSession:
             self._n_sent += 1
             self._speech.push(unit.sound)
             self._log.sent(now, heard_s, self._spoken_s(heard_s))
-            await client.send_unit(unit.sound, unit.jpegs)
+            await client.send_unit(unit.sound, () if self._looks_ahead else unit.jpegs)
             if self._args.fast:
                 await self._until_stop(self._answered.wait())
+
+    async def _send_pictures(self, client: DuplexClient, unit: ClientUnit, due: float) -> None:
+        """Send a unit's pictures at their time on the loop's clock, as a camera does."""
+        if unit.jpegs:
+            await self._until_stop(asyncio.sleep(due - asyncio.get_running_loop().time()))
+        for jpeg in () if self._stop.is_set() else unit.jpegs:
+            await client.send_picture(jpeg)
 
     @property
     def sent_s(self) -> float:

@@ -77,8 +77,11 @@ def test_conversation(spec: Spec) -> None:
             prepared = await client.prepare("Hello.", ref_audio=SECOND, config={"seed": 1, "what": 2}, spec=spec)
             assert client.spec == spec and len(prepared.notes) == 1, prepared
             listening = asyncio.create_task(all_of(client))
-            for _ in range(3):
-                await client.send_unit(SECOND, [b"jpeg"])
+            await client.send_unit(SECOND, [b"jpeg"])
+            await client.send_picture(b"jpeg")
+            await client.send_unit(SECOND, [b"jpeg"])
+            await client.send_picture(b"jpeg")
+            await client.send_unit(SECOND)
             assert (await client.pause(60)).timeout == 60
             await client.resume()
             await client.send_unit(SECOND, force_listen=True)
@@ -88,7 +91,7 @@ def test_conversation(spec: Spec) -> None:
             received = await listening
             results = [one for one in received if isinstance(one, Result)]
             assert [one.is_listen for one in results] == [True, False, False, True], results
-            assert [one.vision_slices for one in results] == [1, 1, 1, 0]
+            assert [one.vision_slices for one in results] == [1, 2, 1, 0]
             sounds = [len(one.audio_data.samples("sound")) for one in received if one.audio_data]
             assert sum(sounds) == 2 * 24_000, f"expected two seconds of sound, got parts of {sounds}"
             n_parts = sum(isinstance(one, Partial) for one in received)
