@@ -76,6 +76,7 @@ def draw_codes(scores: Tensor, slots: Tensor, state: TalkerState, group: int, ca
     which = FIRST if group == 0 else REST
     codes, values = keep_codes(scores, slots, state, which, candidates)
     number = uniform(state.seed[slots], state.frames[slots] * GROUPS + group, STREAM_SPEECH)
-    index = draw_index(fixed_point_weights(values, values[:, 0]), number)
-    drawn = codes.gather(1, index[:, None])[:, 0]
-    return torch.where(state.greedy[slots, which], scores.argmax(1), drawn)
+    # In the order of the codes, as the kernel draws: it does not sort.
+    weights = torch.zeros_like(scores, dtype=torch.int64)
+    weights = weights.scatter(1, codes, fixed_point_weights(values, values[:, 0]))
+    return torch.where(state.greedy[slots, which], scores.argmax(1), draw_index(weights, number))

@@ -1,17 +1,21 @@
 """The language models of one Qwen3-TTS checkpoint as one module. Does not contain loading or slots."""
 
+from importlib.util import find_spec
+
 import torch
 from torch import nn
 
+from models.errors import SettingsError
 from models.layers.backend import TORCH, Backend
 from models.qwen3_tts.config import Qwen3TTSConfig
+from models.qwen3_tts.state import DrawCodes
 from models.qwen3_tts.talker import Talker
 
 
 class Qwen3TTS(nn.Module):
     """Talker and code predictor of one checkpoint.
 
-    backend: runs the layers of both; replaced by the Triton backend on a GPU.
+    backend: runs the layers of both. kernel_draw: draws codes in place of PyTorch operations. `use_kernels` sets both.
     """
 
     def __init__(self, config: Qwen3TTSConfig):
@@ -19,6 +23,7 @@ class Qwen3TTS(nn.Module):
         self.config = config
         self.talker = Talker(config.talker_config)
         self.backend: Backend = TORCH
+        self.kernel_draw: DrawCodes | None = None
 
     @property
     def device(self) -> torch.device:
@@ -27,3 +32,21 @@ class Qwen3TTS(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.talker.codec_head.weight.dtype
+
+    def use_kernels(self, on: bool) -> None:
+        """Select the project's GPU kernels, or PyTorch. Graphs captured before become invalid.
+
+        With kernels, weights of linear layers with one input are packed; each layer keeps a view of its own.
+
+        Raises: SettingsError without Triton.
+        """
+        if not on:
+            self.backend.release()
+            self.backend, self.kernel_draw = TORCH, None
+            return
+        if find_spec("triton") is None:
+            raise SettingsError("kernels", expected="Triton, which comes with the GPU builds of torch", got="none")
+        from models.kernels.backend import TritonBackend  # here, because both import Triton
+        from models.qwen3_tts.kernel_draws import draw_codes_by_kernel
+
+        self.backend, self.kernel_draw = TritonBackend(self, []), draw_codes_by_kernel

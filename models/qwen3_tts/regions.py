@@ -4,14 +4,12 @@ A region has fixed shapes per bucket, reads nothing back to the host and changes
 function runs eager, compiled and captured. Rows of padding name the scratch slot.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from models.qwen3_tts.draws import allowed_scores
 from models.qwen3_tts.model import Qwen3TTS
-from models.qwen3_tts.state import GROUPS, TEXT_RING, TalkerState
+from models.qwen3_tts.state import GROUPS, TEXT_RING, DrawCodes, TalkerState
 
 # Outcomes of a slot in one frame.
 WAITED = 0  # no frame: no request, over, or waiting for text
@@ -19,9 +17,6 @@ FRAME = 1
 LAST_FRAME = 2  # a frame, and the slot is at its limit
 ENDED = 3  # no frame: the end of speech was drawn
 BAD = 4  # no frame: the logits are NaN or infinite; the slot is over
-
-# `draws.draw_codes`, plain or compiled.
-DrawCodes = Callable[[Tensor, Tensor, TalkerState, int, int | None], Tensor]
 
 
 def reset(state: TalkerState, slots: Tensor) -> None:
@@ -123,6 +118,7 @@ def _draw_frame(
     model: Qwen3TTS, state: TalkerState, draw: DrawCodes, slots: Tensor, active: Tensor, candidates: int | None
 ) -> tuple[Tensor, Tensor]:
     """Draw sixteen codes of each active slot from its state, and advance it. Returns: as `frame`."""
+    draw = model.kernel_draw or draw
     talker, hidden, frames = model.talker, state.hidden[slots], state.frames[slots]
     eos_id = model.config.talker_config.codec_eos_token_id
     scores = allowed_scores(talker.logits(hidden, model.backend), slots, state, eos_id)

@@ -1,5 +1,6 @@
 """State of every slot of the language models, in preallocated tensors. Does not contain the regions (`regions`)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
@@ -127,3 +128,7 @@ class TalkerState:
             self.top_k[slot, which] = codes.top_k
             self.top_p[slot, which] = codes.top_p
         self.repetition_penalty[slot] = sampling.repetition_penalty
+
+
+# (scores, slots, state, group, candidates) -> codes; see `draws.draw_codes`.
+DrawCodes = Callable[[Tensor, Tensor, TalkerState, int, int | None], Tensor]

@@ -119,11 +119,12 @@ def test_live_text_waits_and_equals_known_text(runner: TalkerRunner) -> None:
     """Text that arrives in pieces, with waits between, gives the codes of the same text known before."""
     whole = prompt(runner, 8, streams_text=True)
     sampling = FrameSampling()
-    (expected,) = generate_codes(runner, [CodesRequest(whole, 7, 5)])
+    (expected,) = generate_codes(runner, [CodesRequest(whole, 7, 6)])
+    assert len(expected.codes) == 7
     live = SpeechPrompt(whole.text, whole.codes, whole.speaker_row, None, whole.trailing[:1], is_open=True)
     pieces = [whole.trailing[1:1], whole.trailing[1:3], whole.trailing[3:]]
     slot, codes, waits = 1, [], 0
-    runner.open(slot, sampling, seed=5, max_frames=7)
+    runner.open(slot, sampling, seed=6, max_frames=7)
     runner.feed({slot: live})
     while len(codes) < len(expected.codes):
         drawn, outcomes = runner.frame([slot])

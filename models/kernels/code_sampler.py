@@ -1,0 +1,112 @@
+"""One kernel that draws one code of a frame for each slot: temperature, top-k, top-p, random number, draw.
+
+It computes the same as `models.qwen3_tts.draws.draw_codes`; exponentials may differ in their last bits. One program
+handles one row of scores. Requires Triton.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from models.kernels.draws import LOWEST, N_ROUNDS, NO_KEY, fixed_point, ordered, sort_key, uniform
+from models.sampling.rng import N_STREAMS, STREAM_SPEECH, WEIGHT_ONE
+
+WARPS = 8
+ID_BITS = 16  # bits of a sort key that hold the code; no codec vocabulary is larger
+
+
+class CodeSamplerSettings(NamedTuple):
+    """Settings of every slot. seed, frames: [S + 1] int64. The others are [S + 1, 2], for the two kinds of codes:
+    greedy bool, temperature and top_p float32, top_k int64.
+    """
+
+    seed: Tensor
+    frames: Tensor
+    greedy: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+
+
+@triton.jit
+def _kept(scores, column, inside, peak, top_k, top_p, ONE: tl.constexpr, BITS: tl.constexpr):
+    """The columns that top-k, then top-p keep: [BLOCK] bool. Both bounds are found by bisection."""
+    kept = inside
+    if top_k != 0:
+        k = tl.minimum(top_k, tl.sum(inside.to(tl.int64), 0))
+        score = tl.where(inside, ordered(scores), LOWEST)
+        low, high = tl.full((), LOWEST, tl.int64), tl.max(score, 0).to(tl.int64)
+        while low < high:  # the highest score that k columns reach
+            middle = low + (high - low + 1) // 2
+            if tl.sum((score >= middle).to(tl.int64), 0) >= k:
+                low = middle
+            else:
+                high = middle - 1
+        kept &= score >= low
+    if top_p < 1.0:
+        weights = tl.where(kept, fixed_point(scores, peak, ONE), 0)
+        key = tl.where(kept, sort_key(scores, column, BITS), NO_KEY)
+        total = tl.sum(weights, 0)
+        allowed_tail = (total.to(tl.float64) * (1.0 - top_p.to(tl.float64))).to(tl.int64)
+        low, high = tl.full((), -(1 << (31 + BITS)), tl.int64), tl.max(key, 0)
+        while low < high:  # the lowest key with more weight than the tail may have, itself included
+            middle = low + (high - low) // 2
+            if tl.sum(tl.where(key > middle, weights, 0), 0) < total - allowed_tail:
+                high = middle
+            else:
+                low = middle + 1
+        kept &= key >= high
+    return kept
+
+
+@triton.jit
+def _draw_code_kernel(
+    given, slots, seed, frames, greedy, temperature, top_k, top_p, drawn, V, stride, group, which,
+    GROUPS: tl.constexpr, STREAMS: tl.constexpr, STREAM: tl.constexpr, ROUNDS: tl.constexpr, ONE: tl.constexpr,
+    BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    slot = tl.load(slots + row)
+    setting = slot * 2 + which
+    column = tl.arange(0, BLOCK)
+    inside = column < V
+    values = tl.load(given + row.to(tl.int64) * stride + column, mask=inside, other=float("-inf"))
+    scores = tl.div_rn(values, tl.load(temperature + setting))
+    peak = tl.max(scores, 0)
+    is_number = tl.sum((values != values).to(tl.int32), 0) == 0
+    usable = is_number & (tl.abs(peak) < float("inf"))
+    safe = tl.where(usable, peak, 0.0)
+
+    kept = _kept(scores, column, inside, safe, tl.load(top_k + setting), tl.load(top_p + setting), ONE, BITS)
+    weights = tl.where(kept & usable, fixed_point(scores, safe, ONE), 0)
+    total = tl.sum(weights, 0)
+    number = uniform(tl.load(seed + slot), tl.load(frames + slot) * GROUPS + group, STREAMS, STREAM, ROUNDS)
+    target = tl.minimum((number * total.to(tl.float64)).to(tl.int64), total - 1)
+    below = tl.sum(((tl.cumsum(weights, 0) <= target) & inside).to(tl.int64), 0)
+    highest = tl.max(values, 0)
+    best = tl.min(tl.where((values == highest) & inside, column, BLOCK), 0).to(tl.int64)
+    code = tl.where(tl.load(greedy + setting) != 0, best, below)
+    tl.store(drawn + row, tl.where(usable, code, 0))
+
+
+def draw_code(scores: Tensor, slots: Tensor, settings: CodeSamplerSettings, group: int, n_groups: int) -> Tensor:
+    """The code of one group of each slot's next frame.
+
+    Args:
+        scores: [B, V] float32.
+        slots: [B] int64.
+        group: number of the code in the frame, 0..n_groups - 1; 0 uses the first column of the settings.
+    Returns: [B] int64; 0 in a row whose scores are not finite numbers.
+    """
+    B, V = scores.shape
+    drawn = torch.empty_like(slots)
+    _draw_code_kernel[(B,)](
+        scores, slots, settings.seed, settings.frames, settings.greedy.view(torch.int8), settings.temperature,
+        settings.top_k, settings.top_p, drawn, V, scores.stride(0), group, int(group > 0),
+        GROUPS=n_groups, STREAMS=N_STREAMS, STREAM=STREAM_SPEECH, ROUNDS=N_ROUNDS, ONE=float(WEIGHT_ONE),
+        BITS=ID_BITS, BLOCK=triton.next_power_of_2(V), num_warps=WARPS,
+    )  # fmt: skip
+    return drawn
