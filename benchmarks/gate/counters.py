@@ -82,7 +82,7 @@ class CountedTensors(TorchDispatchMode):
     """Counts results of operations that have memory of their own."""
 
     def __init__(self, counts: Counts, regions: CountedRegions):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._counts, self._regions = counts, regions
 
     def __torch_dispatch__(

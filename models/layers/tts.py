@@ -119,7 +119,7 @@ class TTS(nn.Module):
         """Feed conditioning rows [B, T, D], n_new [B] of them valid. Returns: logits [B, speech tokens] float32."""
         hidden = self.model(rows, cache, slots, n_new, kv_len, backend)
         last = (n_new - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[-1])
-        return self._logits(hidden.gather(1, last)[:, 0], backend)
+        return self.speech_logits(hidden.gather(1, last)[:, 0], backend)
 
     def decode(
         self, speech_tokens: Tensor, cache: KVCache, slots: Tensor, active: Tensor, kv_len: int, backend: Backend
@@ -133,8 +133,9 @@ class TTS(nn.Module):
         """
         # Indexed here: torch.compile would recompile for a view as input.
         rows = self.emb_code[0](speech_tokens[:, None])
-        return self._logits(self.model(rows, cache, slots, active.long(), kv_len, backend)[:, 0], backend)
+        return self.speech_logits(self.model(rows, cache, slots, active.long(), kv_len, backend)[:, 0], backend)
 
-    def _logits(self, hidden: Tensor, backend: Backend) -> Tensor:
+    def speech_logits(self, hidden: Tensor, backend: Backend) -> Tensor:
+        """Logits [..., speech tokens] float32 of hidden states [..., D]."""
         head = cast(FoldedHead, self.head_code[0])
         return backend.linear(hidden, head).float()

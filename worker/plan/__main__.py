@@ -20,6 +20,7 @@ FLAGS = {
     "max_sessions": "duplex.max_sessions",
     "context_rows": "duplex.context_rows",
     "dtype": "model.dtype",
+    "weights": "model.weights",
     "device": "model.device",
     "compile": "service.compile.enabled",
 }
@@ -34,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-sessions", type=int, metavar="N", help="slots; default: as many as fit into memory")
     parser.add_argument("--context-rows", type=int, metavar="N", help="context length of a slot in tokens")
     parser.add_argument("--dtype", help="auto, float32, bfloat16")
+    parser.add_argument("--weights", help="bf16, fp8, int8, int4")
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:N")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile the model, or not")
     return parser

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from models.checkpoint.config import load_config
+from models.checkpoint.quantized import quantize
 from models.load import build_on_meta, weight_dtype
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from worker.assembly.parts import MEMORY_SHARE, slot_bytes, slots_in
@@ -63,7 +64,12 @@ def plan_memory(config: EngineConfig, total: int, *, by_kernels: bool = True) ->
     weights: dict[str, int] = {}
     host = 0
     for name, tensor in model.state_dict().items():
-        n_bytes = math.prod(tensor.shape) * weight_dtype(name, dtype).itemsize
+        shape = tuple(tensor.shape)
+        kind = config.precision.kind_of(name, shape)
+        if kind is None:
+            n_bytes = math.prod(shape) * weight_dtype(name, dtype).itemsize
+        else:
+            n_bytes = shape[0] * quantize(torch.zeros(1, shape[1]), kind).nbytes
         if by_kernels and name.startswith(HOST_TABLES):
             host += n_bytes
         else:

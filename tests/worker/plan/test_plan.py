@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from models.checkpoint.precision import PRESETS
+from models.checkpoint.quantized import quantize
 from models.errors import SettingsError
 from tests.worker.loop.engines import loaded, make_config, make_parts, make_prompt, make_sound, short_speech
 from worker.assembly.parts import MEMORY_SHARE, slot_bytes
@@ -25,13 +27,23 @@ def test_memory_is_that_of_the_modules_and_slots() -> None:
     plan = plan_memory(config, 2**30, by_kernels=False)
     tensors = [tensor for part in (model, vocoder.flow, vocoder.hift) for tensor in part.state_dict().values()]
     held = sum(tensor.nbytes for tensor in tensors)
+    model_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
     assert sum(plan.weights.values()) == held, plan.weights
     assert plan.slot == slot_bytes(model, vocoder, config)
     assert plan.n_slots == min(int((2**30 - held) * MEMORY_SHARE) // sum(plan.slot.values()), 64)
+    config = config.model_copy(update={"token2wav_path": Path("nowhere")})
+    plan, held = plan_memory(config, 2**30, by_kernels=False), model_bytes
+    assert sum(plan.weights.values()) == held and "vocoder" not in plan.slot, plan
     by_kernels = plan_memory(config, 2**30)
-    assert by_kernels.host > 0 and by_kernels.host == sum(plan.weights.values()) - sum(by_kernels.weights.values())
+    assert by_kernels.host > 0 and by_kernels.host == held - sum(by_kernels.weights.values())
     half = plan_memory(config.model_copy(update={"dtype": "bfloat16"}), 2**30)
     assert 2 * half.host == by_kernels.host and half.slot["hidden"] * 2 == plan.slot["hidden"]
+    int8 = plan_memory(config.model_copy(update={"weights": "int8"}), 2**30, by_kernels=False)
+    kinds = [
+        (tensor, PRESETS["int8"].kind_of(name, tuple(tensor.shape))) for name, tensor in model.state_dict().items()
+    ]
+    saved = sum(tensor.nbytes - quantize(tensor, kind).nbytes for tensor, kind in kinds if kind is not None)
+    assert sum(int8.weights.values()) == held - saved and saved > 0, int8.weights
     few = config.model_copy(update={"max_sessions": 3})
     assert plan_memory(few, 2**30).n_slots == 3
     assert plan_memory(few, held + 2 * sum(plan.slot.values()), by_kernels=False).n_slots == 1
