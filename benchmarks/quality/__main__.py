@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.quality.card import Transcriber, compare
-from benchmarks.quality.recording import SpokenTurn, record
+from benchmarks.quality.quality_run import VoicedTurn, record
 from models.errors import ModelError, SettingsError
 from worker.assembly.hub import with_local_checkpoint
 from worker.config.service import load_config
@@ -70,7 +70,7 @@ def given(pairs: list[str]) -> dict[str, object]:
 def transcriber_of(command: str) -> Transcriber:
     """Runs a command on each turn's sound. Raises, when called: SettingsError if the command fails."""
 
-    def transcribe(turn: SpokenTurn) -> str:
+    def transcribe(turn: VoicedTurn) -> str:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "turn.wav")
             with wave.open(str(path), "wb") as file:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.quality.recording import Recording, SpokenTurn
+from benchmarks.quality.quality_run import QualityRun, VoicedTurn
 
-Transcriber = Callable[[SpokenTurn], str]
+Transcriber = Callable[[VoicedTurn], str]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Card:
         return [f"  {name:<46}{value}" for name, value in rows]
 
 
-def compare(reference: Recording, tested: Recording, transcriber: Transcriber | None = None) -> Card:
+def compare(reference: QualityRun, tested: QualityRun, transcriber: Transcriber | None = None) -> Card:
     """The card of a recording that was forced to the reference's tokens."""
     assert reference.tokens == tested.tokens, "expected a recording of the same tokens"
     texts = [step for step in reference.logits if step[1] > 0]
@@ -116,7 +116,7 @@ def divergence(reference: Tensor, tested: Tensor) -> float:
     return max(0.0, float((one.exp() * (one - two)).sum()))
 
 
-def word_errors(turns: Sequence[SpokenTurn], transcriber: Transcriber) -> float | None:
+def word_errors(turns: Sequence[VoicedTurn], transcriber: Transcriber) -> float | None:
     """Insertions, deletions and substitutions of all turns, divided by the number of words of their texts."""
     n_errors = n_words = 0
     for turn in turns:

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.quality.__main__ import given, main, transcriber_of
 from benchmarks.quality.card import Spread, compare, divergence, edit_distance, word_errors, words
-from benchmarks.quality.recording import Recording, SpokenTurn, record
+from benchmarks.quality.quality_run import QualityRun, VoicedTurn, record
 from models.errors import SettingsError
 from tests.worker.loop.engines import TINY, make_config, short_speech, voice
 from worker.config.session import SessionConfig, WindowConfig
@@ -21,7 +21,7 @@ SESSION = SessionConfig(force_listen_count=0, seed=3, listen_prob_scale=0.01, wi
 N_UNITS = 3
 
 
-def recorded(root: Path, forced: Recording | None = None, **settings: str) -> Recording:
+def recorded(root: Path, forced: QualityRun | None = None, **settings: str) -> QualityRun:
     config = make_config(1, 512, session=SESSION).model_copy(update=settings)
     assert config.model_path == TINY
     with short_speech():
@@ -29,13 +29,13 @@ def recorded(root: Path, forced: Recording | None = None, **settings: str) -> Re
 
 
 @pytest.fixture(scope="module")
-def reference(root: Path) -> Recording:
+def reference(root: Path) -> QualityRun:
     made = recorded(root)
     assert made.calls and made.turns, "expected a conversation in which the model speaks"
     return made
 
 
-def test_a_precision_is_equal_to_itself(reference: Recording) -> None:
+def test_a_precision_is_equal_to_itself(reference: QualityRun) -> None:
     card = compare(reference, reference)
     assert (card.n_units, card.decisions, card.text_ids, card.speech_ids) == (N_UNITS, 1, 1, 1), card
     assert (card.text_kl.max, card.speech_kl.max, card.mel, card.mel_relative, card.wer) == (0, 0, 0, 0, None), card
@@ -44,7 +44,7 @@ def test_a_precision_is_equal_to_itself(reference: Recording) -> None:
 
 @pytest.mark.parametrize("settings", [{"weights": "int8"}, {"dtype": "bfloat16"}])
 def test_a_lower_precision_is_close_in_the_same_context(
-    root: Path, reference: Recording, settings: dict[str, str]
+    root: Path, reference: QualityRun, settings: dict[str, str]
 ) -> None:
     tested = recorded(root, reference, **settings)
     card = compare(reference, tested)
@@ -57,7 +57,7 @@ def test_a_lower_precision_is_close_in_the_same_context(
     assert json.loads(json.dumps(card.to_json()))["n_units"] == N_UNITS
 
 
-def test_the_speech_models_own_tokens_are_likely_under_its_logits(reference: Recording) -> None:
+def test_the_speech_models_own_tokens_are_likely_under_its_logits(reference: QualityRun) -> None:
     """Each call's logits belong to its tokens: a shift by one would make them as unlikely as any others."""
     taken, others = [], []
     for call, logits in zip(reference.calls, reference.speech_logits, strict=True):
@@ -78,7 +78,7 @@ def test_divergence_and_spread() -> None:
 def test_word_errors_of_what_a_command_hears() -> None:
     assert words("Hello, World! 你好 it's") == ["hello", "world", "你", "好", "it", "s"]
     assert edit_distance(["a", "b", "c"], ["a", "c", "d"]) == 2 and edit_distance([], ["a"]) == 1
-    turns = [SpokenTurn(np.zeros(2400, np.float32), "one two three four")]
+    turns = [VoicedTurn(np.zeros(2400, np.float32), "one two three four")]
     says = "import sys, wave; print('one', wave.open(sys.argv[1]).getnframes() // 2400, 'three four five')"
     assert word_errors(turns, transcriber_of(shlex.join([sys.executable, "-c", says]))) == 0.5
     assert word_errors([], transcriber_of("false")) is None

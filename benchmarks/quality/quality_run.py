@@ -39,7 +39,7 @@ class SpokenCall:
 
 
 @dataclass(frozen=True)
-class SpokenTurn:
+class VoicedTurn:
     """Sound of a turn, [n] float32 at 24 kHz, and its text."""
 
     pcm: np.ndarray
@@ -47,7 +47,7 @@ class SpokenTurn:
 
 
 @dataclass
-class Recording:
+class QualityRun:
     """A conversation at one precision.
 
     Attributes:
@@ -66,13 +66,13 @@ class Recording:
     calls: list[SpokenCall] = field(default_factory=list)
     speech_logits: list[Tensor] = field(default_factory=list)
     mels: list[Tensor] = field(default_factory=list)
-    turns: list[SpokenTurn] = field(default_factory=list)
+    turns: list[VoicedTurn] = field(default_factory=list)
 
 
 class ChoiceObserver(Observer):
     """Records steps and speech calls, and feeds the tokens of another recording. forced: None: the choices are fed."""
 
-    def __init__(self, recording: Recording, forced: Recording | None):
+    def __init__(self, recording: QualityRun, forced: QualityRun | None):
         self._recording, self._forced = recording, forced
         self._logits: dict[int, Tensor] = {}
 
@@ -116,8 +116,8 @@ def record(
     voice: Voice | None,
     *,
     audio_16k: np.ndarray | None = None,
-    forced: Recording | None = None,
-) -> Recording:
+    forced: QualityRun | None = None,
+) -> QualityRun:
     """Run a conversation.
 
     Args:
@@ -127,7 +127,7 @@ def record(
         audio_16k: reference sound for the language model.
         forced: the reference's recording, which decides the tokens; None: this is the reference.
     """
-    recording = Recording()
+    recording = QualityRun()
     observer = ChoiceObserver(recording, forced)
     with Engine.build(config, observer=observer) as engine:
         observer.watch(engine)
@@ -145,7 +145,7 @@ def record(
     return recording
 
 
-def _teach(parts: EngineParts, recording: Recording, teacher: Recording, voice: Voice | None) -> None:
+def _teach(parts: EngineParts, recording: QualityRun, teacher: QualityRun, voice: Voice | None) -> None:
     """Fill in what the speech model and the flow make of the teacher's speech tokens."""
     with torch.no_grad():
         recording.speech_logits = _speech_logits(parts, recording.calls, teacher.calls)
@@ -214,7 +214,7 @@ def _mel(parts: EngineParts, speech_tokens: list[int], voice: Voice) -> Tensor:
     return mel[0, FRAMES_PER_TOKEN * n_prompt :].float().cpu()
 
 
-def spoken_turns(results: Sequence[UnitResult]) -> list[SpokenTurn]:
+def spoken_turns(results: Sequence[UnitResult]) -> list[VoicedTurn]:
     """The turns that have sound."""
     turns, pcm, text = [], [np.zeros(0, np.float32)], ""
     for number, result in enumerate(results, 1):
@@ -223,7 +223,7 @@ def spoken_turns(results: Sequence[UnitResult]) -> list[SpokenTurn]:
         text += "" if result.is_listen else result.text
         is_over = result.end_of_turn or (result.is_listen and result.pcm is None) or number == len(results)
         if is_over and len(pcm) > 1:
-            turns.append(SpokenTurn(np.concatenate(pcm), text))
+            turns.append(VoicedTurn(np.concatenate(pcm), text))
         if is_over:
             pcm, text = [np.zeros(0, np.float32)], ""
     return turns
