@@ -17,6 +17,8 @@ pytest_plugins = ("tests.scheduling", "tests.conformance.servers")
 # Inductor probes each vector instruction set with the C++ compiler, ten times in each new cache folder. The processor's
 # own flags are enough for tests. Child processes inherit the variable.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# Inductor's pool of compiling processes imports torch once more in each process that compiles.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Without a GPU, kernels run in Triton's interpreter. The variable must be set before the kernels are imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

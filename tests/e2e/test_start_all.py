@@ -87,7 +87,7 @@ def started(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
         "service": {
             "gateway_port": gateway_port,
             "worker_base_port": worker_port,
-            "compile": {"targets": ["resampler"]},
+            "compile": {"targets": ["vpm"]},
             "cache_dir": str(folder / "kernels"),
             "max_warmup_chunks": 5,
             "drain_timeout_s": 5,

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 FLAGS = ("--max-sessions", "2", "--max-warmup-chunks", "2")
 # The target that compiles fastest. The others take ten times as long and add nothing to these tests;
 # tests/test_compile_equivalence.py compiles all of them.
-CHOSEN = ("resampler",)
+CHOSEN = ("vpm",)
 FEW_STEPS = {"duplex": {"euler_steps": 1}}
 COMPILING = {**FEW_STEPS, "service": {"compile": {"targets": list(CHOSEN)}}}
 LIVELY = {"force_listen_count": 0, "seed": 5}
