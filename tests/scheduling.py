@@ -9,6 +9,8 @@ import atexit
 import gc
 import json
 from collections import defaultdict
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,25 @@ class Schedule:
         self._quick = quick_files(self._seconds) if config.getoption("--quick") else None
         self._records = config.getoption("--record-durations") and not hasattr(config, "workerinput")
         self._recorded: dict[str, float] = defaultdict(float)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> None:
+        """Import this process's share of the test files before collection imports all.
+
+        pytest rewrites the assertions of a module that is imported for the first time, and caches the result. All
+        processes collect in the same order: without shares, each of them rewrites every file of a fresh checkout.
+        """
+        process = getattr(session.config, "workerinput", None)
+        if process is None or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+            return
+        files = [
+            file
+            for file in sorted((ROOT / "tests").rglob("test_*.py"))
+            if not self.pytest_ignore_collect(file, session.config)
+        ]
+        for file in files[int(process["workerid"].removeprefix("gw")) :: process["workercount"]]:
+            with suppress(Exception, pytest.skip.Exception):  # collection reports errors
+                import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
 
     def pytest_ignore_collect(self, collection_path: Path, config: pytest.Config) -> bool | None:
         """Skip the import of files without selected tests."""
