@@ -19,7 +19,7 @@ from tests.models.stages.speech_helpers import BEST, DRAWN, KINDS, UNIT, first_n
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("reachable", [False, True], ids=["capped", "ends"])
 def test_stream_equals_the_plain_loop(speaker: WholeCallSpeaker, eos: int, kind: str, reachable: bool) -> None:
-    cap, window, turn = 32, 20, [rows(n, seed=n) for n in (7, 3, 6, 5, 4)]
+    cap, window, turn = 27, 20, [rows(n, seed=n) for n in (7, 3, 6, 5)]
     if reachable:
         speaker.start_turn(1, BEST)
         first = BatchedStream(speaker, 1, kind, window, cap).push(turn[0], final=False)
@@ -48,7 +48,7 @@ def test_stream_equals_the_plain_loop(speaker: WholeCallSpeaker, eos: int, kind:
         assert held == (n_rows, n_rows, model.next_position), f"chunk {number}"
     assert stream.flush() == plain.left
     assert stream.flush() == [], "expected nothing after a flush"
-    assert sum(map(len, plain.spoken)) == 5 * cap or reachable
+    assert sum(map(len, plain.spoken)) == len(turn) * cap or reachable
     assert len(plain.spoken[0]) < cap or not reachable
 
 
@@ -137,10 +137,10 @@ def test_refused_chunk_changes_nothing(speaker: WholeCallSpeaker, kind: str) -> 
 def test_sliding_window_never_fills_the_slot(speaker: WholeCallSpeaker) -> None:
     speaker.start_turn(0, DRAWN, eos=7000)
     stream = BatchedStream(speaker, 0, "sliding_window", window=40, max_speech_tokens=30)
-    for _ in range(20):
+    for _ in range(9):
         stream.push(rows(6), False)
     assert speaker.rows(0) == 40 + 6 + 29
-    assert int(speaker.state.cache.positions[0]) == 20 * 36
+    assert int(speaker.state.cache.positions[0]) == 9 * 36 > speaker.state.cache.max_len
 
 
 def test_long_turn_continues_with_the_newer_half(speaker: WholeCallSpeaker) -> None:

@@ -90,7 +90,8 @@ def test_runs_are_deterministic(files: Path, tmp_path: Path) -> None:
     """Two processes, one of them with a terminal."""
     outs = [[tmp_path / f"{n}.wav", tmp_path / f"{n}.json"] for n in (1, 2)]
     flags = [
-        [files / "both.mp4", "--out", out, "--transcript", transcript, "--force-listen", 1] for out, transcript in outs
+        [files / "both.mp4", "--out", out, "--transcript", transcript, "--force-listen", 1, "--tail", 1, *FAST[:2]]
+        for out, transcript in outs
     ]
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (24, 100))
