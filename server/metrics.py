@@ -95,12 +95,7 @@ class GatewayMetrics:
         )
 
     def record_result(self, result: Mapping[str, object], request_type: str) -> None:
-        """Count a result of a whole unit.
-
-        result: its fields, which are not validated; fields without a usable number are skipped.
-        """
-        if result.get("incomplete") is True:
-            return
+        """Count a result. result: its fields, which are not validated; fields without a usable number are skipped."""
         decision = "listen" if result.get("is_listen") else "speak"
         self._units.labels(request_type, decision).inc()
         if (ms := _number(result.get("wall_clock_ms"))) is not None:

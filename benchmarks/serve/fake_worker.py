@@ -246,7 +246,7 @@ class FakeWorker:
             "current_session_id": self._conversations[0].name if self._conversations else None,
             "total_requests": self.total_requests,
             "avg_inference_time_ms": round(self._spent_ms / self.total_requests, 1) if self.total_requests else 0.0,
-            "early_units": {"speculations": 0, "committed": 0, "wasted_ms": 0.0},
+            "early_units": {"speculations": 0, "committed": 0, "wasted_ms": 0.0, "default": "off"},
             "early_pictures": {"encoded": 0, "used": 0, "fed": 0, "spent_ms": 0.0},
             "kv_cache_length": max(rows, default=0),
             "state": state.value,

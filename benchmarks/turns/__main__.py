@@ -172,7 +172,8 @@ def _row(
 
 def _early_units(worker: ServedProgram | None) -> dict[str, float]:
     """`early_units` of the worker's /health: `speculations`, `committed` and `wasted_ms`; none of a given server."""
-    return {} if worker is None else worker.wait_ready()["early_units"]
+    counts = {} if worker is None else worker.wait_ready()["early_units"]
+    return {name: value for name, value in counts.items() if not isinstance(value, str)}
 
 
 def _header() -> str:

@@ -149,6 +149,12 @@ class Worker:
         return isinstance(model, dict) and model.get("side_lane") is True
 
     @property
+    def runs_early(self) -> bool:
+        """Whether its sessions run units before their seconds are full, unless they are set to something else."""
+        early = self.health.get("early_units")
+        return isinstance(early, dict) and early.get("default") == "auto"
+
+    @property
     def n_slots(self) -> int:
         """Number of its slots; 0 while it is not ready."""
         if not self.is_ready:

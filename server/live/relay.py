@@ -166,7 +166,7 @@ class Relay:
         if not isinstance(kind, str):
             return ""
         self._is_over = self._is_over or kind in self._last_messages
-        if kind == RESULT:
+        if kind == RESULT and header.get("incomplete") is not True:
             self._workers.record_result(self._lease)
             self._metrics.record_result(header, self._lease.request_type)
         elif kind in REPLIES:

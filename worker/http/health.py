@@ -60,6 +60,7 @@ def health(
             "speculations": int(totals["speculations"]),
             "committed": int(totals["committed"]),
             "wasted_ms": round(totals["wasted_ms"], 1),
+            "default": settings.engine.session.early_unit,
         },
         "early_pictures": _early_pictures(engine),
         "kv_cache_length": max(rows, default=0),

@@ -79,6 +79,11 @@ class UnitSession:
         return self._lease is not None and self._lease.worker.has_side_lane
 
     @property
+    def runs_early(self) -> bool:
+        """Whether units may run before their seconds are full, if their sound comes in pieces."""
+        return self._lease is not None and self._lease.worker.runs_early
+
+    @property
     def n_unanswered(self) -> int:
         """Messages that were sent and are not answered yet."""
         return len(self._unanswered)
@@ -203,7 +208,7 @@ class UnitSession:
         workers, metrics = self._slots.dispatcher.workers, self._slots.metrics
         workers.record_activity(lease.worker)
         self._session.touch()
-        if isinstance(message, Result):
+        if isinstance(message, Result) and not message.incomplete:
             workers.record_result(lease)
             fields = ("is_listen", "wall_clock_ms", "lag_ms", "headroom_ms", "stages")
             metrics.record_result({name: getattr(message, name) for name in fields}, lease.request_type)

@@ -14,6 +14,7 @@ import numpy as np
 from server.doors.core.unit_session import UnitSession
 from server.doors.live.sound.resample import floats_of
 from server.doors.live.sound.unit_buffer import UnitBuffer
+from server.doors.live.sound.unit_pieces import UnitPieces
 from server.doors.live.sound.wire_sound import without_padding
 from server.doors.live.wake_timer import WakeTimer
 from worker.protocol.codec import FromClient
@@ -30,7 +31,6 @@ from worker.protocol.messages import (
     ServerMessage,
 )
 from worker.protocol.text_messages import InsertText, TextInserted
-from worker.protocol.wire import Sound
 
 LOG = logging.getLogger(__name__)
 UNIT_S = 1.0
@@ -75,6 +75,7 @@ class LiveLane:
     def __init__(self, host: LiveHost, clock: Callable[[], float]):
         self._host, self._clock = host, clock
         self._buffer = UnitBuffer()
+        self._pieces = UnitPieces(self._buffer)
         self._texts: deque[_Text] = deque()
         self._unconfirmed: deque[_Text] = deque()
         self._units: UnitSession | None = None
@@ -92,6 +93,7 @@ class LiveLane:
         """Begin a context on a worker. history: texts that come before the first unit."""
         self._units, self._is_ready = units, False
         self._is_speaking = self._is_dropped = self._must_listen = False
+        self._pieces.clear()
         units.send(prepare)
         for text in history:
             units.send(text)
@@ -100,6 +102,7 @@ class LiveLane:
         """Send no more units. What the unit in flight was asked to do is asked of the next one."""
         self._must_speak = self._must_speak or (self._in_flight and self._is_forced and not self._is_dropped)
         self._in_flight = False
+        self._pieces.clear()
         self._units = None
         self._timer.stop()
         self._texts.extendleft(reversed(self._unconfirmed))
@@ -172,7 +175,9 @@ class LiveLane:
                 text.on_done(error)
             elif error is not None:
                 self._host.on_history_refused(error)
-        elif isinstance(request, AudioChunk):
+        elif isinstance(request, AudioChunk) and self._pieces.ends_unit(request, answer):
+            if not self._in_flight and self._due is not None:
+                self._due = self._clock() + UNIT_S  # it has run early
             self._in_flight = False
             if isinstance(answer, Result):
                 self._is_speaking = not (answer.is_listen or answer.end_of_turn)
@@ -181,7 +186,7 @@ class LiveLane:
                     self._on_result(answer)
             elif error is not None:
                 LOG.warning("a unit failed: %s", error.error)
-            self._is_dropped = False
+            self._is_dropped, self._text_sent = False, ""
             self._host.on_unit()
         self._pump()
 
@@ -214,6 +219,10 @@ class LiveLane:
             self._units.send(text.message)
         if self._unconfirmed or self._due is None or self._host.waiting_ms > MAX_AHEAD_MS:
             return
+        if self._may_run_early and not self._buffer.has_unit:
+            self._pieces.send(self._units)
+        if self._pieces.oldest is not None:
+            return  # its answer, which tells whether the unit has run early
         now = self._clock()
         if not self._buffer.has_unit and now < self._due + GRACE_S:
             self._timer.set(self._due + GRACE_S)
@@ -224,25 +233,22 @@ class LiveLane:
             return
         self._send_unit(now)
 
+    @property
+    def _may_run_early(self) -> bool:
+        """Whether the next unit may run before its second is full: the model listens, and may do as it likes."""
+        is_bound = self._is_speaking or self._must_speak or self._must_listen
+        return self._units is not None and self._units.runs_early and not is_bound
+
     def _is_at_rest(self, now: float) -> bool:
         return not self._is_speaking and not self._must_speak and now - self._active_at > REST_AFTER_S
 
     def _send_unit(self, now: float) -> None:
         assert self._units is not None and self._due is not None
-        sound, pictures = self._buffer.take()
         self._due = self._due + UNIT_S if abs(now - self._due) < UNIT_S else now + UNIT_S
         force_listen, force_speak = self._decided()
         self._is_forced = force_speak
         self._text_sent, self._in_flight = "", True
-        self._units.send(
-            AudioChunk(
-                audio_base64=Sound(sound),
-                frame_base64_list=[data for data, _ in pictures],
-                max_slice_nums=[slices for _, slices in pictures] or None,
-                force_listen=force_listen,
-                force_speak=force_speak,
-            )
-        )
+        self._units.send(self._pieces.take_unit(force_listen=force_listen, force_speak=force_speak))
 
     def _decided(self) -> tuple[bool, bool]:
         """Whether the next unit must listen, and whether it must speak."""

@@ -91,6 +91,11 @@ class EngineContext:
         return self.units is not None and self._applied is not None
 
     @property
+    def early_units(self) -> UnitSession | None:
+        """The worker's session, if its next unit may run before its second is full."""
+        return self.units if self.is_prepared and self.units and self.units.runs_early and not self.is_full else None
+
+    @property
     def is_full(self) -> bool:
         """Whether a further unit might not fit, although no unit may leave the context."""
         if self._applied is None or self._applied.max_rows is None or self._n_rows <= self._applied.max_rows:

@@ -13,7 +13,8 @@ from server.doors.core.unit_session import UnitSession
 from server.doors.live.event_error import EventError
 from server.doors.live.sound.detector import Heard, SpeechHeard, SpeechOver
 from server.doors.live.sound.detector_feed import DetectorFeed
-from server.doors.live.sound.unit_buffer import UNIT_SAMPLES, UnitBuffer
+from server.doors.live.sound.unit_buffer import UnitBuffer
+from server.doors.live.sound.unit_pieces import UnitPieces
 from server.doors.live.sound.wire_sound import without_padding
 from server.doors.live.wake_timer import WakeTimer
 from server.doors.realtime.engine_context import EngineContext
@@ -40,17 +41,8 @@ from server.doors.realtime.turns.unit_timer import TimerState, UnitTimer, send_a
 from server.doors.realtime.turns.user_turns import UserTurns
 from server.doors.realtime.usage import TokenUsage, usage_of
 from worker.protocol.codec import FromClient
-from worker.protocol.messages import (
-    AudioChunk,
-    Error,
-    Interrupt,
-    Partial,
-    Prepare,
-    Result,
-    ServerMessage,
-)
+from worker.protocol.messages import AudioChunk, Error, Interrupt, Partial, Prepare, Result, ServerMessage
 from worker.protocol.text_messages import InsertText
-from worker.protocol.wire import Sound
 
 LOG = logging.getLogger(__name__)
 FAST_AHEAD_S = 0.3  # of sound that a client still has when the next unit of fast speech begins
@@ -71,15 +63,13 @@ class DuplexLane:
         self._host, self._turns, self._clock = host, turns, clock
         self.policy = TurnPolicy(detection)
         self.detector = DetectorFeed(detection.detector_settings(), self.on_heard)
-        self._barge_in = BargeIn()
-        self._timer = UnitTimer()
-        self._idle = IdleTimeout()
+        self._barge_in, self._timer, self._idle = BargeIn(), UnitTimer(), IdleTimeout()
         self._buffer = UnitBuffer()
+        self._pieces = UnitPieces(self._buffer)
         self._usage = TokenUsage()  # since the last response
-        self._is_limited = False  # the open response has reached its number of tokens
         self._context = EngineContext(self._engine_settings, host.report)
         self._calls = SideCalls(lambda: self._opened_response(with_message=False), self._context.add_text)
-        self._is_refused = False  # the error about the full context is sent
+        self._is_limited = self._is_refused = False  # the response is at its number of tokens; the error is sent
         self._in_flight: UnitInFlight | None = None
         self._wake = WakeTimer(clock, self._pump)
         self._sound_at = clock()
@@ -93,6 +83,7 @@ class DuplexLane:
     def attach(self, units: UnitSession, history: list[InsertText]) -> None:
         """Use this session of a worker from now on. history: texts that its context begins with."""
         self._in_flight = None
+        self._pieces.clear()
         self.policy.is_turn_open = self._is_refused = False
         self._context.attach(units, history)
         self._pump()
@@ -134,6 +125,7 @@ class DuplexLane:
         if not self._is_refused and (dropped := self._buffer.append(samples)):
             self._host.report_overflow(dropped)
         self._context.begin()
+        self._send_piece()
         # Fifty times a second: sound alone makes nothing due before the time that is set already.
         if was_paused or self._buffer.has_unit or not self._wake.is_set:
             self._pump()
@@ -228,7 +220,7 @@ class DuplexLane:
 
     def on_partial(self, partial: Partial) -> None:
         """Send a part of the unit in flight."""
-        unit = self._in_flight
+        unit = self._in_flight = self._in_flight or self._early_unit()
         if unit is None or unit.is_discarded:
             return
         unit.text += partial.text
@@ -237,7 +229,10 @@ class DuplexLane:
     def on_answer(self, request: FromClient, answer: ServerMessage) -> None:
         """Handle the answer to a message."""
         if isinstance(request, AudioChunk):
-            self._on_unit(answer)
+            unit = self._in_flight or self._early_unit()
+            if self._pieces.ends_unit(request, answer):
+                self._on_unit(unit, answer)
+            self._pump()
             return
         self._context.on_answer(request, answer)
         if isinstance(answer, Error) and isinstance(request, Prepare) and self._response is not None:
@@ -249,17 +244,23 @@ class DuplexLane:
         response = self._host.response
         return None if response is None or response.is_chat else response
 
-    def _on_unit(self, answer: ServerMessage) -> None:
-        unit, self._in_flight = self._in_flight, None
+    def _early_unit(self) -> UnitInFlight | None:
+        """The unit that the oldest piece completes, if it does; None: no piece waits for its answer."""
+        piece = self._pieces.oldest
+        return None if piece is None else UnitInFlight(piece, False, ran_early=True)
+
+    def _on_unit(self, unit: UnitInFlight | None, answer: ServerMessage) -> None:
+        self._in_flight = None
         if unit is None:
             return
+        if unit.ran_early:
+            self._timer.record_unit(self._clock(), is_filled=False)
         if isinstance(answer, Result):
             self._on_result(unit, answer)
         elif isinstance(answer, Error):
             LOG.warning("a unit failed: %s", answer.error)
             if unit.is_forced or self._response is not None:
                 self._finish(failed(str(answer.code), answer.error))
-        self._pump()
 
     def _on_result(self, unit: UnitInFlight, result: Result) -> None:
         self._usage.add(usage_of(result))
@@ -322,7 +323,7 @@ class DuplexLane:
 
     def _pump(self) -> None:
         """Send the next unit if it is time, or wake up when it will be."""
-        if not self._context.is_prepared or self._in_flight is not None:
+        if not self._context.is_prepared or self._in_flight is not None or self._pieces.oldest is not None:
             return
         self._context.send_texts()
         now, is_late = self._clock(), False
@@ -350,6 +351,12 @@ class DuplexLane:
             self._refuse()
         else:
             self._send_unit(now, is_late=is_late)
+
+    def _send_piece(self) -> None:
+        """Send sound of the open unit, so that it may run early, while the model decides by itself."""
+        is_free = self._in_flight is None and self._host.response is None and self.policy.is_free
+        if is_free and not self._buffer.has_unit and (units := self._context.early_units) is not None:
+            self._pieces.send(units)
 
     def _late_at(self, now: float) -> float | None:
         """When silence must replace missing sound; None: not until a change."""
@@ -379,22 +386,15 @@ class DuplexLane:
         units = self._context.units
         assert units is not None, "expected a session of a worker"
         self._context.update()
-        n_missing = UNIT_SAMPLES - self._buffer.n_samples
-        if is_late and n_missing > 0:
+        n_missing = self._buffer.n_missing
+        if is_late and n_missing:
             self.detector.push(np.zeros(n_missing, np.float32))  # so that it finds the end of speech
-        sound, pictures = self._buffer.take()
         if self._response is self._host.response:
-            is_responding, n_waiting = self._response is not None, self._buffer.n_units
+            is_responding, n_waiting = self._response is not None, max(self._buffer.n_units - 1, 0)
             decision = self.policy.next_unit(is_responding=is_responding, n_waiting=n_waiting)
         else:
             decision = UnitDecision(force_listen=True)
-        chunk = AudioChunk(
-            audio_base64=Sound(sound),
-            frame_base64_list=[data for data, _ in pictures],
-            max_slice_nums=[slices for _, slices in pictures] or None,
-            force_listen=decision.force_listen,
-            force_speak=decision.force_speak,
-        )
+        chunk = self._pieces.take_unit(force_listen=decision.force_listen, force_speak=decision.force_speak)
         self._timer.record_unit(now, is_filled=n_missing > 0)
         self._in_flight = UnitInFlight(chunk, decision.force_speak)
         units.send(chunk)

@@ -4,9 +4,13 @@ from typing import Any
 
 
 class RecordedUnits:
-    """A worker's session that records messages. n_unanswered, is_paused, max_context_len: set by the test."""
+    """A worker's session that records messages.
+
+    n_unanswered, is_paused, max_context_len, runs_early: set by the test.
+    """
 
     max_context_len = 100
+    runs_early = False
 
     def __init__(self) -> None:
         self.sent: list[Any] = []

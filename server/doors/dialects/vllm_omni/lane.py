@@ -71,6 +71,10 @@ class OmniLane(LiveLane):
             self._active_at = self._clock()
         self._omni_host.on_decision(result, text, sound)
 
+    @property
+    def _may_run_early(self) -> bool:
+        return False  # the client says when its input ends, and which units listen
+
     def _decided(self) -> tuple[bool, bool]:
         if self.is_user_speaking:
             return True, False

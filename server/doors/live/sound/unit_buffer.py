@@ -10,11 +10,15 @@ MAX_PICTURES = 4  # in one unit
 
 
 class UnitBuffer:
-    """The waiting sound at 16 kHz, in order, and the newest pictures."""
+    """The waiting sound at 16 kHz, in order, and the newest pictures.
+
+    Attributes:
+        n_open: samples of the next unit that were taken as pieces of it.
+    """
 
     def __init__(self) -> None:
         self._parts: deque[np.ndarray] = deque()
-        self._n = 0
+        self._n = self.n_open = 0
         self._pictures: deque[tuple[bytes, int]] = deque(maxlen=MAX_PICTURES)
 
     @property
@@ -24,12 +28,17 @@ class UnitBuffer:
     @property
     def n_units(self) -> int:
         """Number of units that the waiting sound fills; the last one may be shorter."""
-        return -(-self._n // UNIT_SAMPLES)
+        return -(-(self._n + self.n_open) // UNIT_SAMPLES)
+
+    @property
+    def n_missing(self) -> int:
+        """Samples that the next unit lacks; 0 for a whole one."""
+        return max(UNIT_SAMPLES - self._n - self.n_open, 0)
 
     @property
     def has_unit(self) -> bool:
         """Whether a whole unit of sound waits."""
-        return self._n >= UNIT_SAMPLES
+        return not self.n_missing
 
     def append(self, samples: np.ndarray) -> int:
         """Add sound. Returns: number of the oldest samples that were dropped, because more than a minute waits."""
@@ -52,13 +61,23 @@ class UnitBuffer:
         self._n = 0
 
     def take(self) -> tuple[np.ndarray, list[tuple[bytes, int]]]:
-        """Remove a unit: [16000] float32, with silence for missing samples at its end, and all pictures."""
-        sound = self._take(min(self._n, UNIT_SAMPLES))
-        if len(sound) < UNIT_SAMPLES:
-            sound = np.concatenate((sound, np.zeros(UNIT_SAMPLES - len(sound), np.float32)))
+        """Remove what a unit has besides `n_open`: [n] float32, with silence for missing samples, and all pictures."""
+        n, self.n_open = UNIT_SAMPLES - self.n_open, 0
+        sound = self._take(min(self._n, n))
+        if len(sound) < n:
+            sound = np.concatenate((sound, np.zeros(n - len(sound), np.float32)))
+        return sound, self.take_pictures()
+
+    def take_piece(self, n: int) -> np.ndarray:
+        """Remove the next `n` samples as a piece of the next unit."""
+        self.n_open += n
+        return self._take(n)
+
+    def take_pictures(self) -> list[tuple[bytes, int]]:
+        """Remove all pictures."""
         pictures = list(self._pictures)
         self._pictures.clear()
-        return sound, pictures
+        return pictures
 
     def _take(self, n: int) -> np.ndarray:
         """Remove the oldest `n` samples."""

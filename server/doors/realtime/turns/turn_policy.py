@@ -70,6 +70,12 @@ class TurnPolicy:
         return self.is_asked or (self._is_expected and not self.is_turn_open)
 
     @property
+    def is_free(self) -> bool:
+        """Whether the model decides about the next unit, between its turns."""
+        is_bound = self._is_cut or self.is_turn_open or self.is_answer_due
+        return self.detection.create_response and not is_bound
+
+    @property
     def listen_scale(self) -> float:
         """Factor on the odds of listening in the next unit."""
         eagerness = self.detection.eagerness

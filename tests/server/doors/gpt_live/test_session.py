@@ -319,3 +319,32 @@ def test_a_muted_client_is_silent_to_the_detector(tmp_path: Path) -> None:
 def test_the_voices_of_stock_clients_speak(tmp_path: Path) -> None:
     voices = VoiceNames(VoiceRegistry(tmp_path), {})
     assert {voices.resolve(name) for name in get_args(BuiltInVoice)} == {None}, "expected the default voice for each"
+
+
+def test_unit_runs_early_where_the_worker_does_so(tmp_path: Path) -> None:
+    """Sound goes out in pieces while the model listens; the unit that a piece completes is one as any other."""
+
+    async def scenario(stage: Stage) -> None:
+        lane, worker = stage.session.lane, stage.worker
+        worker.runs_early = True
+        lane.on_answer(await stage.start(), PREPARED)
+        for _ in range(3):
+            lane.append(np.zeros(1_600, np.float32))
+        first, second, third = (message for message in worker.sent if isinstance(message, AudioChunk))
+        times = {"cost_all_ms": 1.0, "server_send_ts": 0.0, "wall_clock_ms": 1.0, "current_time": 0}
+        waits = Result(is_listen=True, incomplete=True, kv_cache_length=1, **times)
+        lane.on_answer(first, waits)
+        early = spoken(end_of_turn=False).model_copy(update={"early": True, "shift_ms": 800.0})
+        lane.on_partial(Partial(current_time=1, part=1, text="So", audio_data=tone("pcm16", 24_000)))
+        lane.on_answer(second, early.model_copy(update={"audio_data": None, "n_parts": 1}))
+        assert lane.is_answering and stage.session.timeline.waiting_ms > 900
+        lane.on_answer(third, waits)
+        lane.append(np.zeros(8_000, np.float32))
+        assert worker.sent[-1] is third, "expected no pieces while the model speaks"
+        stage.session.timeline.clear()
+        lane.append(np.zeros(6_400, np.float32))
+        unit = worker.sent[-1]
+        assert isinstance(unit, AudioChunk) and len(unit.samples()) == 14_400, "expected the rest of a whole second"
+
+    deltas = [one["delta"] for one in staged(tmp_path, scenario).events if "transcript.delta" in one["type"]]
+    assert deltas == ["So"], f"expected the text once, got {deltas}"

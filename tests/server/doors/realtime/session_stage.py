@@ -38,7 +38,7 @@ from worker.protocol.wire import Sound, json_text
 class StubUnits:
     """The session of a worker that only remembers. sent: messages, in order."""
 
-    is_paused = False
+    is_paused = runs_early = False
 
     def __init__(self) -> None:
         self.has_side_lane = False
@@ -140,6 +140,11 @@ class SessionStage:
     ) -> None:
         """The newest unit speaks a second of sound. beside: texts of the side lane."""
         self.answer(self.chunks[-1], _result(is_listen=False, text=text, ends=ends, rows=rows, beside=beside))
+
+    @staticmethod
+    def outcome(*, is_listen: bool, text: str = "", **fields: Any) -> Result:
+        """A result with further fields."""
+        return _result(is_listen=is_listen, text=text).model_copy(update=fields)
 
     # --- events --------------------------------------------------------------------------------
 

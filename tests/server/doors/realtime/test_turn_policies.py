@@ -7,6 +7,7 @@ import pytest
 from server.doors.core.unit_session import UnitSession
 from tests.server.doors.realtime.session_stage import SessionStage, StubTurns, stage
 from tests.server.live_gateway import run, wait_until
+from worker.protocol.messages import Partial
 
 SEMANTIC, SERVER = {"type": "semantic_vad"}, {"type": "server_vad"}
 USER_TURN = [
@@ -258,5 +259,46 @@ def test_a_retention_ratio_says_what_stays() -> None:
             assert one.last("session.updated")["session"]["truncation"] == given
             await one.append(1.0)
             assert one.settings["window"] == {"high_tokens": 3000, "low_tokens": 1500}
+
+    run(scenario)
+
+
+def test_unit_runs_early_where_the_worker_does_so() -> None:
+    """Sound goes out in pieces while the model may begin by itself, and in whole units while it speaks."""
+
+    async def scenario() -> None:
+        async with stage(SEMANTIC) as one:
+            one.units.runs_early = True
+            for _ in range(4):
+                await one.append(0.15)
+            assert [len(chunk.samples()) for chunk in one.chunks] == [2_400] * 4 and demands(one) == ["free"] * 4
+            pieces = list(one.chunks)
+            for piece in pieces[:2]:
+                one.answer(piece, one.outcome(is_listen=True, incomplete=True))
+            one.session.lane.on_partial(Partial(current_time=1, part=1, text="Yes."))
+            assert one.kinds("response.created") == ["response.created"]
+            one.answer(pieces[2], one.outcome(is_listen=False, text="Yes.", early=True, shift_ms=550.0))
+            one.answer(pieces[3], one.outcome(is_listen=True, incomplete=True))
+            await one.append(0.8)
+            assert len(one.chunks) == 4, "expected no pieces while the model speaks"
+            one.pass_time(1.0)
+            await one.append(0.1)
+            assert len(one.chunks) == 5 and len(one.chunks[-1].samples()) == 16_000 - 2_400
+            one.speak(" No.", ends=True)
+            assert one.last("response.done")["response"]["status"] == "completed"
+            await one.append(0.2)
+            assert len(one.chunks) == 6 and len(one.chunks[-1].samples()) < 16_000
+
+    run(scenario)
+
+
+def test_units_are_whole_where_the_client_asks_for_every_response() -> None:
+    async def scenario() -> None:
+        async with stage({**SEMANTIC, "create_response": False}) as one:
+            one.units.runs_early = True
+            await one.append(0.9)
+            assert not one.chunks
+            await one.append(0.1)
+            assert demands(one) == ["listen"]
 
     run(scenario)
