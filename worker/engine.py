@@ -214,6 +214,10 @@ class Engine:
     def _handle(self, session: Session) -> SessionHandle:
         return SessionHandle(self._commands, self._sessions, session, self._cutter)
 
+    def order_first_sound(self, on: bool) -> Future[None]:
+        """Whether work of turns without sound goes first from now on, instead of `EngineConfig.first_sound_first`."""
+        return self.submit(self._loop.order_first_sound, on)
+
     # --- state ---------------------------------------------------------------------------------
 
     @property

@@ -29,7 +29,8 @@ from benchmarks.duplex.tables import format_process, summary, toggle_table
 from benchmarks.duplex.verdicts import format_verdicts, verdicts
 from worker.config.compile import TARGETS
 
-PARTS = ("latency", "sessions", "correctness", "start", "toggles")
+PARTS = ("latency", "sessions", "correctness", "start", "first_sound", "toggles")
+FIRST_SOUND_SESSIONS = 2  # or more: half of them speak
 CORRECT_SLOTS, CORRECT_ROWS = 8, 2560
 RESUMABLE_STEPS = ("against_eager", "identity")  # steps of `correctness` that a killed process need not repeat
 # Settings that may differ between the commands of one result: extent and output paths.
@@ -55,9 +56,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--config", choices=("tiny", "real"), default="tiny", help="real: released size, random weights"
     )
     parser.add_argument("--device", default="cuda" if has_cuda else "cpu", choices=("cpu", "cuda"))
-    parser.add_argument(
-        "--parts", type=_name_list(PARTS), default=PARTS[:-1], help=f"some of {','.join(PARTS)}, or all"
-    )
+    parser.add_argument("--parts", type=_name_list(PARTS), default=PARTS[:4], help=f"some of {','.join(PARTS)}, or all")
     parser.add_argument("--way", choices=WAYS, help="how the engine runs; default: ours on a GPU, eager on a CPU")
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="end after this many seconds")
     parser.add_argument("--json", type=Path, help="write all results to this file, after each result")
@@ -199,6 +198,8 @@ class BenchRun:
             self._run_serving_part("sessions", max(self._options.sessions), self._load_plan())
             if "correctness" in self._options.parts:
                 self._run_correctness()
+            if "first_sound" in self._options.parts:
+                self._run_serving_part("first_sound", max(self._options.sessions), self._first_sound_plan())
             if "toggles" in self._options.parts:
                 self._run_toggles()
         finally:
@@ -218,6 +219,10 @@ class BenchRun:
             "claim_units": options.claim_units,
             "claim_s": options.claim_seconds,
         }
+
+    def _first_sound_plan(self) -> JsonDict:
+        counts = [n for n in self._options.sessions if n >= FIRST_SOUND_SESSIONS]
+        return {**self._load_plan(), "counts": counts}
 
     def _latency_plan(self) -> JsonDict:
         options = self._options

@@ -22,7 +22,8 @@ from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import Event, Failure, PartialResult, StageTimes, UnitResult
 from worker.loop.session_handle import CutImage
 
-LISTEN, SPEAK = "LISTEN", "SPEAK"
+LISTEN, SPEAK, TALK = "LISTEN", "SPEAK", "TALK"
+SPOKEN_UNITS = 4  # of a turn of a session that talks; then it listens for as many
 STAGES = [one.name for one in fields(StageTimes) if one.name != "load"]
 TEXT_TOKENS = 8  # of a speaking unit
 RESULT_TIMEOUT_S = 600.0
@@ -32,7 +33,8 @@ class DecisionScript(Observer):
     """Replaces the sampled tokens; the sampler still runs.
 
     Sessions whose name starts with LISTEN listen in every unit. Sessions whose name starts with SPEAK speak `n_text`
-    tokens in every unit. Other sessions keep their sampled tokens.
+    tokens in every unit, those whose name starts with TALK in the units of their turns (`place_in_cycle`). Other
+    sessions keep their sampled tokens.
     """
 
     def __init__(self, n_text: int = TEXT_TOKENS):
@@ -42,12 +44,23 @@ class DecisionScript(Observer):
         n_chosen = len(job.decoder.all_ids)
         if session.startswith(LISTEN):
             return job.language.control_tokens.listen
-        if not session.startswith(SPEAK):
+        if not session.startswith((SPEAK, TALK)):
             return token
-        ids = job.language.control_tokens
+        ids, place = job.language.control_tokens, 0
+        if session.startswith(TALK):
+            place = place_in_cycle(session, job.session.n_decided)
+            if place >= SPOKEN_UNITS:
+                return ids.listen
         if n_chosen == 0:
             return ids.speak
-        return ids.chunk_eos if n_chosen > self._n_text else ord("a") + n_chosen
+        if n_chosen <= self._n_text:
+            return ord("a") + n_chosen
+        return ids.turn_eos if place == SPOKEN_UNITS - 1 else ids.chunk_eos
+
+
+def place_in_cycle(session: str, n_units: int) -> int:
+    """Where a session that talks is after `n_units` units: below SPOKEN_UNITS the next unit is that one of its turn."""
+    return (n_units + int(session.removeprefix(TALK))) % (2 * SPOKEN_UNITS)
 
 
 @dataclass
@@ -55,6 +68,7 @@ class SentUnit:
     """A unit that was sent, and its outcome.
 
     due, first_sound, done: seconds on the monotonic clock. sound: PCM bytes, if the session keeps them.
+    pieces: arrival and samples of each part of the sound.
     """
 
     session: str
@@ -64,6 +78,7 @@ class SentUnit:
     result: UnitResult | None = None
     n_samples: int = 0
     sound: bytes = b""
+    pieces: list[tuple[float, int]] = field(default_factory=list)
     error: str = ""
 
     @property
@@ -132,8 +147,10 @@ class BenchSession:
     def _on_event(self, event: Event) -> None:
         """Runs on the engine thread."""
         now = time.monotonic()
-        if isinstance(event, PartialResult) and event.pcm is not None and self._in_flight[0].first_sound is None:
-            self._in_flight[0].first_sound = now
+        if isinstance(event, PartialResult) and event.pcm is not None:
+            unit = self._in_flight[0]
+            unit.first_sound = unit.first_sound or now
+            unit.pieces.append((now, len(event.pcm)))
         elif isinstance(event, Failure):
             self._fail(self._in_flight.popleft(), event.error)
         elif isinstance(event, UnitResult):

@@ -25,6 +25,7 @@ from benchmarks.duplex.correctness import (
     run_conversation,
 )
 from benchmarks.duplex.engine import EngineSpec, RunningEngine, Weights, measure_ceilings, start
+from benchmarks.duplex.first_sound import measure_first_sound
 from benchmarks.duplex.latency import add_floors, measure_latency
 from benchmarks.duplex.live_sessions import LoadPlan, measure_sessions
 from worker.assembly.backend_flags import limit_threads
@@ -71,6 +72,16 @@ class BenchJob:
                 LoadPlan(**options),
                 left_s=self._left_s,
                 save=lambda found: self._save({"sessions": found}),
+            )
+
+    def first_sound(self) -> None:
+        options = {**self._options, "contexts": tuple(self._options["contexts"])}
+        with self._start(observer=DecisionScript()).engine:
+            measure_first_sound(
+                self._running,
+                LoadPlan(**options),
+                left_s=self._left_s,
+                save=lambda found: self._save({"first_sound": found}),
             )
 
     def reference(self) -> None:

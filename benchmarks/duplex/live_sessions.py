@@ -138,14 +138,14 @@ def _measure_row(running: RunningEngine, plan: LoadPlan, n: int) -> dict[str, An
 def _measure(running: RunningEngine, plan: LoadPlan, sessions: Sequence[BenchSession]) -> dict[str, Any]:
     running.wait_idle()
     before = running.compile_counts_since_ready()
-    generator = _LoadGenerator(sessions, SyntheticMedia(plan.n_frames), plan)
+    generator = LoadGenerator(sessions, SyntheticMedia(plan.n_frames), plan)
     thread = next((one for one in threading.enumerate() if one.name == "engine"), None)
     generator.start()
     generator.wait_until(generator.started_at + plan.warm_s)
     with UtilizationMeter(running.device, thread) as busy:
         generator.wait_until(generator.started_at + plan.warm_s + plan.seconds)
     generator.stop()
-    _drain(sessions)
+    drain(sessions)
     late = running.compile_counts_since_ready()
     return {
         "sessions": len(sessions),
@@ -158,13 +158,14 @@ def _measure(running: RunningEngine, plan: LoadPlan, sessions: Sequence[BenchSes
     }
 
 
-def _drain(sessions: Sequence[BenchSession]) -> None:
+def drain(sessions: Sequence[BenchSession]) -> None:
+    """Wait until all units have ended, for at most `DRAIN_S`."""
     until = time.monotonic() + DRAIN_S
     while time.monotonic() < until and any(session.n_waiting for session in sessions):
         time.sleep(0.02)
 
 
-def _row_figures(units: list[SentUnit], generator: "_LoadGenerator") -> dict[str, Any]:
+def _row_figures(units: list[SentUnit], generator: "LoadGenerator") -> dict[str, Any]:
     totals = [unit.total_ms for unit in units]
     missed = sum(total is None or total > DEADLINE_MS for total in totals)
     speaking = [unit for unit in units if unit.session.startswith(SPEAK)]
@@ -193,10 +194,19 @@ def _row_figures(units: list[SentUnit], generator: "_LoadGenerator") -> dict[str
     }
 
 
-class _LoadGenerator:
+class LoadGenerator:
     """Sends units when they are due: one thread keeps the schedule, a pool prepares and sends the units."""
 
-    def __init__(self, sessions: Sequence[BenchSession], media: SyntheticMedia, plan: LoadPlan):
+    def __init__(
+        self,
+        sessions: Sequence[BenchSession],
+        media: SyntheticMedia,
+        plan: LoadPlan,
+        offsets: Sequence[float] | None = None,
+    ):
+        """offsets: when each session's units are due after a whole second, in s; None = evenly spread."""
+        n = len(sessions)
+        self._offsets = offsets or [number / n for number in range(n)]
         self._sessions, self._media, self._plan = sessions, media, plan
         self._units: list[SentUnit] = []
         self._stopped = threading.Event()
@@ -229,8 +239,8 @@ class _LoadGenerator:
         return [unit for unit in self._units if begin <= unit.due < begin + self._plan.seconds]
 
     def _run(self) -> None:
-        n, last = len(self._sessions), self.started_at + self._plan.warm_s + self._plan.seconds
-        due = [(self.started_at + number / n, number, 0) for number in range(n)]
+        last = self.started_at + self._plan.warm_s + self._plan.seconds
+        due = [(self.started_at + offset, number, 0) for number, offset in enumerate(self._offsets)]
         heapq.heapify(due)
         while due and not self._stopped.wait(max(due[0][0] - time.monotonic(), 0)):
             moment, number, unit = heapq.heappop(due)

@@ -30,6 +30,8 @@ def format_process(name: str, found: JsonDict) -> list[str]:
         lines += _format_latency(found["latency"])
     if "sessions" in found:
         lines += _format_sessions(found["sessions"])
+    if "first_sound" in found:
+        lines += _format_first_sound(found["first_sound"])
     if "against_eager" in found:
         lines.append(_format_against_eager(found["against_eager"]))
     for what, one in found.get("identity", {}).items():
@@ -187,6 +189,24 @@ def _lead_s(row: JsonDict) -> float:
 def _picture(row: JsonDict) -> str:
     """When the pictures of a row came."""
     return f"-{1000 * _lead_s(row):.0f} ms" if _lead_s(row) else "at edge"
+
+
+def _format_first_sound(found: JsonDict) -> list[str]:
+    lines = [
+        f"{'sessions':>8}{'units':>8}{'order':>19}{'turns':>7}{'first sound p50/p95':>21}{'later units':>15}"
+        f"{'LISTEN p50/p95':>17}{'missed':>8}{'gaps':>6}{'longest':>9}"
+    ]
+    for row in found["rows"]:
+        lines.append(
+            f"{row['sessions']:8}{row['units']:>8}{row['order']:>19}{row['n_turns']:7}"
+            f"{_p50_p95(row, 'first_sound_ms'):>21}{_p50_p95(row, 'later_sound_ms'):>15}"
+            f"{_p50_p95(row, 'listen_ms'):>17}{row['n_missed']:8}{row['n_gaps']:6}{row['longest_gap_ms']:9.0f}"
+            f"{'  stopped, overloaded' if row['is_overloaded'] else ''}"
+        )
+        lines += [f"  {error}" for error in row["errors"]]
+    lines += [f"left out for lack of time: {one}" for one in found["left_out"]]
+    lines += [f"failed: {one}" for one in found["failed"]]
+    return [*lines, _format_late(found["rows"])] if found["rows"] else lines
 
 
 def _format_sessions(found: JsonDict) -> list[str]:

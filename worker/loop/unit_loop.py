@@ -101,6 +101,10 @@ class UnitLoop:
             self._batch.take_over(job)
         return is_kept
 
+    def order_first_sound(self, on: bool) -> None:
+        """Whether work of turns without sound goes first from now on."""
+        self._order.turn(on)
+
     @property
     def has_unfed_units(self) -> bool:
         """Whether units wait for their prefill, which comes before any early unit."""

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.duplex import latency
+from benchmarks.duplex import first_sound, latency
 from benchmarks.duplex import live_sessions as live_sessions
 from benchmarks.duplex.bench_sessions import (
     LISTEN,
     SPEAK,
+    TALK,
     BenchSession,
     DecisionScript,
     SentUnit,
@@ -38,19 +39,20 @@ from benchmarks.duplex.region_slots import SlotTensors, vocoder_slots
 from benchmarks.duplex.tables import format_process, summary
 from benchmarks.duplex.verdicts import verdicts
 from models.token2wav.flow.block_table import SPILL_ROW
+from worker.loop.results import UnitResult
 
 SPEC = EngineSpec(way="eager", slots=4, llm_len=768, steps=1, warms_up=False)
 
 
 class CombinedScript(ChoiceRecorder):
-    """The correctness script for its own sessions, the decision script for LISTEN and SPEAK sessions."""
+    """The correctness script for its own sessions, the decision script for LISTEN, SPEAK and TALK sessions."""
 
     def __init__(self) -> None:
         super().__init__()
         self._script = DecisionScript(2)
 
     def token_sampled(self, session: str, job: Any, token: int) -> int:
-        scripted = session.startswith((LISTEN, SPEAK))
+        scripted = session.startswith((LISTEN, SPEAK, TALK))
         return (
             self._script.token_sampled(session, job, token) if scripted else super().token_sampled(session, job, token)
         )
@@ -119,6 +121,47 @@ def test_measures_live_sessions_within_the_remaining_time(running: RunningEngine
     assert measure_sessions(running, plan, left_s=lambda: 1.0, save=lambda found: None)["left_out"]
     assert found["claim"] == {"sessions": 2, "units": 3, "is_long": True} and row["device_used_bytes"] is None
     assert any("sessions served" in line for line in format_process("sessions", {"sessions": found}))
+
+
+def test_measures_first_sound_of_turns_with_and_without_the_order(running: RunningEngine) -> None:
+    plan = LoadPlan(counts=(2,), seconds=1.0, warm_s=0.0, contexts=(20, 100), n_frames=0)
+    found = first_sound.measure_first_sound(running, plan, left_s=lambda: 60.0, save=lambda found: None)
+    kinds = [(row["units"], row["order"]) for row in found["rows"]]
+    orders = ("first sound first", "none")
+    assert kinds == [(units, order) for units in ("spread", "random") for order in orders], found
+    for row in found["rows"]:
+        assert (row["sessions"], row["n"], row["errors"]) == (2, 2, [])
+        assert row["n_turns"] == 1 and row["first_sound_ms"]["p50"] > 0, "expected the first session's turn to begin"
+    lines = format_process("first sound", {"first_sound": found})
+    assert sum("first sound first" in line for line in lines) == 2, lines
+    left_out = first_sound.measure_first_sound(running, plan, left_s=lambda: 1.0, save=lambda found: None)
+    assert len(left_out["left_out"]) == 4
+
+
+def test_figures_of_turns() -> None:
+    """Times of first and later units, and gaps of a player that begins 200 ms after the first sound."""
+
+    def unit(session: str, index: int, sound_ms: float | None, *pieces: tuple[float, int]) -> SentUnit:
+        due = float(index)
+        sent = SentUnit(session, due, done=due + 0.5, result=UnitResult(session, index, sound_ms is None, "", False))
+        sent.first_sound = None if sound_ms is None else due + sound_ms / 1000
+        sent.pieces = [(due + at, round(24_000 * seconds)) for at, seconds in pieces]
+        return sent
+
+    turn = [unit("TALK 0", n + 1, 100 + n, (0.1 + n / 1000, 0.32), (0.15, 0.52 if n == 0 else 0.68)) for n in range(4)]
+    late = [unit("TALK 4", 5, 50, (0.05, 0.84)), *(unit("TALK 4", n, 350, (0.35, 1.01)) for n in range(6, 9))]
+    silent = [unit("TALK 1", n + 1, None) for n in range(4)]
+    got = first_sound.figures([*turn, *late, *silent])
+    assert (got["n"], got["n_turns"], got["n_gaps"], got["n_missed"]) == (12, 2, 1, 0), got
+    # The second unit of the late turn comes 1.3 s after the first sound, which lasts until 1.04 s after it.
+    assert got["longest_gap_ms"] == pytest.approx(260), got
+    assert got["first_sound_ms"]["max"] == pytest.approx(100) and got["later_sound_ms"]["max"] == pytest.approx(350)
+    assert len(first_sound.whole_turns([(0, turn[0]), (2, turn[2])])) == 0, "expected no turn with a unit missing"
+
+
+def test_units_are_spread_as_by_a_worker_or_at_random() -> None:
+    assert sorted(first_sound.offsets(8, is_spread=True)) == [number / 8 for number in range(8)]
+    assert len(set(first_sound.offsets(8, is_spread=False))) == 8
 
 
 def test_refused_unit_reports_an_error_and_later_units_keep_their_results(running: RunningEngine) -> None:

@@ -21,6 +21,9 @@ class FirstSoundOrder:
         self._clock, self.is_on = clock, is_on
         self._times: deque[float] = deque(maxlen=HISTORY)
 
+    def turn(self, on: bool) -> None:
+        self.is_on = on
+
     def count_first_sound(self, seconds: float) -> None:
         """Count the time from the arrival of a unit to the first sound of its turn."""
         self._times.append(seconds)
