@@ -86,6 +86,8 @@ class EarlyImages:
                 place = self._free_place(slot)
                 self._rows[slot, place].copy_(rows)
                 self._held[slot][place] = _Held(ref(part))
+        if self._runner.regions.marks_steps:  # the graphs of all regions share memory
+            self._runner.early_stream.join()
         self.n_encoded += len(encoded)
         self._expected.extendleft((slot, ref(part)) for slot, part in reversed(group[len(encoded) :]))
 
