@@ -1,7 +1,7 @@
 """`python -m models.token2wav speech_tokens.json --voice me.wav --out out.wav`: speech tokens to a sound file.
 
 `python -m models.token2wav convert in.wav --voice me.wav --out out.wav` speaks the tokens of a sound in another voice.
-`--model` of a conversion is a vocoder folder, or a checkpoint of S3Gen.
+`--model` is a vocoder folder, or a checkpoint file of S3Gen.
 
 The only file of the vocoder that reads arguments and prints.
 
@@ -44,6 +44,9 @@ MAX_SOURCE_SECONDS = 600  # of a sound to convert
 MAX_SEED = 2**63 - 1
 
 
+Sound = tuple[Tensor, int]  # samples and their rate in Hz
+
+
 class Speech(NamedTuple):
     """Synthesized sound and its latency."""
 
@@ -61,10 +64,9 @@ class Times(NamedTuple):
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    parse, run = (_convert_arguments, _convert) if argv[:1] == ["convert"] else (_token_arguments, _run)
-    args = parse(argv)
+    args = _convert_arguments(argv[1:]) if argv[:1] == ["convert"] else _token_arguments(argv)
     try:
-        return run(args)
+        return _run(args)
     except ModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -80,7 +82,7 @@ def _token_arguments(argv: list[str]) -> argparse.Namespace:
     )
     _add_shared(parser)
     parser.add_argument("--compat", choices=["reference"], help="join chunks exactly as the public implementation")
-    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="Euler steps (default: %(default)s)")
+    parser.set_defaults(sound=None)
     return parser.parse_args(argv)
 
 
@@ -88,22 +90,26 @@ def _convert_arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m models.token2wav convert", description="The speech of a sound file in another voice."
     )
-    parser.add_argument(
-        "sound", metavar="IN", help=f"sound file with {MIN_SECONDS} to {MAX_SOURCE_SECONDS} s of speech"
-    )
+    seconds = f"{MIN_SECONDS} to {MAX_SOURCE_SECONDS} s"
+    parser.add_argument("sound", metavar="IN", help=f"sound file with {seconds} of speech")
     _add_shared(parser)
-    parser.add_argument(
-        "--steps", type=int, metavar="N", help=f"Euler steps (default: {STEPS}, or 2 for S3Gen's mean flow)"
-    )
-    parser.set_defaults(compat=None)
-    return parser.parse_args(argv[1:])
+    parser.set_defaults(speech_tokens=None, compat=None)
+    return parser.parse_args(argv)
 
 
 def _add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--voice", required=True, metavar="SOUND", help="sound file with 0.5 to 30 s of the voice")
     parser.add_argument("--out", required=True, metavar="WAV", help="output file: 24 kHz, mono, 16 bits")
     parser.add_argument("--stream", action="store_true", help="synthesize chunk by chunk, as in a conversation")
-    parser.add_argument("--model", default=str(TINY), metavar="PATH", help="vocoder folder (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help=f"Euler steps (default: {STEPS}, or 2 for S3Gen's mean flow)"
+    )
+    parser.add_argument(
+        "--model",
+        default=str(TINY),
+        metavar="PATH",
+        help="vocoder folder, or a checkpoint file of S3Gen (default: %(default)s)",
+    )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="type of the flow")
     parser.add_argument("--cache", metavar="DIR", help="folder for prepared voices")
@@ -111,70 +117,62 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    _check(args)
-    speech_tokens = _read_tokens(args.speech_tokens)
-    sound = read_sound(args.voice)
-    begun = time.perf_counter()
-    parts = _sound_parts(args)
-    vocab_size = parts.flow.config.vocab_size
-    if (wrong := next((token for token in speech_tokens if not 0 <= token < vocab_size), None)) is not None:
-        raise TokenError(f"{args.speech_tokens}: speech tokens", expected=f"0 to {vocab_size - 1}", got=wrong)
-    loaded = time.perf_counter()
-    voice = _voice(args, parts, *sound)
-    speech, prepared = _speak(args, parts, voice, speech_tokens)
-    return _finish(args, speech, Times(begun, loaded, prepared))
-
-
-def _convert(args: argparse.Namespace) -> int:
     is_s3gen = Path(args.model).is_file()
-    if not is_s3gen and args.steps is None:
-        args.steps = STEPS
-    _check(args)
-    source, rate = read_sound(args.sound, max_seconds=MAX_SOURCE_SECONDS)
+    _check(args, is_s3gen=is_s3gen)
+    source = _read_tokens(args.speech_tokens) if args.sound is None else _read_source(args.sound)
     sound = read_sound(args.voice)
+    speech, times = (_speak_by_s3gen if is_s3gen else _speak)(args, source, sound)
+    return _finish(args, speech, times)
+
+
+def _read_source(name: str) -> Sound:
+    """The first channel of a sound to convert, and its rate."""
+    wave, rate = read_sound(name, max_seconds=MAX_SOURCE_SECONDS)
+    return wave[0], rate
+
+
+def _speak(args: argparse.Namespace, source: list[int] | Sound, sound: Sound) -> tuple[Speech, Times]:
+    """What `source` says, in the voice of `sound`, by the vocoder."""
     begun = time.perf_counter()
-    if is_s3gen:
-        return _convert_by_s3gen(args, source, rate, sound, begun)
-    parts, voice_parts = _sound_parts(args), load_voice_parts(args.model, device=args.device)
+    parts = load_flow_and_hift(args.model, device=args.device, dtype=getattr(torch, args.dtype))
+    if isinstance(source, list):
+        speech_tokens = source
+        _check_tokens(args, speech_tokens, parts.flow.config.vocab_size)
+    else:
+        tokenizer = load_voice_parts(args.model, device=args.device).speech_tokenizer
+        speech_tokens = speech_tokens_of(tokenizer, *source).tolist()
     loaded = time.perf_counter()
     voice = _voice(args, parts, *sound)
-    speech_tokens = speech_tokens_of(voice_parts.speech_tokenizer, source[0], rate)
-    speech, prepared = _speak(args, parts, voice, speech_tokens.tolist())
-    return _finish(args, speech, Times(begun, loaded, prepared))
-
-
-def _convert_by_s3gen(
-    args: argparse.Namespace, source: Tensor, rate: int, sound: tuple[Tensor, int], begun: float
-) -> int:
-    for name in ("stream", "cache"):
-        if getattr(args, name):
-            raise SettingsError(f"--{name}", expected="a vocoder folder in --model", got=f"{args.model}, a file")
-    model = load_s3gen(args.model, device=args.device, dtype=getattr(torch, args.dtype))
-    loaded = time.perf_counter()
-    wave, voice_rate = sound
-    with torch.no_grad():
-        voice = model.prepare_voice(wave[0], voice_rate)
-        speech_tokens = speech_tokens_of(model.tokenizer, source[0], rate)
-        prepared = time.perf_counter()
-        speech = model.sound(speech_tokens, voice, seed=args.seed, n_steps=args.steps).cpu()
-    return _finish(args, Speech(speech, time.perf_counter() - prepared), Times(begun, loaded, prepared))
-
-
-def _sound_parts(args: argparse.Namespace) -> FlowAndHift:
-    return load_flow_and_hift(args.model, device=args.device, dtype=getattr(torch, args.dtype))
-
-
-def _speak(
-    args: argparse.Namespace, parts: FlowAndHift, voice: Voice, speech_tokens: list[int]
-) -> tuple[Speech, float]:
-    """The sound of speech tokens, and the time at which the voice was prepared."""
     vocoder = _vocoder(args, parts, voice)
     if args.stream:
         vocoder.prepare(voice)
-    prepared = time.perf_counter()
+    times = Times(begun, loaded, time.perf_counter())
     if args.stream:
-        return _stream(vocoder, voice, speech_tokens, args.compat), prepared
-    return _whole(vocoder, voice, speech_tokens), prepared
+        return _stream(vocoder, voice, speech_tokens, args.compat), times
+    return _whole(vocoder, voice, speech_tokens), times
+
+
+def _speak_by_s3gen(args: argparse.Namespace, source: list[int] | Sound, sound: Sound) -> tuple[Speech, Times]:
+    """What `source` says, in the voice of `sound`, by S3Gen."""
+    begun = time.perf_counter()
+    model = load_s3gen(args.model, device=args.device, dtype=getattr(torch, args.dtype))
+    wave, rate = sound
+    with torch.no_grad():
+        if isinstance(source, list):
+            _check_tokens(args, source, model.config.flow.vocab_size)
+            speech_tokens = torch.tensor(source)
+        else:
+            speech_tokens = speech_tokens_of(model.tokenizer, *source)
+        loaded = time.perf_counter()
+        voice = model.prepare_voice(wave[0], rate)
+        times = Times(begun, loaded, time.perf_counter())
+        speech = model.sound(speech_tokens, voice, seed=args.seed, n_steps=args.steps).cpu()
+    return Speech(speech, time.perf_counter() - times.prepared), times
+
+
+def _check_tokens(args: argparse.Namespace, speech_tokens: list[int], vocab_size: int) -> None:
+    if (wrong := next((token for token in speech_tokens if not 0 <= token < vocab_size), None)) is not None:
+        raise TokenError(f"{args.speech_tokens}: speech tokens", expected=f"0 to {vocab_size - 1}", got=wrong)
 
 
 def _finish(args: argparse.Namespace, speech: Speech, times: Times) -> int:
@@ -195,8 +193,13 @@ def _finish(args: argparse.Namespace, speech: Speech, times: Times) -> int:
     return 0
 
 
-def _check(args: argparse.Namespace) -> None:
-    """Check the arguments that do not depend on the model."""
+def _check(args: argparse.Namespace, *, is_s3gen: bool) -> None:
+    """Check the arguments that do not depend on the model, and set the default of --steps."""
+    for name in ("stream", "cache", "compat"):
+        if is_s3gen and getattr(args, name):
+            raise SettingsError(f"--{name}", expected="a vocoder folder in --model", got=f"{args.model}, a file")
+    if args.steps is None and not is_s3gen:
+        args.steps = STEPS
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ModelError("--device cuda", expected="a CUDA device", got="none that PyTorch can use")
     for name, value, least, most in (("steps", args.steps, 1, MAX_STEPS), ("seed", args.seed, 0, MAX_SEED)):

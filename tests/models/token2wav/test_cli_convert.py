@@ -80,6 +80,15 @@ def test_s3gen_speaks_the_tokens_of_the_sound(files: Path, s3gen: Path) -> None:
         assert (other != first).any(), "expected voice and steps to change the sound"
 
 
+def test_s3gen_speaks_given_tokens(files: Path, s3gen: Path) -> None:
+    (files / "tokens.json").write_text("[5, 6560, 17]")
+    line = ["--model", s3gen, "--voice", files / "voice.wav", "--out", files / "out.wav", "--steps", "1"]
+    assert main([str(files / "tokens.json"), *map(str, line)]) == 0
+    assert soundfile.info(files / "out.wav").frames in (960 * 3, 960 * 3 - 480)  # a prompt of odd length takes a frame
+    (files / "tokens.json").write_text("[6561]")
+    assert main([str(files / "tokens.json"), *map(str, line)]) == 2
+
+
 def test_errors_are_one_line(files: Path, s3gen: Path, capsys) -> None:
     write_pcm16(files / "brief.wav", prompt(0.3), 16_000)
     (files / "broken.safetensors").write_bytes(b"none")
