@@ -4,7 +4,6 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,29 +12,11 @@ from safetensors.torch import load_file, save_file
 from models.errors import CheckpointError, ConfigError
 from models.qwen3_tts.config import load_qwen3_tts_config, parse_qwen3_tts_config
 from models.qwen3_tts.load import load_qwen3_tts, talker_tensors
+from models.qwen3_tts.random_weights import random_qwen3_tts, released_config
 from models.qwen3_tts.settings import CodeSampling, FrameSampling, load_sampling
 from tests.parity.golden import GoldenDir
 
-SIZES = {  # hidden, intermediate, published number of parameters in millions
-    "0b6": (1024, 3072, 905.8),
-    "1b7": (2048, 6144, 1916.7),
-}
-
-
-def released_config(size: str) -> dict[str, Any]:
-    hidden, inner, _ = SIZES[size]
-    stack = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "num_code_groups": 16}
-    control = dict(zip(("pad", "bos", "eos_token"), range(2148, 2151), strict=True))
-    control |= dict(zip(("think", "nothink", "think_bos", "think_eos"), range(2154, 2158), strict=True))
-    predictor = {**stack, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 5, "vocab_size": 2048}
-    talker = {
-        **stack,
-        **{"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": 28, "vocab_size": 3072},
-        **{"text_vocab_size": 151936, "text_hidden_size": 2048, "codec_language_id": {"english": 2050}},
-        **{f"codec_{name}_id": code for name, code in control.items()},
-        "code_predictor_config": predictor,
-    }
-    return {"tts_model_type": "base", "tts_model_size": size, "talker_config": talker}
+SIZES = {"0b6": 905.8, "1b7": 1916.7}  # published number of parameters in millions
 
 
 def released_tensors(root: Path, size: str) -> dict[str, tuple[int, ...]]:
@@ -52,10 +33,10 @@ def released_tensors(root: Path, size: str) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_names_and_shapes_equal_the_released_checkpoint(root: Path, size: str) -> None:
-    got = talker_tensors(parse_qwen3_tts_config(released_config(size)))
+    got = talker_tensors(released_config(size))
     expected = released_tensors(root, size)
     assert len(expected) > 400 and got == expected, f"differ in {sorted(got.items() ^ expected.items())}"
-    assert round(sum(math.prod(shape) for shape in got.values()) / 1e6, 1) == SIZES[size][2]
+    assert round(sum(math.prod(shape) for shape in got.values()) / 1e6, 1) == SIZES[size]
 
 
 def test_differences_are_listed_at_once(talker_golden: GoldenDir, tmp_path: Path) -> None:
@@ -113,3 +94,9 @@ def test_sampling_of_a_folder(tmp_path: Path) -> None:
     file.write_text(json.dumps({"top_p": 0}))
     with pytest.raises(ConfigError, match=r"setting top_p: expected a finite number above 0"):
         load_sampling(tmp_path)
+
+
+def test_random_weights_are_those_of_the_seed(talker_golden: GoldenDir) -> None:
+    config = load_qwen3_tts_config(talker_golden.path / "tiny_b")
+    one, same, other = (random_qwen3_tts(config, seed=seed).talker.codec_head.weight for seed in (1, 1, 2))
+    assert torch.equal(one, same) and not torch.equal(one, other) and one.isfinite().all()
