@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from models.checkpoint.precision import Weights
+from models.checkpoint.precision import Precision, Weights
 from worker.config.access import ApiKeyEntry, ClientLimits
 from worker.config.compile import CompileConfig
 from worker.config.hub_id import ModelPath
@@ -72,6 +72,11 @@ class ModelSection(Settings):
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU")
     weights: Weights = Field("bf16", description=WEIGHTS_TEXT)
     part_weights: PartWeights = Field(PartWeights(), description="weights of single parts")
+
+    @property
+    def precision(self) -> Precision:
+        """The kinds of quantised weights, by part."""
+        return self.part_weights.precision(self.weights)
 
 
 class AudioSection(Settings):

@@ -33,6 +33,7 @@ CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "compile": checks_gpu.compiles,
     "tf32": checks_gpu.tf32,
     "kernels": checks_gpu.kernels,
+    "weights": checks_gpu.weights,
     "allocator": checks_gpu.allocator,
     "gpu-memory": checks_gpu.gpu_memory,
     "memory": checks.memory,

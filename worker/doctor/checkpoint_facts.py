@@ -6,12 +6,16 @@ Contains the safetensors format and its index; loading checks which tensors the 
 import json
 import math
 import struct
+from collections import Counter
 from pathlib import Path
 
+from models.checkpoint.precision import Place, place_of
 from worker.doctor.facts import ModelFacts, UnknownFact
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MAX_HEADER_BYTES = 100 << 20
+PUBLIC_METHOD = ("quantization_config", "quant_method")
+COMPANIONS = (".scale", ".zeros", ".scales", ".qzeros", ".g_idx")  # of quantised values; not numbers of the model
 
 
 def checkpoint_facts(folder: Path) -> ModelFacts:
@@ -34,18 +38,44 @@ def checkpoint_facts(folder: Path) -> ModelFacts:
         problems.append(str(error))
     shards, index = _shards(folder, problems)
     n_bytes = n_values = 0
+    places: Counter[Place] = Counter()
     for shard in sorted(shards):
         try:
-            names, values = _shard(folder / shard)
+            values = _shard(folder / shard)
             n_bytes += (folder / shard).stat().st_size
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             problems.append(f"{shard}: {error.strerror if isinstance(error, OSError) else error}")
             continue
-        n_values += values
-        if missing := sorted(name for name, file in index.items() if file == shard and name not in names):
+        n_values += sum(n for n, _ in values.values())
+        for n, place in values.values():
+            if place is not None:
+                places[place] += n
+        if missing := sorted(name for name, file in index.items() if file == shard and name not in values):
             found = f"expected {len(missing)} tensors that the index names, such as {missing[0]}, got none"
             problems.append(f"{shard}: {found}")
-    return ModelFacts(len(shards), n_bytes, n_values, row_values, tuple(problems), has_side_lane=has_side_lane)
+    return ModelFacts(
+        n_files=len(shards),
+        n_bytes=n_bytes,
+        n_values=n_values,
+        place_values=places,
+        stored=_declared(folder),
+        row_values=row_values,
+        problems=tuple(problems),
+        has_side_lane=has_side_lane,
+    )
+
+
+def _declared(folder: Path) -> str:
+    """Kind of quantised matrices that the index or `config.json` declares; empty for none."""
+    for file, path in ((INDEX, ("metadata", "quantization", "format")), ("config.json", PUBLIC_METHOD)):
+        try:
+            value = json.loads((folder / file).read_text(encoding="utf-8"))
+            for key in path:
+                value = value[key]
+            return str(value)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return ""
 
 
 def _shards(folder: Path, problems: list[str]) -> tuple[set[str], dict[str, str]]:
@@ -63,8 +93,8 @@ def _shards(folder: Path, problems: list[str]) -> tuple[set[str], dict[str, str]
         return set(), {}
 
 
-def _shard(file: Path) -> tuple[set[str], int]:
-    """Tensor names of a safetensors file, and how many numbers the tensors hold.
+def _shard(file: Path) -> dict[str, tuple[int, Place | None]]:
+    """Tensor names of a safetensors file, how many numbers each stands for, and where it is if it can be quantised.
 
     Raises: ValueError if the file's length differs from its header's; OSError.
     """
@@ -78,4 +108,12 @@ def _shard(file: Path) -> tuple[set[str], int]:
     expected = 8 + n_header + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
     if (got := file.stat().st_size) != expected:
         raise ValueError(f"expected {expected} bytes according to its header, got {got}")
-    return set(tensors), sum(math.prod(entry["shape"]) for entry in tensors.values())
+    values = {}
+    for name, entry in tensors.items():
+        shape = entry["shape"]
+        # Stored numbers of four bits: two in a byte, or eight in a word of AWQ and GPTQ.
+        packed = {"U8": 2, "I32": 8}.get(entry["dtype"], 1)
+        place = place_of(name.replace(".qweight", ".weight"), (*shape[:-1], packed * shape[-1]) if shape else ())
+        n = math.prod(shape) * packed
+        values[name] = (0 if name.endswith(COMPANIONS) else n, place)
+    return values

@@ -4,7 +4,9 @@ Contains which versions and settings fit each other; does not collect facts (see
 """
 
 import re
+from typing import get_args
 
+from models.checkpoint.precision import Place
 from worker.doctor.facts import TorchGpu
 from worker.doctor.findings import GIB, Finding, note, ok, problem, size
 from worker.doctor.machine import Machine
@@ -13,6 +15,7 @@ from worker.doctor.versions import numbers
 MATCHED_TRITON = ((2, 10), (3, 6))  # torch from this version on requires at least this Triton
 MIN_FOR_TRITON = (7, 0)
 MIN_FOR_BFLOAT16 = MIN_FOR_KERNELS = MIN_FOR_TF32 = (8, 0)
+MIN_FOR_FP8 = (8, 9)
 COMPILE_ROOM = GIB  # bytes of GPU memory that compiling needs beside weights and slots
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # Variables that set TF32 whatever `service.compile.tf32` is: NVIDIA's libraries read the first, torch the second.
@@ -227,6 +230,27 @@ def allocator(machine: Machine) -> Finding:
         found += "\nCUDA graphs cannot use it: `cudaMallocAsync does not support checkPoolLiveAllocations`"
         return problem("allocator", found, remedy)
     return note("allocator", f"{found}\nCUDA graphs could not use it", remedy)
+
+
+def weights(machine: Machine) -> Finding:
+    """The precision of the linear layers, and whether it fits the device and what the folder stores."""
+    model, precision = machine.config.model, machine.config.model.precision
+    found, kinds = str(precision), {precision.at(place) for place in get_args(Place)}
+    if slow := sorted(kind for kind in kinds if kind in ("fp8", "int4")):
+        if not machine.on_gpu:
+            found += f": {' and '.join(slow)} are dequantised at each product on a CPU"
+            return note("weights", found, "set model.weights to int8 or bf16")
+        if not machine.compiles or machine.config.compile.kernels == "off":
+            found += ": without the project's kernels each product dequantises them"
+            return note("weights", found, "set service.compile to auto and service.compile.kernels to auto")
+    stored = "int4" if machine.model.stored in ("awq", "gptq") else machine.model.stored
+    if stored in ("fp8", "int4") and stored not in kinds:
+        found += f": the folder stores {machine.model.stored}, and no part of the model uses {stored}"
+        return note("weights", found, f"set model.weights to {stored}, which takes the stored values as they are")
+    old = [gpu.name for gpu in _used(machine).values() if "fp8" in kinds and gpu.capability < MIN_FOR_FP8]
+    if old:
+        found += f"; {old[0]} multiplies fp8 as bfloat16"
+    return ok("weights", found if model.weights == found else f"{found} (model.weights is {model.weights})")
 
 
 def gpu_memory(machine: Machine) -> Finding:

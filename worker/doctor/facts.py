@@ -3,8 +3,11 @@
 Imports nothing that may be missing on a broken machine.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from models.checkpoint.precision import BYTES, Place, Precision
 
 
 class UnknownFact(Exception):
@@ -92,6 +95,8 @@ class ModelFacts:
 
     Attributes:
         n_values: numbers in its weights.
+        place_values: of them, those that `model.weights` quantises, by place (`models.checkpoint.precision`).
+        stored: kind of quantised matrices that the folder declares, such as int8 or awq; empty for none.
         row_values: numbers in one row of context.
         has_side_lane: its model calls functions beside its speech.
         remedy: of the problems, if it is not that of an incomplete folder.
@@ -100,10 +105,18 @@ class ModelFacts:
     n_files: int = 0
     n_bytes: int = 0
     n_values: int = 0
+    place_values: Mapping[Place, int] = field(default_factory=dict)
+    stored: str = ""
     row_values: int = 0
     problems: tuple[str, ...] = ()
     remedy: str = ""
     has_side_lane: bool = False
+
+    def weight_bytes(self, width: int, precision: Precision) -> int:
+        """Bytes of the weights in memory. width: bytes of a number that is not quantised."""
+        kinds = {place: precision.at(place) for place in self.place_values}
+        saved = sum((width - BYTES[kind]) * self.place_values[place] for place, kind in kinds.items() if kind)
+        return int(width * self.n_values - saved)
 
 
 @dataclass(frozen=True)

@@ -278,9 +278,10 @@ class Machine:
 
     @property
     def min_model_bytes(self) -> int:
-        """Bytes of the model's weights and one session's context, in the dtype that the worker uses."""
+        """Bytes of the model's weights and one session's context, in the dtype and the kinds that the worker uses."""
         width = {"float32": 4, "bfloat16": 2, "auto": 2 if self.on_gpu else 4}[self.config.model.dtype]
-        return width * (self.model.n_values + self.model.row_values * self.config.duplex.context_rows)
+        rows = self.model.row_values * self.config.duplex.context_rows
+        return self.model.weight_bytes(width, self.config.model.precision) + width * rows
 
     @cached_property
     def max_open_files(self) -> int:

@@ -15,6 +15,7 @@ from tests.worker.doctor.machines import (
     ON_CPU,
     ON_GPU,
     PROBLEM,
+    REAL_MODEL,
     check,
     compiling,
     machine,
@@ -93,6 +94,28 @@ def test_a_healthy_machine_has_no_problem(torch: TorchFacts, enabled: bool | Lit
 )
 def test_checks_of_programs_and_files(name: str, facts: dict[str, Any], level: Level, said: list[str]) -> None:
     check(name, machine(**facts), level, *said)
+
+
+def test_weights() -> None:
+    int4, fp8 = settings(model={"weights": "int4"}), settings(model={"weights": "fp8"})
+    check("weights", machine(), OK, "bf16")
+    check("weights", machine(fp8), OK, "fp8")
+    check("weights", machine(int4), OK, "llm int4, tts int8, vpm int8, apm int8 (model.weights is int4)")
+    check("weights", machine(int4, torch=ON_CPU), NOTE, "int4 are dequantised at each product on a CPU", "int8 or bf16")
+    check("weights", machine(settings(model={"weights": "int8"}), torch=ON_CPU), OK, "int8")
+    eager = settings(model={"weights": "fp8"}, service=EAGER)
+    check("weights", machine(eager), NOTE, "without the project's kernels", "service.compile")
+    for stored in ("awq", "int4"):
+        kept = replace(REAL_MODEL, stored=stored)
+        check("weights", machine(model=kept), NOTE, f"the folder stores {stored}", "model.weights to int4")
+        check("weights", machine(int4, model=kept), OK)
+    check("weights", machine(model=replace(REAL_MODEL, stored="int8")), OK)
+    # 7.5e9 of the numbers in a byte instead of two.
+    large = replace(REAL_MODEL, place_values={"llm": 7_000_000_000, "head": 500_000_000})
+    needed = (2 * (9_300_000_000 + 73_728 * 8192) - 7_500_000_000) / GIB
+    check(
+        "gpu-memory", machine(settings(model={"weights": "fp8"}, service=EAGER), model=large), OK, f"{needed:.1f} GiB"
+    )
 
 
 def test_settings_that_do_not_load_are_a_problem() -> None:

@@ -70,6 +70,10 @@ def test_reads_the_driver_version(
 def test_counts_the_numbers_of_a_checkpoint(tiny: Path, tiny_model: Any) -> None:
     expected = sum(tensor.numel() for tensor in tiny_model.state_dict().values())
     assert real().model.n_values == expected, f"expected {expected} numbers, got {real().model.n_values}"
+    layers = tiny_model.llm.model.layers
+    matrices = sum(tensor.numel() for tensor in layers.parameters() if tensor.ndim == 2)
+    assert real().model.place_values["llm"] == matrices and real().model.stored == ""
+    assert real().model.place_values["head"] == tiny_model.llm.lm_head.weight.numel()
     assert not real().model.has_side_lane, "expected none in a checkpoint that names none"
     llm = tiny_model.config
     assert real().model.row_values == 2 * llm.num_hidden_layers * llm.num_key_value_heads * llm.head_dim
