@@ -66,6 +66,7 @@ def add_floors(found: dict[str, Any], running: RunningEngine, ceilings: Ceilings
     steps = running.spec.n_steps
     for row in found["rows"]:
         speaks, context = row["mode"] == SPEAK, sum(row["llm_rows"]) // 2
+        is_fed = row["lead_s"] and running.spec.early_prefill
         try:
             row["floor_ms"] = unit_floor(
                 running.parts,
@@ -73,7 +74,7 @@ def add_floors(found: dict[str, Any], running: RunningEngine, ceilings: Ceilings
                 speaks=speaks,
                 batch=1,
                 context=context,
-                n_frames=n_frames,
+                n_frames=0 if is_fed else n_frames,
                 steps=steps,
                 encodes_frames=not row["lead_s"],
             )
