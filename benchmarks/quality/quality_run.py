@@ -4,6 +4,7 @@ The reference precision chooses for itself. Every other precision is fed the ref
 made in the same context. Contains runs of an engine; `card` compares them.
 """
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -142,6 +143,10 @@ def record(
         if recording.calls:
             teacher = recording if forced is None else forced
             engine.submit(_teach, engine.parts, recording, teacher, voice).result()
+    del engine, session
+    gc.collect()  # the recorded methods refer to the model, whose memory the next run needs
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     return recording
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from worker.config.compile import CompileConfig
-from worker.config.service import Config, ServiceSection
+from worker.config.service import Config, DuplexSection, ServiceSection
 from worker.serving import worker_settings
 
 
@@ -19,3 +19,16 @@ def test_explicit_compile_setting_is_kept(enabled: bool, monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "is_available", lambda: not enabled)
     config = Config(service=ServiceSection(compile=CompileConfig(enabled=enabled)))
     assert worker_settings(config).engine.compile.enabled is enabled
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_measured"),
+    [
+        ({}, True),
+        ({"max_sessions": 3}, False),
+        ({"max_sessions": 3, "admission": "measured"}, True),
+        ({"admission": "fixed"}, False),
+    ],
+)
+def test_sessions_are_admitted_by_time_unless_their_number_is_set(settings: dict, is_measured: bool) -> None:
+    assert worker_settings(Config(duplex=DuplexSection(**settings))).is_measured is is_measured

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from worker.admission.unit_cost import UnitCost
 from worker.loop.results import UnitLoad
 
-TARGET_S = 0.8  # of the second; the rest is for the network, for decoding input, and for what the ratio has not seen
+TARGET_S = 0.9  # of the second, for units that start together; the rest is for what the ratio has not seen yet
 QUANTILE = 0.99
 RECENT, RECENT_SPOKEN = 256, 64  # units; units that spoke count longer, since sessions that listen cost little
 MIN_UNITS = 8  # fewer do not change the warm-up's result

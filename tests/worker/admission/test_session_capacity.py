@@ -101,7 +101,7 @@ def test_a_disturbed_warm_up_is_corrected_by_enough_units() -> None:
     for n in range(1, TRUSTED_UNITS + 1):
         now[0] += 1
         capacity.record(UnitLoad(0.2, 1), spoke=True)  # half the time of the warm-up
-        assert capacity.capacity == (3 if n < TRUSTED_UNITS else 7), f"after {n} units: {capacity.capacity}"
+        assert capacity.capacity == (3 if n < TRUSTED_UNITS else 8), f"after {n} units: {capacity.capacity}"
     now[0] += 1000
     assert capacity.capacity == 3, "old units do not count"
 

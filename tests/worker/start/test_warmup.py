@@ -28,6 +28,7 @@ from tests.worker.loop.engines import (
     short_speech,
     voice,
 )
+from worker.admission.unit_cost import measured_cost
 from worker.compile.compile_engine import compile_engine, uncompile_engine
 from worker.config.compile import CompileConfig
 from worker.config.session import WindowConfig
@@ -160,6 +161,10 @@ def test_burst_is_in_batches_of_every_size() -> None:
             report, lines = warm(engine, 2)
         assert_clean(engine)
     (line,) = [line for line in lines if "burst" in line]
+    assert [(burst.n, burst.n_spoken) for burst in report.bursts] == [(2, 2), (3, 3), (3, 3)], report.bursts
+    assert all(burst.seconds > 0 for burst in report.bursts) and len(report.lone) == 2, report
+    assert all(load.n_jobs == 1 and load.seconds > 0 for load, _ in report.lone), report.lone
+    assert measured_cost(report.lone, report.bursts) is not None
     assert report.n_burst_units == 2 + 3 + 3 and "2, 3, 3 sessions at once, 8 units, 8 of them spoken" in line, line
     last = [number for number, one in enumerate(lines) if LINE.fullmatch(one)][-1]
     assert lines.index(line) == last + 1 and "(5/6)" in lines[last + 2], "expected it after the units"
