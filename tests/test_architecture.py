@@ -104,7 +104,7 @@ TORCH_FREE = """
 models.errors models.checkpoint.config models.checkpoint.precision
 models.inputs.tokens models.inputs.chat_template models.inputs.pretrained
 models.inputs.messages models.inputs.prompts models.inputs.image models.inputs.positions models.inputs.audio_sizes
-models.sampling.settings
+models.sampling.settings models.qwen3_tts.codec.config
 models.qwen3_tts.config models.qwen3_tts.prompt models.qwen3_tts.settings models.qwen3_tts.runaway
 models.qwen3_tts.text
 worker.assembly.hub worker.config.* worker.protocol.* worker.transcript.* worker.describe worker.key_text worker.log

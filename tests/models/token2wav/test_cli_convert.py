@@ -44,9 +44,8 @@ def convert(files: Path, *flags: object, voice: str = "voice.wav") -> int:
     return main([str(part) for part in line])
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_vocoder_speaks_the_tokens_of_the_sound(files: Path, tiny: Path, capsys, stream: bool) -> None:
-    flags = ["--steps", 2, *["--stream"] * stream]
+def test_vocoder_speaks_the_tokens_of_the_sound(files: Path, tiny: Path, capsys) -> None:
+    flags = ["--steps", 1, "--stream"]
     assert convert(files, *flags) == 0
     assert re.fullmatch(r"\[.* s of sound: load .*\]\n", capsys.readouterr().err)
     tokenizer = load_voice_parts(tiny / "assets/token2wav").speech_tokenizer
@@ -56,7 +55,7 @@ def test_vocoder_speaks_the_tokens_of_the_sound(files: Path, tiny: Path, capsys,
     line = [files / "tokens.json", "--voice", files / "voice.wav", "--out", files / "same.wav", *flags]
     assert main([str(part) for part in line]) == 0
     assert (files / "same.wav").read_bytes() == (files / "out.wav").read_bytes()
-    assert soundfile.info(files / "out.wav").frames == 960 * (len(tokens) + 3 * stream)
+    assert soundfile.info(files / "out.wav").frames == 960 * (len(tokens) + 3)
     assert abs(len(tokens) * 0.04 - SECONDS) < 0.05
 
 
@@ -76,8 +75,7 @@ def test_s3gen_speaks_the_tokens_of_the_sound(files: Path, s3gen: Path) -> None:
         expected = model.sound(speech_tokens_of(model.tokenizer, source, 16_000), prepared, n_steps=2)
     assert_close(first, expected.double(), 1e-4)
     assert first.std() > 1e-3, "expected sound, got silence"
-    for other in (converted("other.wav", "--steps", 2), converted("voice.wav", "--steps", 1)):
-        assert (other != first).any(), "expected voice and steps to change the sound"
+    assert (converted("other.wav", "--steps", 1) != first).any(), "expected voice and steps to change the sound"
 
 
 def test_s3gen_speaks_given_tokens(files: Path, s3gen: Path) -> None:

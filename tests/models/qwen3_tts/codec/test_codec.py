@@ -44,7 +44,7 @@ CALLS = st.lists(
 
 
 @given(calls=CALLS)
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_any_chunks_of_any_slots_give_the_offline_sound(codec: SpeechCodec, tokenizer: SpeechTokenizer, calls) -> None:
     streams: list[tuple[list[np.ndarray], list[Tensor]]] = []
     current: dict[int, int] = {}

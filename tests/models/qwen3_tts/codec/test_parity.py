@@ -26,12 +26,12 @@ def test_stage_matches_golden_data(golden: Path, stage: str) -> None:
 
 
 WRONG = {
-    "speech_decoder": {"offline": 1e-5, "long.offline_298_303": 1e-5, "n12.pre_transformer": 1e-4},
+    "speech_decoder": {"offline": 1e-5, "n12.pre_transformer": 1e-4},
     "speech_encoder": {"w0.codes": 1, "batch.codes1_alone": 1, "w0.downsample": 1e-3},
     "speaker_encoder": {"w0.mel_every8": 1e-3, "w0.block2": 1e-4, "w0.embedding": 1e-4},
 }
 MISSES = {
-    "speech_decoder": {"sound", "sound in chunks", "long sound in chunks", "pre_transformer"},
+    "speech_decoder": {"sound", "sound in chunks", "pre_transformer"},
     "speech_encoder": {"w0: codes", "w0: codes, in a batch", "batch: codes", "batch: codes, in a batch", "w0: frames"},
     "speaker_encoder": {"log-mel", "blocks.2", "vector", "vector, in a batch"},
 }
@@ -42,7 +42,7 @@ def test_wrong_values_fail(golden: Path, tmp_path: Path, stage: str) -> None:
     def edit(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, by in WRONG[stage].items():
             tensors = moved(name, by)(tensors)
-        return tensors
+        return without("long.*")(tensors)  # the longest part of a run
 
     report, _ = run_parity(str(change(golden, tmp_path / "golden", stage, edit)), only=stage)
     assert {miss.name for miss in report.misses} == MISSES[stage], str(report)
