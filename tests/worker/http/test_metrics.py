@@ -1,6 +1,7 @@
 """The worker's metrics and their documentation."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,8 @@ def test_counts_units_by_decision():
     metrics.unit(*unit(True, 900.0))
     metrics.unit(*unit(False, 800.0, first_sound=60.0))
     metrics.unit(*unit(False, -1.0, first_sound=70.0))
+    event, message = unit(True, 900.0)
+    metrics.unit(replace(event, is_incomplete=True), message)  # a piece of a unit
     got = samples(metrics)
     for name, labels, expected in (
         ("units_total", (("decision", "listen"),), 1),
