@@ -15,7 +15,7 @@ from models.token2wav.stream.vocoder_future import VocoderFuture
 from models.token2wav.stream.windows import Window
 from worker.loop.batch_runner import BatchRunner
 from worker.loop.job import Job
-from worker.loop.order.first_sound import FirstSoundOrder, first_of
+from worker.loop.order.first_sound import FirstSoundOrder
 from worker.loop.results import SOUND_RATE
 
 MAX_IN_FLIGHT = 2  # batches at the vocoder: one that runs, and one that is queued so that the GPU does not idle
@@ -62,7 +62,7 @@ class SoundStage:
         """Emit the sounds that have arrived and launch the next windows of `jobs`, first sounds before others."""
         self._collect()
         while len(self._in_flight) < MAX_IN_FLIGHT and (ready := [job for job in jobs if self._is_ready(job)]):
-            self._batch.run_with_retry(first_of(ready) if self._order.is_on else ready, self._launch)
+            self._batch.run_with_retry(self._order.first_of(ready), self._launch)
             self._collect()
 
     @property

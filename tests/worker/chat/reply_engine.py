@@ -4,6 +4,7 @@ One bucket per axis, as in `engines`. The speech of a text chunk ends after few 
 unless a test uses the real one, so that a reply takes tenths of a second.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -165,11 +166,11 @@ class AnsweringEngine:
         self.events: dict[str, list[Event]] = defaultdict(list)
         self.use(ToneVocoder(parts.n_slots), observer)
 
-    def use(self, vocoder: Any, observer: Observer | None = None) -> None:
+    def use(self, vocoder: Any, observer: Observer | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """Start over with this vocoder."""
         self.vocoder, self.observer = vocoder, observer or Script()
         self.voices = VoiceManager(self.unit_steps, vocoder)
-        self.loop = UnitLoop(self.unit_steps, vocoder, self.voices, observer=self.observer)
+        self.loop = UnitLoop(self.unit_steps, vocoder, self.voices, observer=self.observer, clock=clock)
         config = make_config(self.parts.n_slots, LLM_LEN)
         self.sessions = Sessions(self.unit_steps, self.language, self.voices, self.loop, config)
         self.answers = Answers(self.sessions, self.unit_steps, self.language, self.voices, self.loop)

@@ -136,6 +136,8 @@ def test_emits_sound_while_speech_tokens_are_drawn(
 def test_waiting_windows_share_a_launch(engine: AnsweringEngine, expected: list[Event]) -> None:
     """Two launches are in flight. Of the windows that wait, the one that makes a first sound is launched before the
     others, which share a launch."""
+    engine.use(ToneVocoder(3), clock=lambda: 0.0)  # no client has played its sound
+    engine.vocoder.is_held = True
     for name in ("a", "b", "c"):
         engine.ask(name, ASKED, config=SPOKEN)
         run_until_only_sound_is_left(engine)

@@ -1,6 +1,7 @@
-"""First sound before other work: which jobs wait while turns that have no sound yet are worked on.
+"""First sound before other work: which jobs wait while others are worked on whose clients have nothing to play.
 
-A job may wait if its client still has more to play than a first sound takes, and never so long that its unit could be
+These are jobs of turns that have no sound yet, and of turns whose sound is over before more of it is there. A job may
+wait if its client still has more to play than a first sound takes, and never so long that its unit could be
 late. Waiting changes when a job runs, not its results. Contains no stages.
 """
 
@@ -34,17 +35,22 @@ class FirstSoundOrder:
         return max(MIN_MARGIN_S, 2 * max(self._times)) if self._times else None
 
     def waiting(self, jobs: Iterable[Job]) -> set[Job]:
-        """The jobs that wait in this iteration of the loop: none if no turn waits for its first sound."""
-        margin, jobs = self.margin_s, list(jobs)
-        if not self.is_on or margin is None or not any(map(awaits_first_sound, jobs)):
+        """The jobs that wait in this iteration of the loop: none unless a client has nothing to play."""
+        now, margin, jobs = self._clock(), self.margin_s, list(jobs)
+        if not self.is_on or margin is None or not any(is_urgent(job, now) for job in jobs):
             return set()
-        now = self._clock()
         return {job for job in jobs if now < latest_start(job, margin)}
 
+    def first_of(self, jobs: Sequence[Job]) -> list[Job]:
+        """The jobs whose clients have nothing to play; all of them if there is none."""
+        now = self._clock()
+        urgent = [job for job in jobs if is_urgent(job, now)] if self.is_on else []
+        return urgent or list(jobs)
 
-def awaits_first_sound(job: Job) -> bool:
-    """Whether the job may make the first sound of a turn, or of an answer that has tokens to voice."""
-    if job.is_low_priority or not job.session.unplayed.is_silent:
+
+def is_urgent(job: Job, now: float) -> bool:
+    """Whether a unit may speak, or a job has speech to make, and the client has nothing to play."""
+    if job.is_low_priority or not job.session.unplayed.is_over(now):
         return False
     return bool(job.calls or job.windows) or (job.has_text_left and not job.is_background)
 
@@ -55,8 +61,3 @@ def latest_start(job: Job, margin_s: float) -> float:
     if ends is None or job.is_background or job.session.reference:
         return float("-inf")
     return min(ends - margin_s, job.arrived + MAX_WAIT_S)
-
-
-def first_of(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs whose turns have no sound yet; all of them if there is none."""
-    return [job for job in jobs if awaits_first_sound(job)] or list(jobs)

@@ -18,9 +18,13 @@ class UnplayedSound:
         """Whether the turn has no sound yet."""
         return self.ends is None
 
+    def is_over(self, now: float) -> bool:
+        """Whether the client has nothing to play."""
+        return self.ends is None or self.ends <= now
+
     def add(self, seconds: float, now: float) -> None:
         """Count sound that is sent now. After a gap, the client goes on with it at once."""
-        self.ends = max(now, self.ends or now) + seconds
+        self.ends = (now if self.ends is None else max(now, self.ends)) + seconds
 
     def begin_turn(self) -> None:
         """Forget the turn; the next sound is the first one of another turn."""
