@@ -19,12 +19,11 @@ ID_BITS = 16  # bits of a sort key that hold the code; no codec vocabulary is la
 
 
 class CodeSamplerSettings(NamedTuple):
-    """Settings of every slot. seed, frames: [S + 1] int64. The others are [S + 1, 2], for the two kinds of codes:
+    """Settings of every slot. seed: [S + 1] int64. The others are [S + 1, 2], for the two kinds of codes:
     greedy bool, temperature and top_p float32, top_k int64.
     """
 
     seed: Tensor
-    frames: Tensor
     greedy: Tensor
     temperature: Tensor
     top_k: Tensor
@@ -64,8 +63,8 @@ def _kept(scores, column, inside, peak, top_k, top_p, ONE: tl.constexpr, BITS: t
 
 @triton.jit
 def _draw_code_kernel(
-    given, slots, seed, frames, greedy, temperature, top_k, top_p, drawn, V, stride, group, which,
-    GROUPS: tl.constexpr, STREAMS: tl.constexpr, STREAM: tl.constexpr, ROUNDS: tl.constexpr, ONE: tl.constexpr,
+    given, slots, draws, seed, greedy, temperature, top_k, top_p, drawn, V, stride, which,
+    STREAMS: tl.constexpr, STREAM: tl.constexpr, ROUNDS: tl.constexpr, ONE: tl.constexpr,
     BITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -83,7 +82,7 @@ def _draw_code_kernel(
     kept = _kept(scores, column, inside, safe, tl.load(top_k + setting), tl.load(top_p + setting), ONE, BITS)
     weights = tl.where(kept & usable, fixed_point(scores, safe, ONE), 0)
     total = tl.sum(weights, 0)
-    number = uniform(tl.load(seed + slot), tl.load(frames + slot) * GROUPS + group, STREAMS, STREAM, ROUNDS)
+    number = uniform(tl.load(seed + slot), tl.load(draws + row), STREAMS, STREAM, ROUNDS)
     target = tl.minimum((number * total.to(tl.float64)).to(tl.int64), total - 1)
     below = tl.sum(((tl.cumsum(weights, 0) <= target) & inside).to(tl.int64), 0)
     highest = tl.max(values, 0)
@@ -92,21 +91,22 @@ def _draw_code_kernel(
     tl.store(drawn + row, tl.where(usable, code, 0))
 
 
-def draw_code(scores: Tensor, slots: Tensor, settings: CodeSamplerSettings, group: int, n_groups: int) -> Tensor:
-    """The code of one group of each slot's next frame.
+def draw_code(scores: Tensor, slots: Tensor, settings: CodeSamplerSettings, draws: Tensor, which: int) -> Tensor:
+    """One code for each slot.
 
     Args:
         scores: [B, V] float32.
         slots: [B] int64.
-        group: number of the code in the frame, 0..n_groups - 1; 0 uses the first column of the settings.
+        draws: [B] int64, number of the draw among those with the slot's seed.
+        which: column of the settings.
     Returns: [B] int64; 0 in a row whose scores are not finite numbers.
     """
     B, V = scores.shape
     drawn = torch.empty_like(slots)
     _draw_code_kernel[(B,)](
-        scores, slots, settings.seed, settings.frames, settings.greedy.view(torch.int8), settings.temperature,
-        settings.top_k, settings.top_p, drawn, V, scores.stride(0), group, int(group > 0),
-        GROUPS=n_groups, STREAMS=N_STREAMS, STREAM=STREAM_SPEECH, ROUNDS=N_ROUNDS, ONE=float(WEIGHT_ONE),
+        scores, slots, draws, settings.seed, settings.greedy.view(torch.int8), settings.temperature,
+        settings.top_k, settings.top_p, drawn, V, scores.stride(0), which,
+        STREAMS=N_STREAMS, STREAM=STREAM_SPEECH, ROUNDS=N_ROUNDS, ONE=float(WEIGHT_ONE),
         BITS=ID_BITS, BLOCK=triton.next_power_of_2(V), num_warps=WARPS,
     )  # fmt: skip
     return drawn

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.qwen3_tts.config import CONTROL_CODES
 from models.qwen3_tts.settings import MIN_FRAMES
-from models.qwen3_tts.state import FIRST, GROUPS, REST, TalkerState
+from models.qwen3_tts.state import TalkerState
 from models.sampling.rng import STREAM_SPEECH, draw_index, fixed_point_weights, running_sum, uniform
 from models.sampling.text import NEVER, best
 
@@ -62,21 +62,23 @@ def final_scores(scores: Tensor, slots: Tensor, state: TalkerState, which: int) 
     return torch.full_like(scores, NEVER).scatter(1, codes, values)
 
 
-def draw_codes(scores: Tensor, slots: Tensor, state: TalkerState, group: int, candidates: int | None) -> Tensor:
-    """The code of one group of each slot's next frame.
+def draw_codes(
+    scores: Tensor, slots: Tensor, state: TalkerState, draws: Tensor, which: int, candidates: int | None
+) -> Tensor:
+    """One code of each slot's next frame.
 
     Args:
         scores: [B, V] float32.
         slots: [B] int64.
         state: read only.
-        group: number of the code in the frame, 0..15.
+        draws: [B] int64 number of the code in its slot's answer: frame * 16 + group.
+        which: FIRST or REST, the column of the settings.
         candidates: as for `keep_codes`.
     Returns: [B] int64.
     """
-    which = FIRST if group == 0 else REST
     codes, values = keep_codes(scores, slots, state, which, candidates)
-    number = uniform(state.seed[slots], state.frames[slots] * GROUPS + group, STREAM_SPEECH)
     # In the order of the codes, as the kernel draws: it does not sort.
     weights = torch.zeros_like(scores, dtype=torch.int64)
     weights = weights.scatter(1, codes, fixed_point_weights(values, values[:, 0]))
-    return torch.where(state.greedy[slots, which], scores.argmax(1), draw_index(weights, number))
+    drawn = draw_index(weights, uniform(state.seed[slots], draws, STREAM_SPEECH))
+    return torch.where(state.greedy[slots, which], scores.argmax(1), drawn)

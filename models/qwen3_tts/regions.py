@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.qwen3_tts.draws import allowed_scores
 from models.qwen3_tts.model import Qwen3TTS
-from models.qwen3_tts.state import GROUPS, TEXT_RING, DrawCodes, TalkerState
+from models.qwen3_tts.state import FIRST, GROUPS, REST, TEXT_RING, DrawCodes, TalkerState
 
 # Outcomes of a slot in one frame.
 WAITED = 0  # no frame: no request, over, or waiting for text
@@ -123,14 +123,14 @@ def _draw_frame(
     eos_id = model.config.talker_config.codec_eos_token_id
     scores = allowed_scores(talker.logits(hidden, model.backend), slots, state, eos_id)
     usable = [scores.amax(1).isfinite()]
-    first = draw(scores, slots, state, 0, candidates)
+    first = draw(scores, slots, state, frames * GROUPS, FIRST, candidates)
     ended = first == eos_id
     begun = active & usable[0] & ~ended
 
     def draw_residual(logits: Tensor, group: int) -> Tensor:
         if group == GROUPS - 1:  # a NaN of any pass is in the keys and values that the last one reads
             usable.append(logits.amax(1).isfinite())
-        return draw(logits, slots, state, group, candidates)
+        return draw(logits, slots, state, frames * GROUPS + group, REST, candidates)
 
     # Padding and idle rows run too, on an acoustic code.
     first = torch.where(begun, first, 0)

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from models.layers.kv_cache import KVCache
 from models.qwen3_tts.code_predictor import PASS_ROWS
-from models.qwen3_tts.settings import CodeSampling, FrameSampling
+from models.qwen3_tts.settings import FrameSampling
 from models.qwen3_tts.talker import Talker
 from models.sampling.settings import signed_seed
 
 GROUPS = 16  # codes of a frame
 FIRST, REST = 0, 1  # columns of the sampling settings: the talker's code, the code predictor's
 TEXT_RING = 1024  # text tokens that wait for their frames
+_RELEASED = FrameSampling()  # both kinds of codes have the same settings
 
 
 @dataclass
@@ -112,11 +113,10 @@ class TalkerState:
             if isinstance(tensor, Tensor):
                 tensor.index_fill_(0, slots, 0)
         self.done.index_fill_(0, slots, True)
-        released, penalty = CodeSampling(), FrameSampling().repetition_penalty
-        self.temperature.index_fill_(0, slots, released.temperature)
-        self.top_k.index_fill_(0, slots, released.top_k)
-        self.top_p.index_fill_(0, slots, released.top_p)
-        self.repetition_penalty.index_fill_(0, slots, penalty)
+        self.temperature.index_fill_(0, slots, _RELEASED.first.temperature)
+        self.top_k.index_fill_(0, slots, _RELEASED.first.top_k)
+        self.top_p.index_fill_(0, slots, _RELEASED.first.top_p)
+        self.repetition_penalty.index_fill_(0, slots, _RELEASED.repetition_penalty)
 
     def configure(self, slot: int, sampling: FrameSampling, seed: int, limit: int) -> None:
         """Write the settings of one slot. Raises: SettingsError for a seed out of range; nothing is written then."""
@@ -130,5 +130,5 @@ class TalkerState:
         self.repetition_penalty[slot] = sampling.repetition_penalty
 
 
-# (scores, slots, state, group, candidates) -> codes; see `draws.draw_codes`.
-DrawCodes = Callable[[Tensor, Tensor, TalkerState, int, int | None], Tensor]
+# (scores, slots, state, draws, which, candidates) -> codes; see `draws.draw_codes`.
+DrawCodes = Callable[[Tensor, Tensor, TalkerState, Tensor, int, int | None], Tensor]

@@ -12,7 +12,7 @@ from models.qwen3_tts.draws import draw_codes
 from models.qwen3_tts.load import load_qwen3_tts
 from models.qwen3_tts.model import Qwen3TTS
 from models.qwen3_tts.settings import CodeSampling, FrameSampling
-from models.qwen3_tts.state import TalkerState
+from models.qwen3_tts.state import FIRST, REST, TalkerState
 from tests.models.compare import assert_close, assert_same
 from tests.parity.golden import GoldenDir
 
@@ -99,15 +99,15 @@ def test_kernel_draws_the_same_codes(model: Qwen3TTS) -> None:
         state.configure(slot, FrameSampling(first=codes, rest=codes), 2**63 + slot, 9)
     slots = torch.tensor([3, 0, 5, 1, 4, 2, len(SETTINGS)], device=model.device)
     drawn: list[list[int]] = []
-    for frame, group in ((0, 0), (1, 9), (2, 15)):
-        state.frames.fill_(frame)
+    for frame, which in enumerate((FIRST, REST, REST)):
+        draws = torch.arange(len(slots), device=model.device) + 100 * frame
         generator = torch.Generator().manual_seed(frame)
         scores = (3 * torch.randn(len(slots), 61, generator=generator)).to(model.device)
         scores[:, 20:26] = scores[:, 20:21]  # ties
         scores[:, 50:] = float("-inf")
-        expected = draw_codes(scores, slots, state, group, None)
-        assert_same(draw_codes_by_kernel(scores, slots, state, group, None), expected, f"codes of frame {frame}")
+        expected = draw_codes(scores, slots, state, draws, which, None)
+        assert_same(draw_codes_by_kernel(scores, slots, state, draws, which, None), expected, f"codes of frame {frame}")
         drawn.append(expected.tolist())
     assert len(set(map(tuple, drawn))) == 3
     scores[1, 3] = float("nan")
-    assert draw_codes_by_kernel(scores[1:2], slots[1:2], state, 0, None)[0] == 0
+    assert draw_codes_by_kernel(scores[1:2], slots[1:2], state, draws, REST, None)[0] == 0

@@ -248,6 +248,6 @@ def test_draws_stay_inside_what_the_settings_keep(runner: TalkerRunner, seed: in
         unsure = abs(odds[order].cumsum(0) - (1 - top_p)).min() < 1e-6  # rounding decides
         assert unsure or got[row].isfinite().tolist() == kept.tolist()
         few = 64 if top_k > 0 else None
-        drawn = draw_codes(scores, slots, state, 0, few)
+        drawn = draw_codes(scores, slots, state, slots, FIRST, few)
         assert bool(got[row, drawn[row]].isfinite())
     runner.state.reset(slots)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from models.graphs.region_graphs import compile_counters
 from models.qwen3_tts.generate import generate_codes
 from models.qwen3_tts.load import load_qwen3_tts
 from models.qwen3_tts.runner import TalkerRunner
@@ -67,3 +68,14 @@ def test_frames_do_not_synchronize(talker_golden: GoldenDir) -> None:
             runner.frame([0, 1])
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_nothing_compiles_after_warm_up(talker_golden: GoldenDir) -> None:
+    runner = runner_on(talker_golden, "cuda")
+    expected = codes_of(runner)
+    runner.table.compile(by_layer=True)
+    runner.table.capture()
+    before = compile_counters()
+    assert codes_of(runner) == expected
+    assert compile_counters() == before and runner.table.n_skipped == 0
+    runner.table.uncompile()

@@ -158,9 +158,16 @@ class _Recorder:
         self.residual_scores: list[list[torch.Tensor]] = []
 
     def __call__(
-        self, scores: torch.Tensor, slots: torch.Tensor, state: TalkerState, group: int, candidates: int | None
+        self,
+        scores: torch.Tensor,
+        slots: torch.Tensor,
+        state: TalkerState,
+        draws: torch.Tensor,
+        which: int,
+        candidates: int | None,
     ) -> torch.Tensor:
-        model, frame = self.case.model, len(self.logits) - (group > 0)
+        model, group = self.case.model, 0 if which == FIRST else len(self.residual[-1]) + 1
+        frame = len(self.logits) - (group > 0)
         if group == 0:
             self.logits.append(model.talker.logits(state.hidden[slots], model.backend))
             self.scores.append(final_scores(scores, slots, state, FIRST) if self.is_forced else scores)
