@@ -67,7 +67,7 @@ def _lines(config: Config, args: argparse.Namespace) -> list[str]:
     import torch
 
     from worker.assembly.parts import device_type
-    from worker.plan.memory import memory_lines, plan_memory
+    from worker.plan.memory import graphs_line, memory_lines, plan_memory
 
     total = None if args.gpu is None else gpu_bytes(args.gpu)
     kind = device_type(config.model.device)
@@ -81,6 +81,7 @@ def _lines(config: Config, args: argparse.Namespace) -> list[str]:
     if total is not None:
         by_kernels = compiled and config.compile.kernels == "auto"
         lines += memory_lines(plan_memory(engine, total, by_kernels=by_kernels))
+        lines.append(graphs_line(config.service.cache_dir))
     return lines + (_measured(config) if args.measure else ["time: not measured; --measure does it on the machine"])
 
 

@@ -6,6 +6,7 @@ since some of its sizes are in its files only.
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -16,6 +17,8 @@ from models.load import build_on_meta, weight_dtype
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from worker.assembly.parts import MEMORY_SHARE, slot_bytes, slots_in
 from worker.config.session import EngineConfig
+from worker.report.compile_report import CompileReport, ReportError
+from worker.start.starting import REPORT_FILE
 
 # Tables that the project's kernels read from the host's memory, so that they take none of the GPU.
 HOST_TABLES = ("llm.model.embed_tokens.", "tts.emb_text.", "tts.model.embed_tokens.")
@@ -89,6 +92,19 @@ def plan_memory(config: EngineConfig, total: int, *, by_kernels: bool = True) ->
 
 def _n_bytes(module: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in module.state_dict().values())
+
+
+def graphs_line(cache_dir: Path) -> str:
+    """Memory of the CUDA graphs that the last start with this cache has captured, or why it is not known."""
+    try:
+        report = CompileReport.from_json((cache_dir / REPORT_FILE).read_bytes())
+    except (OSError, ReportError):
+        return "  CUDA graphs: not measured, since no worker has started with this service.cache_dir"
+    held = [row.memory.compiled_bytes or 0 for row in report.rows if row.memory and row.memory.kind == "graph pool"]
+    if not sum(held):
+        return "  CUDA graphs: none were captured by the last start"
+    header = report.header
+    return f"  CUDA graphs: {_size(sum(held))} at the last start ({header.what}, {header.device}, {header.date})"
 
 
 def memory_lines(plan: MemoryPlan) -> list[str]:

@@ -15,7 +15,9 @@ from worker.config.session import EngineConfig
 from worker.engine import Engine
 from worker.plan.__main__ import gpu_bytes, main
 from worker.plan.measure import KINDS, measure, time_lines
-from worker.plan.memory import plan_memory
+from worker.plan.memory import graphs_line, plan_memory
+from worker.report.compile_report import CompileReport, Header, Memory, Row, write_report
+from worker.start.starting import REPORT_FILE
 from worker.start.warmup import WarmUpUnit
 
 SECOND = WarmUpUnit(make_sound(0), b"")
@@ -83,3 +85,14 @@ def test_kinds_are_measured_and_sessions_closed() -> None:
         assert cost.n == 2 and cost.lone_s > 0 and cost.together_s > 0 and cost.most >= 0, cost
     lines = time_lines(costs)
     assert len(lines) == 3 and "every unit speaks" in lines[1] and "2 at once" in lines[1], lines
+
+
+def test_graphs_are_those_of_the_last_start(tmp_path: Path) -> None:
+    assert "not measured" in graphs_line(tmp_path)
+    header = Header(what="tiny", date="2026-01-02", device="a GPU", python="3", torch="2")
+    write_report(CompileReport(header=header, rows=[Row(name="vision")]), tmp_path / REPORT_FILE)
+    assert "none were captured" in graphs_line(tmp_path)
+    held = [Memory(kind="graph pool", compiled_bytes=n << 20) for n in (100, 156)]
+    rows = [Row(name="vision", memory=held[0]), Row(name="unit_step", memory=held[1])]
+    write_report(CompileReport(header=header, rows=rows), tmp_path / REPORT_FILE)
+    assert graphs_line(tmp_path) == "  CUDA graphs: 0.25 GiB at the last start (tiny, a GPU, 2026-01-02)"
