@@ -77,6 +77,8 @@ def test_only_jobs_with_sound_left_wait_and_only_for_a_first_sound(
         left = job.session.unplayed.ends - NOW
         assert left > margin and job.arrived + MAX_WAIT_S > NOW, f"waits with {left} s left, arrived {job.arrived}"
         assert not (job.is_background or job.session.reference)
+        ready = latest_start(job, margin) + max(times[-32:])
+        assert ready < job.session.unplayed.ends, "expected its sound before the client has played the rest"
     for job in set(given_jobs) - waiting:
         assert job in first or latest_start(job, margin) <= NOW, f"expected {job} to wait"
 
