@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +29,7 @@ TINY = "tiny"
 REAL = "real"
 MIN_QUESTIONS = 3  # of each session
 MODES = ("auto", "off")
+START_S, QUESTION_S = 4.0, 2.3  # of a row's clients; mean of the set with its pauses
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -62,6 +64,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="compile at start")
     parser.add_argument("--cache", type=Path, help="folder of compiled kernels; default: a temporary one")
     parser.add_argument("--seed", type=int, default=0, help="of order, pauses and noise")
+    parser.add_argument("--budget-s", type=float, help="start no row that would end later; it is named as left out")
     parser.add_argument("--json", type=Path, help="result file")
     options = parser.parse_args(arguments)
     if not 20 <= options.piece_ms <= 500 or 1000 % options.piece_ms:
@@ -95,16 +98,21 @@ def main(arguments: list[str] | None = None) -> None:
         "environment": {**report.environment(device), "load_average": os.getloadavg()[0]},
         "decisions": "model" if options.url else options.decisions,
         "rows": [],
+        "left_out": [],
     }
     with ExitStack() as stack:
         worker, url = (None, options.url) if options.url else _servers(stack, options, device)
         print(_header())
         for sessions in options.sessions:
             for mode in options.modes:
-                row = _row(options, url, worker, sessions, mode)
-                result["rows"].append(row)
-                result.update(summary(result["rows"]))
-                print(_line(row), flush=True)
+                if options.budget_s and time.monotonic() - report.BEGAN + _row_s(options, sessions) > options.budget_s:
+                    result["left_out"].append(f"{sessions} sessions, early_unit {mode}")
+                    print(f"{sessions:8} {mode:>5} left out: no time")
+                else:
+                    row = _row(options, url, worker, sessions, mode)
+                    result["rows"].append(row)
+                    result.update(summary(result["rows"]))
+                    print(_line(row), flush=True)
                 if options.json:
                     report.write_json(options.json, result)
 
@@ -141,13 +149,23 @@ def _checkpoint(stack: ExitStack, options: argparse.Namespace, device: torch.dev
     return Path(folder)
 
 
+def _n_questions(options: argparse.Namespace, sessions: int) -> int:
+    """Questions of each session."""
+    return max(-(-options.questions // sessions), MIN_QUESTIONS)
+
+
+def _row_s(options: argparse.Namespace, sessions: int) -> float:
+    """Seconds of a row, about."""
+    return START_S + options.lead_s + _n_questions(options, sessions) * (QUESTION_S + options.answer_s + 0.5)
+
+
 def _row(
     options: argparse.Namespace, url: str, worker: ServedProgram | None, sessions: int, mode: str
 ) -> dict[str, Any]:
     load = TurnLoad(
         url=url,
         sessions=sessions,
-        n_questions=max(-(-options.questions // sessions), MIN_QUESTIONS),
+        n_questions=_n_questions(options, sessions),
         conditions=Conditions(options.pauses_ms, options.hesitations, options.snr_db, options.answer_s, options.lead_s),
         config={
             "early_unit": mode,

@@ -47,3 +47,12 @@ def test_bad_options_are_refused(given: list[str], capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         turns.parse(given)
     assert given[0] in capsys.readouterr().err
+
+
+def test_rows_without_time_are_named(tmp_path: Path) -> None:
+    """No server is needed where nothing runs."""
+    file = tmp_path / "turns.json"
+    turns.main(["--url", "ws://nowhere", "--sessions", "1,8", "--budget-s", "1", "--json", str(file)])
+    result = json.loads(file.read_text())
+    assert result["rows"] == [] and result["turn_p50_ms"] is None
+    assert result["left_out"] == [f"{n} sessions, early_unit {mode}" for n in (1, 8) for mode in ("auto", "off")]
