@@ -268,6 +268,7 @@ class FakeWorker:
                 "path": "null",
                 "random_weights": False,
                 "dtype": None,
+                "precision": None,
                 "speaks": self.speaks,
                 "side_lane": False,
                 "weights": None,
