@@ -287,6 +287,30 @@ def test_every_session_setting_has_a_control(page: Page) -> None:
         )
 
 
+def test_page_begins_when_the_server_has_asked_for_it(page: Page) -> None:
+    """`prepared` is delivered after `start_after_ms`, at once without it, and not after the end."""
+    body = """const order = [];
+        class Socket { static OPEN = 1; readyState = 1; send() {} close() {} constructor() { Socket.last = this; } }
+        const real = window.WebSocket;
+        window.WebSocket = Socket;
+        const receive = (name, ms, ends) => new Promise((resolve) => {
+            const on = { prepared: () => { order.push(name); resolve(); } };
+            const session = new lib.Session("a", {}, on);
+            Socket.last.onopen();
+            Socket.last.onmessage({ data: JSON.stringify({ type: "prepared", spec: {}, start_after_ms: ms }) });
+            order.push(`${name} received`);
+            if (ends) { session.close(); resolve(); }
+        });
+        await receive("at once", 0, false);
+        const ended = receive("ended", 10, true);
+        await receive("later", 40, false);
+        await ended;
+        window.WebSocket = real;
+        return order"""
+    got = call(page, "live/conversation/session.js", body)
+    assert got == ["at once", "at once received", "ended received", "later received", "later"], got
+
+
 def test_loudness_of_a_sine(page: Page) -> None:
     """A sine at half scale has -9.03 dB; the weighting's constant is -0.69 dB."""
     body = """const step = (2 * Math.PI * 997) / 48000;
