@@ -30,6 +30,7 @@ RENAMES: tuple[tuple[str, str], ...] = (
 )
 
 _PROGRESS_FROM_BYTES = 1_000_000_000
+_MIN_MAPPED_BYTES = 1 << 16
 
 
 def load_model(
@@ -44,8 +45,8 @@ def load_model(
     """The model of a checkpoint folder in eval mode, every weight on `device`, quantised or as `dtype`.
 
     Tensors are moved one by one from the memory-mapped file to the device, without a second full copy on the host. On
-    the CPU, a weight stored as `dtype` stays mapped to its file. A matrix that is stored in the kind that `precision`
-    asks for is used as it is; others are rounded, or become `dtype`, on the device.
+    the CPU, a large weight stored as `dtype` stays mapped to its file. A matrix that is stored in the kind that
+    `precision` asks for is used as it is; others are rounded, or become `dtype`, on the device.
 
     Args:
         path: folder with `config.json`, and `model.safetensors` or its shards and index.
@@ -103,7 +104,10 @@ def _place(data: Stored, device: torch.device | str, dtype: torch.dtype, kind: K
     if isinstance(data, QuantizedMatrix) and data.kind == kind:
         return data.to(device)
     weight = float_weight(data, device)
-    return weight.to(dtype) if kind is None else quantize(weight, kind)
+    if kind is not None:
+        return quantize(weight, kind)
+    # A small tensor that stays mapped would keep the pages of all tensors around it.
+    return weight.to(dtype, copy=weight.nbytes < _MIN_MAPPED_BYTES)
 
 
 def renamed(name: str) -> str:

@@ -38,6 +38,7 @@ SINGLE = "model.safetensors"
 # Bytes per value of the types that a weight may have; the parts of quantised matrices may have the others.
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 OTHER_BYTES = {"I8": 1, "U8": 1, "F8_E4M3": 1, "I32": 4}
+MAPPED_BYTES = 256 << 20  # of a file, mapped at once
 READ_AHEAD_BYTES = 512 << 20  # of a file, requested from the system before they are needed
 
 Stored = Tensor | QuantizedMatrix | PublicInt4
@@ -187,21 +188,42 @@ def read_tensors(stored: Iterable[StoredTensor]) -> Iterator[tuple[StoredTensor,
     """
     for file, group in groupby(sorted(stored, key=lambda tensor: (str(tensor.file), tensor.name)), lambda t: t.file):
         try:
-            with safe_open(file, framework="pt", device="cpu") as shard, file.open("rb") as plain:
+            with file.open("rb") as plain:
                 n_read = n_requested = 0
-                for tensor in group:
-                    n_read += tensor.n_bytes
-                    n_requested = _read_ahead(plain.fileno(), n_requested, n_read + READ_AHEAD_BYTES)
-                    if not tensor.parts:
-                        yield tensor, shard.get_tensor(tensor.name)
-                        continue
-                    parts = {suffix: _read_part(shard, file, part) for suffix, part in tensor.parts}
-                    if tensor.layout is not None:
-                        yield tensor, PublicInt4(tensor.layout, f"{file}: {tensor.name}", parts)
-                    else:
-                        yield tensor, checked_matrix(parts.pop(""), parts, f"{file}: {tensor.name}")
+                for span in _spans(group):
+                    with safe_open(file, framework="pt", device="cpu") as shard:
+                        for tensor in span:
+                            n_read += tensor.n_bytes
+                            n_requested = _read_ahead(plain.fileno(), n_requested, n_read + READ_AHEAD_BYTES)
+                            yield tensor, _read(shard, file, tensor)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(str(file), expected="a readable safetensors file", got=str(error)) from None
+
+
+def _spans(tensors: Iterable[StoredTensor]) -> Iterator[list[StoredTensor]]:
+    """Neighbouring tensors of up to MAPPED_BYTES, or one larger tensor.
+
+    The pages of a mapped file count as the process's memory until the file is closed and no tensor refers to it.
+    """
+    span: list[StoredTensor] = []
+    for tensor in tensors:
+        if span and sum(one.n_bytes for one in span) + tensor.n_bytes > MAPPED_BYTES:
+            yield span
+            span = []
+        span.append(tensor)
+    if span:
+        yield span
+
+
+def _read(shard: Any, file: Path, tensor: StoredTensor) -> Stored:
+    """The data of one weight. Raises: CheckpointError if a scale is not finite."""
+    if not tensor.parts:
+        plain: Tensor = shard.get_tensor(tensor.name)
+        return plain
+    parts = {suffix: _read_part(shard, file, part) for suffix, part in tensor.parts}
+    if tensor.layout is not None:
+        return PublicInt4(tensor.layout, f"{file}: {tensor.name}", parts)
+    return checked_matrix(parts.pop(""), parts, f"{file}: {tensor.name}")
 
 
 def float_weight(data: Stored, device: torch.device | str) -> Tensor:

@@ -24,7 +24,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 VALUE_TYPES: dict[Kind, torch.dtype] = {"fp8": torch.float8_e4m3fn, "int8": torch.int8, "int4": torch.uint8}
 _MAX: dict[Kind, float] = {"fp8": 448.0, "int8": 127.0}
 _MAX_INT4 = 15
-_BLOCK = 1 << 24  # values that are rounded at once: bounds the memory of the intermediate float64
+_BLOCK = 1 << 22  # values that are rounded at once: bounds the memory of the intermediate float64
 
 
 @dataclass(frozen=True)
@@ -118,14 +118,31 @@ def quantize(tensor: Tensor, kind: Kind = "int8") -> QuantizedMatrix:
     Raises: CheckpointError for values that are not finite.
     """
     rows = tensor.detach().flatten(1)
+    result = _empty(tensor, kind)
     step = max(1, _BLOCK // max(rows.shape[1], 1))
-    blocks = [rows[start : start + step] for start in range(0, len(rows), step)]
-    if not all(block.isfinite().all() for block in blocks):
-        raise CheckpointError(f"a weight to store as {kind}", expected="finite values", got="NaN or infinity")
-    rounded = concatenated([_int4(block) if kind == "int4" else _scaled(block, kind) for block in blocks])
-    if kind == "int4":
-        return rounded
-    return QuantizedMatrix(rounded.values.view(tensor.shape), rounded.scale)
+    for start in range(0, len(rows), step):
+        block = rows[start : start + step]
+        if not block.isfinite().all():
+            raise CheckpointError(f"a weight to store as {kind}", expected="finite values", got="NaN or infinity")
+        counts = [start, len(block), len(rows) - start - len(block)]
+        rounded = _int4(block) if kind == "int4" else _scaled(block, kind)
+        for whole, part in zip(result.split(counts)[1].tensors(), rounded.tensors(), strict=True):
+            whole.copy_(part.view(whole.shape))
+    return result
+
+
+def _empty(tensor: Tensor, kind: Kind) -> QuantizedMatrix:
+    """A matrix without values, allocated at once: blocks that are joined at the end would take the memory twice."""
+    N, K = len(tensor), tensor[:1].numel()
+    if kind != "int4":
+        scale = torch.empty(N, dtype=torch.float32, device=tensor.device)
+        return QuantizedMatrix(torch.empty(tensor.shape, dtype=VALUE_TYPES[kind], device=tensor.device), scale)
+    group = group_size(K)
+    assert group is not None, f"int4: expected columns a multiple of {GROUPS[-1]}, got {K}"
+    values, zeros = (
+        torch.empty(shape, dtype=torch.uint8, device=tensor.device) for shape in ((N, K // 2), (K // group, N))
+    )
+    return QuantizedMatrix(values, torch.empty(zeros.shape, dtype=torch.float16, device=tensor.device), zeros)
 
 
 def _scaled(rows: Tensor, kind: Kind) -> QuantizedMatrix:
@@ -143,7 +160,7 @@ def _scaled(rows: Tensor, kind: Kind) -> QuantizedMatrix:
 
 def _int4(rows: Tensor) -> QuantizedMatrix:
     group = group_size(rows.shape[1])
-    assert group is not None, f"int4: expected columns a multiple of {GROUPS[-1]}, got {rows.shape[1]}"
+    assert group is not None
     wide = rows.double().unflatten(1, (-1, group))
     low, high = wide.amin(2).clamp(max=0), wide.amax(2).clamp(min=0)
     exact = (high - low) / _MAX_INT4

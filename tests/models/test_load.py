@@ -5,9 +5,11 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -336,3 +338,19 @@ def test_load_to_gpu(tiny: Path, weights: dict[str, Tensor]) -> None:
     model = load_model(tiny, device="cuda", dtype=torch.bfloat16)
     assert {t.device.type for t in [*model.parameters(), *model.buffers()]} == {"cuda"}
     assert torch.equal(model.state_dict()["apm.conv1.bias"].cpu(), weights["apm.conv1.bias"].bfloat16())
+
+
+def test_a_file_is_mapped_in_spans(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = load_model(tiny).state_dict()
+    opened: list[Path] = []
+
+    def open_counted(file: Path, **given: Any) -> Any:
+        opened.append(file)
+        return safe_open(file, **given)
+
+    monkeypatch.setattr(checkpoint, "safe_open", open_counted)
+    monkeypatch.setattr(checkpoint, "MAPPED_BYTES", 300_000)
+    read = dict(checkpoint.read_tensors(checkpoint.list_tensors(tiny)[0]))
+    assert {one.name: data.shape for one, data in read.items()} == {name: one.shape for name, one in whole.items()}
+    assert all(torch.equal(data, whole[one.name]) for one, data in read.items())
+    assert len(opened) > 2 * len(set(opened)) + 2, f"expected each file to be opened for each span, got {opened}"

@@ -1,8 +1,11 @@
 """Quantised matrices: the formula of each kind, views of packed matrices, and the kind of each weight."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.checkpoint.precision import PRESETS, Kind, Precision, chosen_precision, place_of
 from models.checkpoint.quantized import KINDS, QuantizedMatrix, concatenated, quantize
@@ -66,6 +69,27 @@ def test_packed_matrices_and_their_views(kind: Kind, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("models.checkpoint.quantized._BLOCK", 130)
     for got, want in zip(quantize(whole, kind).tensors(), expected.tensors(), strict=True):
         assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_intermediate_tensor_is_larger_than_a_block(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.checkpoint.quantized._BLOCK", 1024)
+    sizes: list[int] = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, Tensor) and out.untyped_storage().data_ptr() != place:
+                sizes.append(out.nbytes)
+            return out
+
+    tensor = drawn(256, 128)
+    place = tensor.untyped_storage().data_ptr()
+    with Sizes():
+        matrix = quantize(tensor, kind)
+    own = {one.nbytes for one in matrix.tensors()}
+    others = [n for n in sizes if n not in own]
+    assert others and max(others) <= 8 * 1024, f"expected at most 1024 numbers in float64, got {max(others)} bytes"
 
 
 @pytest.mark.parametrize("kind", KINDS)
