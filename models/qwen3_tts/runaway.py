@@ -16,6 +16,7 @@ class CodesEnd(enum.Enum):
     STOP = "stop"  # the model drew the end of speech
     LENGTH = "length"  # the cap was reached
     SILENCE = "silence"  # nothing was spoken any more
+    FAILED = "failed"  # the logits were not finite
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,10 @@ class TalkerRunner:
             one.frames += 1
         return result
 
+    def limit(self, slot: int, max_frames: int) -> None:
+        """Set the number of frames after which a slot that is not over ends."""
+        self.state.limit[slot] = max_frames
+
     def take_back(self, slot: int) -> None:
         """Note that a frame asked for had the outcome WAITED, so that it took no row of the slot."""
         self._open[slot].rows -= 1

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from models.qwen3_tts.codec.load import SpeechTokenizer
 from models.qwen3_tts.load import load_qwen3_tts
 from models.qwen3_tts.model import Qwen3TTS
 from tests.parity.golden import GoldenDir
+from tests.parity.qwen3_tts.codec import tokenizer_of
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +26,9 @@ def base_model(talker_golden: GoldenDir) -> Qwen3TTS:
 def custom_model(talker_golden: GoldenDir) -> Qwen3TTS:
     """A CustomVoice model with a projection before the code predictor; its weights must not be changed."""
     return load_qwen3_tts(talker_golden.model("tiny_b"))
+
+
+@pytest.fixture(scope="session")
+def speech_tokenizer(talker_golden: GoldenDir) -> SpeechTokenizer:
+    """The codec whose codes both models speak."""
+    return tokenizer_of(talker_golden)
