@@ -12,6 +12,7 @@ from models.errors import ContextOverflowError, NumericsError, SettingsError, Sl
 from models.qwen3_tts import regions
 from models.qwen3_tts.draws import draw_codes, final_scores
 from models.qwen3_tts.generate import CodesRequest, generate_codes
+from models.qwen3_tts.load import load_qwen3_tts
 from models.qwen3_tts.model import Qwen3TTS
 from models.qwen3_tts.prompt import PromptText, SpeechPrompt, SpeechVoice, lay_out
 from models.qwen3_tts.region_table import TalkerShapes
@@ -19,6 +20,7 @@ from models.qwen3_tts.runaway import CodesEnd
 from models.qwen3_tts.runner import TalkerRunner
 from models.qwen3_tts.settings import CodeSampling, FrameSampling
 from models.qwen3_tts.state import FIRST, TEXT_RING
+from tests.parity.golden import GoldenDir
 
 ROLE = (300, 302, 304)
 SHAPES = TalkerShapes(batch=(1, 2, 3), rows=(16, 32), kv=(32, 64), text=(4,))
@@ -217,9 +219,10 @@ def test_misuse_is_refused(runner: TalkerRunner) -> None:
     assert runner.free_slots == [0, 1, 2]
 
 
-def test_not_finite_logits_fail_a_generation(custom_model: Qwen3TTS, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = TalkerRunner(custom_model, n_slots=1, max_len=MAX_LEN, shapes=SHAPES)
-    monkeypatch.setattr(custom_model.talker, "text_rows", torch.full_like(custom_model.talker.text_rows, torch.nan))
+def test_not_finite_logits_fail_a_generation(talker_golden: GoldenDir) -> None:
+    model = load_qwen3_tts(talker_golden.model("tiny_b"))
+    model.talker.text_rows.fill_(torch.nan)
+    runner = TalkerRunner(model, n_slots=1, max_len=MAX_LEN, shapes=SHAPES)
     with pytest.raises(NumericsError, match="logits of the talker"):
         generate_codes(runner, [request(runner, 1)])
     assert runner.free_slots == [0]
