@@ -209,7 +209,7 @@ class Service:
         """Let a unit's time decide how many sessions are admitted, and its arrival when others should begin."""
         if event.tokens:
             self._phases.count_unit(event.session, arrived)
-        if self.loaded is not None and event.times.load is not None:
+        if self.loaded is not None and event.times.load is not None and not event.is_incomplete:
             self.loaded.admission.record(event.times.load, spoke=not event.is_listen)
 
     def admission(self) -> AdmissionReport | None:

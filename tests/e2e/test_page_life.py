@@ -54,6 +54,7 @@ def test_early_units_take_sound_in_pieces(open_page: Callable[..., OpenPage]) ->
     """Of 100 ms, with one picture in the middle of each unit; the pieces of a unit have one result among them."""
     page = open_page(config={"early_unit": "auto"}).start()
     page.wait_units(2)
+    page.wait(lambda: any(pictures for _, _, pictures in page.sent_units()), "a picture")
     page.page.click("#listen")
     n = page.report["units"]
     page.wait(lambda: len(page.sent_units()) > n + 1, "two more pieces")
@@ -61,8 +62,8 @@ def test_early_units_take_sound_in_pieces(open_page: Callable[..., OpenPage]) ->
     assert {len(samples) for _, samples, _ in pieces} == {1600}
     early = [result for result in report["results"] if result.get("early")]
     if not early:  # the browser's microphone may pause at any time
-        with_picture = [number for number, (_, _, pictures) in enumerate(pieces[:20]) if pictures]
-        assert with_picture == [5, 15], f"expected a picture in the middle of each unit, got {with_picture}"
+        with_picture = [number for number, (_, _, pictures) in enumerate(pieces) if pictures]
+        assert {number % 10 for number in with_picture} == {5}, f"expected them in the middle, got {with_picture}"
     assert pieces[n + 1][0]["force_listen"] is True
     assert not page.errors, page.errors
 

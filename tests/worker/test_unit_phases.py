@@ -1,10 +1,15 @@
 """Places of sessions in the second: evenly spread, whatever comes and goes."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker.config.service import Config
+from worker.loop.results import StageTimes, UnitResult
+from worker.service import Service
+from worker.serving import worker_settings
 from worker.unit_phases import UnitPhases
 
 
@@ -63,3 +68,13 @@ def test_a_new_session_is_in_the_middle_of_the_widest_gap(steps: list[tuple[str,
                 continue
             nearest = min(min((place - other) % 1, (other - place) % 1) for other in others)
             assert nearest >= max(gaps_of(others)) / 2 - 0.001, f"{nearest} from its neighbour among {others}"
+
+
+def test_pieces_of_units_count_for_nothing() -> None:
+    """Their load would hide that of the units, and their times say nothing about the unit's edge."""
+    service, loads = Service(worker_settings(Config())), []
+    service.loaded = SimpleNamespace(admission=SimpleNamespace(record=lambda load, spoke: loads.append(load)))
+    times = StageTimes(load=5.0)
+    service.count_unit(UnitResult("a", 0, True, "", False, times=times, is_incomplete=True), 0.25)
+    service.count_unit(UnitResult("a", 1, True, "", False, times=times, tokens=(1,)), 0.5)
+    assert loads == [5.0] and service._phases._phases == {"a": 0.5}
