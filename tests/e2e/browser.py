@@ -27,6 +27,10 @@ CHROMIUM_FLAGS = (
 )
 WAIT_S = 30.0
 POLL_MS = 50
+SHOWS_TEXT = """([selector, expected]) => {
+    const shown = document.querySelector(selector);
+    return shown?.checkVisibility() && shown.innerText.includes(expected);
+}"""
 
 
 def chromium() -> str:
@@ -138,8 +142,11 @@ class OpenPage:
 
     def wait_text(self, selector: str, expected: str, timeout: float = WAIT_S) -> None:
         """Wait until a visible element contains this text."""
-        self.page.wait_for_selector(selector, timeout=1000 * timeout)
-        self.wait(lambda: expected in self.text(selector), f"{expected!r} in {selector}", timeout)
+        self._wait_in_page(SHOWS_TEXT, [selector, expected], f"{expected!r} in {selector}", timeout)
+
+    def wait_frames(self) -> None:
+        """Wait until the page has drawn what it knows by now."""
+        self.page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
 
     def _follow(self, socket: WebSocket) -> None:
         self.addresses.append(socket.url)

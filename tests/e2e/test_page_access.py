@@ -93,10 +93,9 @@ def test_keyboard_and_screen_reader(context: BrowserContext, server: ServerProce
         assert ratio >= MIN_CONTRAST, (
             f"{selector}: expected at least {MIN_CONTRAST} over a white picture, got {ratio:.2f}"
         )
-    page.page.wait_for_timeout(300)
-    for source in ("mic", "model"):
-        level = page.page.evaluate("(id) => document.getElementById(id).style.transform", f"{source}-level")
-        assert level in ("", "scaleX(0)"), f"paused: expected no level of {source}, got {level}"
+    level = "(id) => document.getElementById(id).style.transform"
+    for source in ("mic-level", "model-level"):
+        page.wait(lambda id=source: page.page.evaluate(level, id) in ("", "scaleX(0)"), f"paused: {source} to be zero")
     page.page.keyboard.press("?")
     page.wait_text("#help", "Interrupt")
     page.page.click("#set-keys")

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 from playwright.sync_api import BrowserContext
 
-from benchmarks.page.sounds import RATE, begin, voice
+from benchmarks.page.sounds import RATE, voice
 from tests.e2e.browser import OpenPage
 from tests.e2e.plain_server import plain_server
 from tests.e2e.serving import ServerProcess, gateway_with_fake_worker
 from worker.protocol.wire import unpack_frame
 
-# A microphone without a device: `say(base64 float32 at 16 kHz)` plays a sound into it and returns the time at which it
-# begins, on the clock of the page's reports.
+# A microphone without a device: `say(base64 float32 at 16 kHz)` plays a sound into it.
 MICROPHONE = """
     const room = new AudioContext();
     const air = room.createMediaStreamDestination();
@@ -26,12 +25,12 @@ MICROPHONE = """
         buffer.copyToChannel(samples, 0);
         const source = new AudioBufferSourceNode(room, { buffer });
         source.connect(air);
+        source.onended = () => (nSaid += 1);
         source.start();
-        return performance.now();
     };
+    window.nSaid = 0; // sounds that were played to their end
 """
-STOP_MS = 300
-INTERRUPT_MS = 150
+STOP_MS = 300  # of speech, until it stops the model
 
 
 @pytest.fixture(scope="module")
@@ -40,30 +39,34 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield one
 
 
-def said(page: OpenPage, sound: np.ndarray) -> float:
-    return page.page.evaluate("(text) => say(text)", base64.b64encode(sound.astype("<f4").tobytes()).decode())
+def say(page: OpenPage, sound: np.ndarray) -> None:
+    page.page.evaluate("(text) => say(text)", base64.b64encode(sound.astype("<f4").tobytes()).decode())
+
+
+def say_to_the_end(page: OpenPage, sound: np.ndarray) -> None:
+    """Return when a unit that began after the sound's end is sent: the page has seen all of the sound."""
+    n = page.page.evaluate("nSaid")
+    say(page, sound)
+    page.wait(lambda: page.page.evaluate("nSaid") > n, "the end of the sound")
+    units = page.report["units"]
+    page.wait(lambda: page.report["units"] > units + 1, "the units with the sound")
 
 
 def test_speech_stops_the_model_and_noise_does_not(context: BrowserContext, server: ServerProcess) -> None:
     context.add_init_script(MICROPHONE)
     page = OpenPage(context, server.port, "/audio_duplex", barge_in=True).start()
     page.wait_state("speaking")
-    page.page.wait_for_timeout(500)
     rng = np.random.default_rng(1)
     noise = 0.1 * rng.standard_normal(2 * RATE)
     for start in (4000, 12000, 20000):  # claps
         noise[start : start + 800] += 0.5 * rng.standard_normal(800) * np.exp(-np.arange(800) / 200)
-    said(page, noise)
-    page.page.wait_for_timeout(2300)
+    say_to_the_end(page, noise)
     assert page.state == "speaking" and page.report["flushes"] == [], page.report["flushes"]
 
-    speech = voice("default")
-    started = said(page, speech)
-    page.wait(lambda: page.report["flushes"], "speech to stop the reply", 5)
+    say(page, voice("default"))
+    page.wait(lambda: page.report["flushes"], "speech to stop the reply")
     [flush] = page.report["flushes"]
-    stop_ms = flush["at"] - started - 1000 * begin(speech) / RATE
-    assert flush["why"] == "barge_in" and flush["speech_ms"] >= 200, flush
-    assert stop_ms <= STOP_MS, f"expected the reply to stop within {STOP_MS} ms, got {stop_ms:.0f} ms"
+    assert flush["why"] == "barge_in" and 200 <= flush["speech_ms"] <= STOP_MS, flush
     units = page.report["units"]
     page.wait(lambda: page.report["units"] > units, "the next unit")
     assert page.sent_kind("interrupt") == [{"type": "interrupt"}]
@@ -95,10 +98,9 @@ def test_switched_off_detector_does_not_stop_but_the_button_does(
     page.page.uncheck("#set-barge-in")
     page.page.keyboard.press("Escape")
     page.start().wait_state("speaking")
-    said(page, voice("high"))
-    page.page.wait_for_timeout(2200)
+    say_to_the_end(page, voice("high"))
     assert page.report["flushes"] == []
     page.page.click("#interrupt")
     page.wait(lambda: page.report["flushes"], "a flush")
     [flush] = page.report["flushes"]
-    assert flush["why"] == "interrupt" and flush["ms"] <= INTERRUPT_MS, flush
+    assert flush["why"] == "interrupt", flush  # how soon: test_real_time.py

@@ -129,7 +129,7 @@ def test_spoken_answer_is_played_and_kept(context: BrowserContext, servers: Serv
     page.page.focus("#text")
     page.page.keyboard.down("Space")
     page.page.wait_for_selector("#record[aria-pressed=true]")
-    page.page.wait_for_timeout(400)
+    page.wait_text("#record-time", "0:01")
     page.page.keyboard.up("Space")
     page.page.wait_for_selector("#attached audio")
     page.page.click("#send")

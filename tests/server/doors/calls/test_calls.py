@@ -22,7 +22,7 @@ from tests.server.access.keyed_gateway import bearer
 from tests.server.doors.calls.call_client import CallClient, calling
 from tests.server.doors.calls.served_calls import KEY, LOOPBACK, ORIGIN, OTHER_KEY, Served, follow, serve_calls
 from tests.server.doors.realtime.realtime_client import speech
-from tests.server.live_gateway import wait_until
+from tests.server.live_gateway import ANSWER_S, wait_until
 
 Json = dict[str, Any]
 
@@ -47,6 +47,10 @@ def sounding(heard: np.ndarray) -> np.ndarray:
     """The 20 ms pieces of a track at 48 kHz that are louder than noise, joined."""
     pieces = heard[: len(heard) // 960 * 960].reshape(-1, 960)
     return pieces[np.abs(pieces).max(axis=1) > 1000].reshape(-1)
+
+
+def is_silent(heard: np.ndarray) -> bool:
+    return len(heard) > 0 and int(np.abs(heard).max()) <= 1000
 
 
 def test_sound_goes_both_ways_and_the_channel_carries_events(served: Served) -> None:
@@ -109,7 +113,7 @@ def test_speech_ends_the_playback_and_truncates_the_item(served: Served) -> None
             assert cleared["response_id"] == response["id"]
             assert truncated["item_id"] == response["output"][0]["id"]
             # What was sent on the track is what the item keeps, to the packet.
-            await asyncio.sleep(0.3)
+            await wait_until(lambda: is_silent(client.heard[-9_600:]), "the packets under way")
             heard_ms = len(sounding(client.heard)) / 48
             assert abs(truncated["audio_end_ms"] - heard_ms) < 60, f"expected {heard_ms:.0f}, got {truncated}"
             await client.send("conversation.item.retrieve", item_id=truncated["item_id"])
@@ -129,9 +133,10 @@ def test_the_client_may_clear_the_playback(served: Served) -> None:
             await client.send("input_audio_buffer.append", audio="AAAA")
             assert "track" in (await client.until("error"))["error"]["message"]
             client.microphone.say(tone(500, 0.4))
-            await asyncio.sleep(0.5)
-            await client.send("input_audio_buffer.commit")
-            await client.until("input_audio_buffer.committed")
+            async with asyncio.timeout(ANSWER_S):
+                while not any(event["type"] == "input_audio_buffer.committed" for event in client.log):
+                    await client.send("input_audio_buffer.commit")  # refused while little sound has arrived
+                    await asyncio.sleep(0.1)
 
     served.run(scenario)
 

@@ -1,6 +1,5 @@
 """vLLM-Omni sessions that outlive a connection: what is repeated, who may resume, and how long they wait."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -169,13 +168,22 @@ def test_a_session_without_a_connection_ends(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_missing_events_need_a_new_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.doors.dialects.vllm_omni.resumption.KEPT_CHARS", 1000)
+    dropped: list[str] = []
+    add = EventJournal.add
+
+    def noted(journal: EventJournal, number: int, text: str) -> None:
+        add(journal, number, text)
+        dropped.extend([text] * (len(text) > 1000))
+
+    monkeypatch.setattr(EventJournal, "add", noted)
 
     async def scenario() -> None:
         async with two_sockets(n_listen=0, n_speak=3) as (worker, _, client, second):
+            dropped.clear()
             await client.append()
             await wait_until(lambda: worker.total_requests >= 1, "a unit")
             client.abort()
-            await asyncio.sleep(0.1)
+            await wait_until(lambda: bool(dropped), "a large event that the client has not received")
             await client.resume(second)
             assert (await client.until("session.resync_required"))["reason"] == "journal_gap"
             await second.wait_closed()
