@@ -1,6 +1,6 @@
-"""The life cycle of a compiled worker in real processes: cold and cached start, unload, drain, failed starts.
+"""The life cycle of a compiled worker in real processes: start, unload and load, drain, failed starts.
 
-The two workers that compile share a cache: the first one finds it empty, the second one finds what the first one left.
+tests/e2e/test_start_all.py starts a worker from the cache of another process.
 """
 
 import signal
@@ -18,11 +18,12 @@ import pytest
 from tests.worker.http.processes import WorkerProcess, running
 from tests.worker.http.scripted_client import HandshakeRefused, ScriptedClient
 from worker.config.compile import TARGETS
+from worker.protocol.messages import Result
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 FLAGS = ("--max-sessions", "2", "--max-warmup-chunks", "2")
-# The target that compiles fastest. The others take ten times as long and add nothing to these tests;
+# The target that compiles fastest. The others take longer and add nothing to these tests;
 # tests/test_compile_equivalence.py compiles all of them.
 CHOSEN = ("vpm",)
 FEW_STEPS = {"duplex": {"euler_steps": 1}}
@@ -78,23 +79,20 @@ def launch(folder: Path, cache: Path, *flags: str, **options: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def cold(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Watched]:
-    """The first start; its process ends before the second start, since two compilers would slow each other down."""
-    with launch(tmp_path_factory.mktemp("cold"), cache) as worker:
-        watched = Watched(worker)
-        with ScriptedClient(worker) as client:
-            client.prepare(LIVELY)
-            watched.results = client.units(range(5), picture=True)
-            client.stop()
-        watched.after = worker.health()
-        watched.status = worker.stop()
-        yield watched
+def compiled(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Watched]:
+    """A worker that found an empty cache. The last test that uses it ends it."""
+    with launch(tmp_path_factory.mktemp("compiled"), cache, "--drain-timeout", "20") as worker:
+        yield Watched(worker)
 
 
 @pytest.fixture(scope="module")
-def cached(tmp_path_factory: pytest.TempPathFactory, cache: Path, cold: Watched) -> Iterator[Watched]:
-    with launch(tmp_path_factory.mktemp("cached"), cache, "--drain-timeout", "20") as worker:
-        yield Watched(worker)
+def results(compiled: Watched) -> list[Result]:
+    """Of the first session."""
+    with ScriptedClient(compiled.worker) as client:
+        client.prepare(LIVELY)
+        got = client.units(range(5), picture=True)
+        client.stop()
+    return got
 
 
 def decisions_and_sound(results: list[Any]) -> list[tuple[Any, ...]]:
@@ -108,19 +106,19 @@ def decisions_and_sound(results: list[Any]) -> list[tuple[Any, ...]]:
 # --- starting -------------------------------------------------------------------------------------
 
 
-def test_states_follow_in_order(cold):
+def test_states_follow_in_order(compiled):
     expected = ["LOADING", "COMPILING", "WARMING_UP", "IDLE"]
-    assert cold.states == expected, f"expected {expected}, got {cold.states}"
-    assert set(cold.health["start_seconds"]) == set(expected[:-1])
-    assert cold.refused_while == set(expected[:-1]), f"expected refusals until IDLE, got {cold.refused_while}"
+    assert compiled.states == expected, f"expected {expected}, got {compiled.states}"
+    assert set(compiled.health["start_seconds"]) == set(expected[:-1])
+    assert compiled.refused_while == set(expected[:-1]), f"expected refusals until IDLE, got {compiled.refused_while}"
 
 
-def test_idle_follows_warm_up(cold):
-    lines = cold.worker.lines
+def test_idle_follows_warm_up(compiled):
+    lines = compiled.worker.lines
 
     def at(text: str) -> int:
         found = [number for number, line in enumerate(lines) if text in line]
-        assert found, f"expected a line with {text!r}, got:\n{cold.worker.log}"
+        assert found, f"expected a line with {text!r}, got:\n{compiled.worker.log}"
         return found[0]
 
     order = [at(f"[warmup] ({step}/6)") for step in range(1, 7)]
@@ -128,66 +126,43 @@ def test_idle_follows_warm_up(cold):
     assert at("[warmup] unit=1/") < at("[warmup] unit=2/") < at("[warmup] ✓ omni duplex warmup complete") < at("IDLE")
 
 
-def test_health_shows_each_target_compiling(cold):
-    targets = cold.health["compile"]["targets"]
+def test_health_shows_each_target_compiling(compiled):
+    targets = compiled.health["compile"]["targets"]
     phases = {name: target["phase"] for name, target in targets.items()}
     expected = {name: "compiled" if name in CHOSEN else "off" for name in TARGETS}
-    assert phases == expected, f"expected {expected}, got {phases}\n{cold.worker.log}"
+    assert phases == expected, f"expected {expected}, got {phases}\n{compiled.worker.log}"
     for name in CHOSEN:
-        seen = cold.phases[name]
+        seen = compiled.phases[name]
         assert seen[0] == "waiting" and seen[-1] == "compiled", f"{name}: expected waiting to compiled, got {seen}"
         assert targets[name]["n_graphs"] > 0, f"{name}: expected graphs, got none"
-    assert len({what for state, what in cold.progress if state == "COMPILING"}) > 3
+    assert len({what for state, what in compiled.progress if state == "COMPILING"}) > 3
 
 
-def test_health_reports_weights_and_recompiles(cold):
-    weights, late = cold.health["model"]["weights"], cold.health["compile"]["after_warm_up"]
+def test_health_reports_weights_and_recompiles(compiled):
+    weights, late = compiled.health["model"]["weights"], compiled.health["compile"]["after_warm_up"]
     assert weights["bytes"] > 1e6 and weights["gb_per_s"] == weights["bytes"] / 1e9 / weights["seconds"], weights
     assert late.keys() >= {"graph_breaks", "graphs", "recompiles", "graph_skips", "cudagraph_skips"}, late
-    assert cold.health["versions"].keys() >= {"torch", "triton", "cuda", "driver"}, cold.health["versions"]
-    assert any("weights: " in line and "GB/s" in line for line in cold.worker.lines), cold.worker.log
+    assert compiled.health["versions"].keys() >= {"torch", "triton", "cuda", "driver"}, compiled.health["versions"]
+    assert any("weights: " in line and "GB/s" in line for line in compiled.worker.lines), compiled.worker.log
 
 
-def test_memory_stays_small(cold):
-    resident = cold.after["memory"]["resident"]
+def test_nothing_compiles_after_warm_up(compiled, results):
+    body = compiled.worker.wait_free(2)
+    late, resident = body["compile"]["after_warm_up"], body["memory"]["resident"]
+    assert late and not any(late.values()), f"expected nothing, got {late}"
+    assert {r.is_listen for r in results} >= {False}, "expected some speech, got none"
     assert resident < 1.5e9, f"expected less than 1.5 GB, got {resident / 1e9:.2f}"
 
 
-def test_nothing_compiles_after_warm_up(cold):
-    late = cold.after["compile"]["after_warm_up"]
-    assert late and not any(late.values()), f"expected nothing, got {late}"
-    assert {r.is_listen for r in cold.results} >= {False}, "expected some speech, got none"
-
-
-def test_second_start_uses_the_cache(cold, cached):
-    first, second = (one.health["compile"]["targets"] for one in (cold, cached))
-    hits = {name: (target["hits"], target["misses"]) for name, target in second.items()}
-    assert sum(h for h, _ in hits.values()) > 0 and not any(m for _, m in hits.values()), f"hits and misses: {hits}"
-    assert sum(target["misses"] for target in first.values()) > 0, f"expected an empty cache at first, got {first}"
-    times = [one.health["start_seconds"]["COMPILING"] for one in (cold, cached)]
-    assert times[1] < times[0], f"expected less than {times[0]:.1f} s, got {times[1]:.1f} s"
-    lines = [line for line in cached.worker.lines if "compile cache" in line]
-    assert any(" hits" in line and "cold" in line for line in lines), (
-        f"expected hits and seconds in the log, got {lines}"
-    )
-
-
-def test_cold_and_cached_start_give_same_results(cold, cached):
-    with ScriptedClient(cached.worker) as client:
-        client.prepare(LIVELY)
-        assert decisions_and_sound(client.units(range(5), picture=True)) == decisions_and_sound(cold.results)
-        client.stop()
-
-
-def test_serves_compile_report(cached):
-    status, body = cached.worker.ask("/compile_report")
+def test_serves_compile_report(compiled):
+    status, body = compiled.worker.ask("/compile_report")
     assert status == 200, f"expected 200, got {status}: {body}"
     assert body["rows"], "expected rows, got none"
 
 
-def test_health_answers_during_units(cached):
+def test_health_answers_during_units(compiled):
     """In every state and for several concurrent requests; latency is measured by a benchmark."""
-    worker, answers = cached.worker, []
+    worker, answers = compiled.worker, []
     worker.wait_free(2)
 
     def ask() -> None:
@@ -208,12 +183,13 @@ def test_health_answers_during_units(cached):
 # --- unloading ------------------------------------------------------------------------------------
 
 
-def test_unloads_and_reloads_the_model(cached):
-    worker = cached.worker
+def test_unloads_and_loads_from_the_cache(compiled):
+    """Results stay the same to the last bit."""
+    worker = compiled.worker
     worker.wait_free(2)
     with ScriptedClient(worker) as client:
         client.prepare(LIVELY)
-        before = decisions_and_sound(client.units(range(3)))
+        before = decisions_and_sound(client.units(range(3), picture=True))
         page = urllib.request.Request(
             f"http://127.0.0.1:{worker.port}/model/unload", b"", {"Origin": "http://a.example"}
         )
@@ -232,9 +208,10 @@ def test_unloads_and_reloads_the_model(cached):
             worker.wait_state("IDLE", timeout=COMPILE_S)
             with ScriptedClient(worker) as client:
                 client.prepare(LIVELY)
-                assert decisions_and_sound(client.units(range(3))) == before
+                assert decisions_and_sound(client.units(range(3), picture=True)) == before
                 client.stop()
-            late = worker.wait_free(2)["compile"]["after_warm_up"]
+            compilation = worker.wait_free(2)["compile"]
+            late = compilation["after_warm_up"]
             assert late and not any(late.values()), f"expected nothing, got {late}"
         status, body = worker.ask("/model/unload", post={}, timeout=120)
         assert (status, body["state"]) == (200, "UNLOADED"), f"got {status}: {body}"
@@ -242,13 +219,19 @@ def test_unloads_and_reloads_the_model(cached):
         assert worker.ask("/readyz")[0] == 503
         with pytest.raises(HandshakeRefused):
             ScriptedClient(worker)
+    hits = {name: (target["hits"], target["misses"]) for name, target in compilation["targets"].items()}
+    assert sum(h for h, _ in hits.values()) > 0 and not any(m for _, m in hits.values()), f"hits and misses: {hits}"
+    lines = [line for line in worker.lines if "compile cache" in line]
+    assert any(" hits" in line and "cold" in line for line in lines), (
+        f"expected hits and seconds in the log, got {lines}"
+    )
     # The first rounds also load the compiler, which stays in memory: 523, then 596 MB on two cores.
     assert kept[2] <= 1.05 * kept[1], f"after letting go: expected at most 5 % over {kept[1]}, got {kept}"
 
 
-def test_reports_missing_model_and_accepts_another(cached):
+def test_reports_missing_model_and_accepts_another(compiled):
     """On a worker without a loaded model."""
-    worker = cached.worker
+    worker = compiled.worker
     if worker.health()["state"] != "UNLOADED":
         worker.wait_free(2)
         worker.ask("/model/unload", post={}, timeout=120)
@@ -268,9 +251,8 @@ def test_reports_missing_model_and_accepts_another(cached):
 # --- stopping -------------------------------------------------------------------------------------
 
 
-def test_drain_lets_sessions_finish(cold, cached):
-    assert cold.status == 0, f"expected exit status 0, got {cold.status}\n{cold.worker.log}"
-    worker = cached.worker
+def test_drain_lets_sessions_finish(compiled):
+    worker = compiled.worker
     worker.wait_state("IDLE")
     with ScriptedClient(worker) as client:
         client.prepare(LIVELY)
