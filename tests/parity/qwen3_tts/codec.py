@@ -27,8 +27,10 @@ from tests.parity.report import Report
 WAVE_SCALE = 20_000  # of 16-bit samples
 WAVE_TOLERANCE = 5e-6
 TOLERANCE = 1e-5
+KIND = "tts_model_type"
 RAMP = (1, 2, 4, 8)  # frames of the first chunks; the last size repeats
 MEL_STEP = BLOCK_STEP = 8  # of the stored frames
+PEAK = "unclamped_absmax"  # of the sound before it is clipped, stored beside the modules' outputs
 MULTIPLE = 4  # of the encoder's stored columns
 
 
@@ -50,22 +52,30 @@ def run_decoder(golden: GoldenDir, report: Report) -> None:
         part = slice(298 * FRAME_SAMPLES, 303 * FRAME_SAMPLES)
         wave = decoded(decoder, codes, ramp(len(codes)))[part]
         report.close_if(case, "long sound in chunks", wave, tensors.get("long.offline_298_303"), WAVE_TOLERANCE)
+    if "padded.codes" in tensors:
+        codes = tensors["padded.codes"][1]
+        codes = codes[: int((codes[:, 0] >= 0).sum())]
+        wave = decoded(decoder, codes, [len(codes)])
+        report.close_if(case, "padded row of a batch", wave, tensors.get("padded.wav1"), WAVE_TOLERANCE)
 
 
 def _intermediates(decoder: SpeechDecoder, codes: Tensor, tensors: dict[str, Tensor], report: Report) -> None:
-    stored = {name: name.removeprefix("n12.") for name in tensors if name.startswith("n12.")}
+    """Outputs of modules for the first 12 frames; a name's suffix `_everyN` says which columns are stored."""
+    modules = {name: name.removeprefix("n12.").partition("_every") for name in tensors if name.startswith("n12.")}
+    stored = {name: (module, int(step or 1)) for name, (module, _, step) in modules.items() if module != PEAK}
     seen: dict[str, Tensor] = {}
     hooks = [
         decoder.get_submodule({"quantized": "quantizer"}.get(module, module)).register_forward_hook(
             lambda _module, _inputs, output, name=name: seen.__setitem__(name, output)
         )
-        for name, module in stored.items()
+        for name, (module, _) in stored.items()
     ]
     decoded(decoder, codes[:12], [12])
     for hook in hooks:
         hook.remove()
-    for name, module in stored.items():
+    for name, (module, step) in stored.items():
         got = seen[name].transpose(1, 2) if module == "quantized" else seen[name]
+        got = got[..., ::step]
         report.close("speech_decoder", module, got, tensors[name], TOLERANCE)
 
 
@@ -108,6 +118,7 @@ def run_speaker(golden: GoldenDir, report: Report) -> None:
     n_samples = torch.tensor([len(sound)])
     mel, _ = encoder.log_mel(sound[None], n_samples)
     report.close_if(case, "log-mel", mel[:, ::MEL_STEP], tensors.get("w0.mel_every8"), TOLERANCE)
+    report.close_if(case, "whole log-mel", mel, tensors.get("w0.mel"), TOLERANCE)
     seen: dict[str, Tensor] = {}
     names = {f"blocks.{n}": f"w0.block{n}" for n in range(4)} | {"mfa": "w0.mfa_every8"}
     hooks = [
@@ -153,8 +164,12 @@ def tokenizer_of(golden: GoldenDir) -> SpeechTokenizer:
 
 
 def speaker_of(golden: GoldenDir) -> SpeakerEncoder:
-    """The speaker encoder whose weights are in the golden file, through its loader."""
+    """The speaker encoder whose weights are in the golden file or in a Base checkpoint, through its loader."""
     tensors = golden.tensors("speaker_encoder")
+    if not any(name.startswith("w.") for name in tensors):
+        folders = sorted(file.parent for file in golden.path.glob("*/config.json"))
+        (base,) = (one.name for one in folders if json.loads((one / "config.json").read_text()).get(KIND) == "base")
+        return load_speaker_encoder(golden.model(base))
     weights = {SPEAKER_PREFIX + name[2:]: tensor for name, tensor in tensors.items() if name.startswith("w.")}
     with checkpoint(weights, {SPEAKER_SECTION: golden.config("speaker_encoder")}) as full:
         return load_speaker_encoder(full)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from models.qwen3_tts import regions
+from models.qwen3_tts.codec.config import FRAME_SAMPLES
 from models.qwen3_tts.config import Qwen3TTSConfig, parse_qwen3_tts_config
 from models.qwen3_tts.draws import final_scores
 from models.qwen3_tts.load import load_qwen3_tts
@@ -16,6 +17,7 @@ from models.qwen3_tts.runner import TalkerRunner
 from models.qwen3_tts.settings import CodeSampling, FrameSampling
 from models.qwen3_tts.state import FIRST, REST, TalkerState
 from tests.parity.golden import GoldenDir, read_tensors
+from tests.parity.qwen3_tts.codec import WAVE_TOLERANCE, decoded, tokenizer_of
 from tests.parity.qwen3_tts.talker import HEAD, override
 from tests.parity.report import Report
 
@@ -95,6 +97,7 @@ def run_generate(golden: GoldenDir, report: Report) -> None:
         _compare_prompts(case, report)
         if "generated_code0" in case.tensors:
             _compare_frames(case, report)
+        _compare_sound(golden, case, report)
 
 
 def _compare_prompts(case: Case, report: Report) -> None:
@@ -139,6 +142,20 @@ def _compare_frames(case: Case, report: Report) -> None:
             n_drawn = int(runner.state.frames[slot])
             report.equal(name, "frames", n_drawn, _frames(first_codes[slot], eos_id))
         recorder.compare(name, slot, n_frames, report)
+
+
+def _compare_sound(golden: GoldenDir, case: Case, report: Report) -> None:
+    """Sound of the recorded codes; after an in-context prompt, that of the codes which continue the reference."""
+    for row in range(case.n):
+        codes, expected = (case.tensors.get(f"{name}.{row}") for name in ("codes", "wav"))
+        if codes is None or expected is None:
+            continue
+        before = torch.from_numpy(case.prompts[row].codes)
+        is_reference = (before >= 0).all(1)
+        whole = torch.cat((before[is_reference], codes))
+        sound = decoded(tokenizer_of(golden).decoder, whole, [len(whole)])
+        sound = sound[int(is_reference.sum()) * FRAME_SAMPLES :]
+        report.close(f"{case.stem} {row}", "sound", sound, expected, WAVE_TOLERANCE)
 
 
 def _frames(first_codes: torch.Tensor, eos_id: int) -> int:
