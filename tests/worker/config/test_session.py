@@ -118,10 +118,10 @@ def test_errors_name_the_range() -> None:
 
 
 @pytest.mark.parametrize("setting", [*WHOLE, *REAL, *CHOICES])
-@pytest.mark.parametrize("value", [True, False, "1", "", [], {}, math.nan, math.inf, -math.inf, 10**400, object()])
-def test_types_are_strict(setting: str, value: object) -> None:
-    error = refused(SessionConfig, **{setting: value})
-    assert [one.setting for one in error.problems] == [setting], error.problems
+def test_types_are_strict(setting: str) -> None:
+    for value in (True, False, "1", "", [], {}, math.nan, math.inf, -math.inf, 10**400, object()):
+        error = refused(SessionConfig, **{setting: value})
+        assert [one.setting for one in error.problems] == [setting], f"{value!r:.20}: {error.problems}"
 
 
 @pytest.mark.parametrize("setting", WHOLE)

@@ -17,7 +17,7 @@ from typing import Any, Self
 ROOT = Path(__file__).parents[3]
 # Generous limits for a loaded machine with two slow cores; exceeding them means a hang.
 START_S, ANSWER_S, STOP_S = 240.0, 60.0, 60.0
-POLL_S = 0.02
+POLL_S = 0.05
 LISTENING = "listening on "
 
 

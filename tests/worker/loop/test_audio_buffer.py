@@ -212,18 +212,18 @@ def test_reference_counts(pushes: list[int | None]) -> None:
         )
 
 
-@pytest.mark.parametrize("n_samples", [1, 79, 480, *EDGES])
 @pytest.mark.parametrize("reference", [False, True])
 @pytest.mark.parametrize("pictures_first", [False, True])
-def test_n_whole_counts_the_units_that_can_be_taken(n_samples: int, reference: bool, pictures_first: bool) -> None:
-    audio_buffer = AudioBuffer(reference=reference)
-    if pictures_first:
-        audio_buffer.skip_unit()
-    audio_buffer.push(sound(n_samples))
-    n_whole = audio_buffer.n_whole
-    n_units = len(list(taken(audio_buffer)))
-    assert n_whole == n_units, f"expected {n_units} units foretold, got {n_whole}"
-    assert audio_buffer.n_whole == 0, f"expected none to be left, got {audio_buffer.n_whole}"
+def test_n_whole_counts_the_units_that_can_be_taken(reference: bool, pictures_first: bool) -> None:
+    for n_samples in (1, 79, 480, *EDGES):
+        audio_buffer = AudioBuffer(reference=reference)
+        if pictures_first:
+            audio_buffer.skip_unit()
+        audio_buffer.push(sound(n_samples))
+        n_whole = audio_buffer.n_whole
+        n_units = len(list(taken(audio_buffer)))
+        assert n_whole == n_units, f"{n_samples} samples: expected {n_units} units foretold, got {n_whole}"
+        assert audio_buffer.n_whole == 0, f"{n_samples} samples: expected none left, got {audio_buffer.n_whole}"
 
 
 def test_reference_pads_a_short_start() -> None:
