@@ -25,9 +25,11 @@ class CodePredictor(Derived):
     """Decoder stack with a table for each residual code but the last, and a head for each.
 
     tables: [15, K, talker's D] holds the weights of the embeddings, which become views of it.
+    inputs: [15, K, D] the same rows after the projection, computed once; `tables` itself without one.
     """
 
     tables: Tensor
+    inputs: Tensor
 
     def __init__(self, config: CodePredictorConfig, talker_width: int):
         super().__init__()
@@ -51,12 +53,17 @@ class CodePredictor(Derived):
         # The narrower talker has the predictor's width, and no projection.
         self.small_to_mtp_projection = nn.Linear(talker_width, width) if talker_width != width else nn.Identity()
         self.register_buffer("tables", torch.empty(RESIDUAL_CODES, codes, talker_width), persistent=False)
+        self.register_buffer("inputs", torch.empty(RESIDUAL_CODES, codes, width), persistent=False)
 
     def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:
         embeddings = cast("list[nn.Embedding]", list(cast(nn.ModuleList, self.model.codec_embedding)))
         self.tables = torch.stack([embedding.weight.data for embedding in embeddings])
         for embedding, table in zip(embeddings, self.tables, strict=True):
             embedding.weight.data = table
+        if isinstance(self.small_to_mtp_projection, nn.Identity):
+            self.inputs = self.tables
+        else:
+            self.inputs = torch.stack([self.small_to_mtp_projection(table) for table in self.tables])
 
     def residual_rows(self, codes: Tensor) -> Tensor:
         """Rows [..., 15, talker's D] of residual codes [..., 15]."""
@@ -94,7 +101,7 @@ class CodePredictor(Derived):
             logits = self._logits(state[:, -1], number, backend)
             codes.append(draw(logits, number))
             if number < RESIDUAL_CODES:
-                rows = self.small_to_mtp_projection(self.tables[number - 1][codes[-1]].unsqueeze(1))
+                rows = self.inputs[number - 1][codes[-1]].unsqueeze(1)
         return torch.stack(codes, dim=1)
 
     def parallel_logits(
