@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from models.errors import SettingsError
+from models.errors import SettingsError, SlotError
 from models.qwen3_tts import regions
 from models.qwen3_tts.codec.codec import CodeChunk, SpeechCodec
 from models.qwen3_tts.codec.config import FRAME_SAMPLES
@@ -117,9 +117,12 @@ class SpeechStreams:
         Args:
             ids: text tokens; the last call's end with that of the text.
             is_open: more text follows.
-        Raises: ContextOverflowError if too much text waits; nothing is appended then.
+        Raises: SlotError if the slot's request has ended; ContextOverflowError if too much text waits. Nothing is
+            appended then.
         """
-        stream = self._streams[slot]
+        stream = self._streams.get(slot)
+        if stream is None:
+            raise SlotError(f"slot {slot}", expected=f"one of the running ones {sorted(self._streams)}", got="another")
         self.runner.append_text(slot, ids, is_open=is_open, n_read=max(stream.frames - 1, 0))
         stream.n_text += len(ids)
         stream.n_track += len(ids)
@@ -128,9 +131,9 @@ class SpeechStreams:
         self.runner.limit(slot, self._cap(stream.request, stream.n_text))
 
     def cancel(self, slot: int) -> None:
-        """End a request; its slot is free."""
-        del self._streams[slot]
-        self.runner.close(slot)
+        """End a request; its slot is free. A request that has ended is left alone."""
+        if self._streams.pop(slot, None) is not None:
+            self.runner.close(slot)
 
     def step(self) -> list[SpokenPart]:
         """Draw the next frame of every request that does not wait for text, and decode the chunks that are due.

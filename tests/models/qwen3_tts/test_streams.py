@@ -90,6 +90,10 @@ def test_live_text_waits_with_all_its_sound_sent(streams: SpeechStreams) -> None
     streams.append_text(slot, whole.trailing[3:], is_open=False)
     parts += run(streams, {slot})[slot]
     assert_sound(parts, expected)
+    with pytest.raises(SlotError, match=r"slot \d: expected one of the running ones \[\]"):
+        streams.append_text(slot, [1], is_open=False)
+    streams.cancel(slot)  # of a request that has ended: no effect
+    assert streams.runner.free_slots == [0, 1]
 
 
 def test_reference_codes_are_continued(base_model: Qwen3TTS, speech_tokenizer: SpeechTokenizer) -> None:
