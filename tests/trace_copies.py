@@ -25,12 +25,15 @@ def altered(value: Any) -> Any:
 
 
 def with_field(trace: Trace, path: tuple, change: Callable[[Any], Any]) -> Trace:
-    expected = copy.deepcopy(trace.expected)
-    place = expected
-    for part in path[:-1]:
-        place = place[part]
-    place[path[-1]] = change(place[path[-1]])
-    return replace(trace, expected=expected)
+    def changed(held: Any, path: tuple) -> Any:
+        """A copy that shares everything beside the path with the original."""
+        if not path:
+            return change(held)
+        copied = copy.copy(held)
+        copied[path[0]] = changed(held[path[0]], path[1:])
+        return copied
+
+    return replace(trace, expected=changed(trace.expected, path))
 
 
 def make_folder(path: Path, name: str = VARIED, **files: Any) -> Path:

@@ -36,10 +36,12 @@ class StartAll:
     def __init__(self, root: Path, folder: Path, config: dict[str, Any]):
         self.folder = folder
         command = ["bash", "start_all.sh", "--config", str(folder / "config.json"), "--log-dir", str(folder / "tmp")]
+        # As users start it: the compiler has processes of its own, which must end too.
+        environ = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_COMPILE_THREADS"}
         self.process = subprocess.Popen(
             command,
             cwd=root,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**environ, "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
