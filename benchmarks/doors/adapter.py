@@ -50,7 +50,7 @@ class _NoTranscriber:
 class _Worker:
     """A worker's session without a worker. sent: messages that are not answered."""
 
-    is_paused = has_side_lane = False
+    is_paused = has_side_lane = runs_early = False
 
     def __init__(self) -> None:
         self.sent: list[FromClient] = []

@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 from websockets.sync.client import ClientConnection, connect
 
+from tests.e2e.browser import press_start
 from tests.e2e.serving import ServerProcess, gateway_with_fake_worker
 
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
@@ -184,7 +185,7 @@ def test_live_page_fills_a_phones_screen(browser: Browser, server: ServerProcess
     box = page.locator("#stage").bounding_box()
     assert box["width"] == 390 and box["height"] > 700, f"expected a stage that fills the window, got {box}"
     assert page.locator("#captions").is_hidden()
-    page.click("#card-action")
+    press_start(page)
     page.wait_for_selector("#stage:is([data-state=listening], [data-state=speaking])", timeout=30_000)
     page.wait_for_selector("#subtitles:not(:empty)", timeout=30_000)
     context.close()
