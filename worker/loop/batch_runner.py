@@ -115,11 +115,6 @@ class BatchRunner:
         self.unit_steps.rewind(job.slot, job.start)
         job.session.move("fail")
 
-    @property
-    def is_text_idle(self) -> bool:
-        """Whether no job has text left to prefill or decode, apart from jobs that yield to all others."""
-        return not any(job.has_text_left and not job.is_low_priority for job in self.jobs)
-
     # --- running -------------------------------------------------------------------------------
 
     def run_with_retry(self, jobs: list[Job], stage: BatchStage[Result]) -> list[tuple[Job, Result]]:

@@ -150,8 +150,12 @@ class Sessions:
         return SessionsMark(self._n_opened, self._prompts.snapshots.copy())
 
     def forget_since(self, mark: SessionsMark) -> None:
-        """Restore the seeds and saved prompts of `mark`, so that sessions since then do not affect later ones."""
+        """Restore the seeds and saved prompts of `mark`, so that sessions since then do not affect later ones.
+
+        All times of first sounds are forgotten.
+        """
         self._n_opened = mark.n_opened
+        self._loop.forget_first_sounds()
         self._prompts.restore(mark.snapshots)
 
     # --- units ---------------------------------------------------------------------------------

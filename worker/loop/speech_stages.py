@@ -42,8 +42,11 @@ class SpeechStages:
 
     # --- draw ----------------------------------------------------------------------------------
 
-    def draw(self, jobs: list[Job]) -> None:
-        """Launch draws for every job with a speech call: one slice while other jobs have text, else until a poll."""
+    def draw(self, jobs: list[Job], *, is_alone: bool) -> None:
+        """Launch draws for every job with a speech call.
+
+        is_alone: no job has text to work on now: draw until a poll, otherwise one slice.
+        """
         if not jobs:
             return
         with self._batch.timed(jobs, "condition"):
@@ -56,7 +59,6 @@ class SpeechStages:
         for job in new:
             self._batch.guard_speech(job, self._make_room)
         self._batch.run_with_retry([job for job in new if job.calls], self._begin)
-        is_alone = self._batch.is_text_idle
         while jobs := [job for job in jobs if self._may_draw(job)]:
             # If no other stage waits, draw up to the next poll, and on from there before its tokens have arrived.
             n_steps = min(job.calls[0].n_until_poll for job in jobs) if is_alone else SLICE_SPEECH_TOKENS

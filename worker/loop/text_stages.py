@@ -328,6 +328,7 @@ class _Encode:
 
     def undo(self, job: Job) -> None:
         assert job.start is not None
+        self._vision_stream.join()  # the audio may have failed beside it
         self._unit_steps.rewind(job.slot, job.start)
         if (early := job.session.take_early_rows()) is not None:
             early.mark_removed()

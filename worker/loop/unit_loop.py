@@ -105,10 +105,15 @@ class UnitLoop:
         """Whether work of turns without sound goes first from now on."""
         self._order.turn(on)
 
+    def forget_first_sounds(self) -> None:
+        """Forget how long first sounds took, as at the start."""
+        self._order.forget()
+
     @property
     def has_unfed_units(self) -> bool:
-        """Whether units wait for their prefill, which comes before any early unit."""
-        return any(job.phase in (JobPhase.START, JobPhase.PREFILL) for job in self.jobs if not job.is_background)
+        """Whether units are to be prefilled now, which comes before any early unit."""
+        unfed = [job for job in self.jobs if job.phase in (JobPhase.START, JobPhase.PREFILL) and not job.is_background]
+        return bool(unfed) and not self._order.waiting(self.jobs).issuperset(unfed)
 
     def run(self) -> bool:
         """One iteration: schedule each stage's jobs, run the stage once for them, finish the jobs that are complete.
@@ -118,7 +123,8 @@ class UnitLoop:
         """
         waiting = self._order.waiting(self.jobs)
         if self._speech is not None:
-            self._speech.draw([job for job in self.jobs if job.calls and job not in waiting])
+            is_alone = not any(job.has_text_left for job in self._prior(waiting))
+            self._speech.draw([job for job in self.jobs if job.calls and job not in waiting], is_alone=is_alone)
         unfed = [job for job in self._prior(waiting) if job.phase in (JobPhase.START, JobPhase.PREFILL)]
         self._text.prefill([job for job in unfed if not job.is_background])
         self._background.run([job for job in unfed if job.is_background], self._is_contended)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -159,6 +160,19 @@ def test_failed_unit_is_undone(engine: ScriptedEngine, n_before: int, stage: str
 
 
 # --- backlog -----------------------------------------------------------------------------------------
+
+
+def test_images_end_before_the_next_work_when_the_sound_beside_them_fails(engine: ScriptedEngine) -> None:
+    session = engine.start("s")
+    encode = engine.loop._text._encode
+    stream = encode._vision_stream
+    with (
+        mock.patch.object(encode, "_vision_stream", mock.Mock(work=stream.work, join=mock.Mock())) as beside,
+        broken(engine.unit_steps.regions, "audio_unit", lambda tensors: True, "before"),
+    ):
+        failed = engine.run_unit(session, 0, pictures=[0])
+    assert isinstance(failed, Failure)
+    beside.join.assert_called()
 
 
 def test_buffered_seconds_are_fed_in_one_unit(engine: ScriptedEngine) -> None:

@@ -29,6 +29,10 @@ class FirstSoundOrder:
         """Count the time from the arrival of a unit to the first sound of its turn."""
         self._times.append(seconds)
 
+    def forget(self) -> None:
+        """Forget all first sounds, such as those of a warm-up, in which all sessions begin to speak at once."""
+        self._times.clear()
+
     @property
     def margin_s(self) -> float | None:
         """Sound that a waiting job's client keeps, in s; None: no first sound was measured, so none waits."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.worker.loop.engines import ALOUD, assert_same_events, make_config, short_speech
 from tests.worker.loop.scripted_engine import ScriptedEngine
-from worker.loop.job import JobPhase
+from worker.loop.job import JobPhase, SpeechCall
 from worker.loop.order.first_sound import (
     MAX_WAIT_S,
     MIN_MARGIN_S,
@@ -170,12 +171,46 @@ def test_turn_with_sound_left_waits_for_the_first_sound_of_another_and_no_longer
         engine.step()
         first, other = sorted(engine.loop.jobs, key=lambda job: job.session is talks)
         assert (first.phase, other.phase) == (JobPhase.DECODE, JobPhase.START), (first.phase, other.phase)
+        assert not engine.loop.has_unfed_units, "expected no unit to be prefilled before an early one"
         is_sound = lambda event: isinstance(event, PartialResult) and event.pcm is not None  # noqa: E731
         while not any(map(is_sound, engine.events["begins"])):
             assert other.phase is JobPhase.START, f"expected the unit to wait for the first sound, got {other.phase}"
             assert engine.step()
         assert other.phase is not JobPhase.START or engine.step()
         assert other.phase is not JobPhase.START, "expected the unit to go on after the first sound"
+
+
+def test_speech_is_drawn_up_to_its_first_piece_while_only_jobs_that_wait_have_text() -> None:
+    engine, drawn = scripted(Clock(), is_on=True), []
+    set_drawn = SpeechCall.set_drawn
+    talks = engine.start("talks", ALOUD, HELLO, HELLO)
+    engine.send(talks, 0)
+    engine.settle()
+    begins = engine.start("begins", ALOUD, HELLO)
+    engine.send(talks, 1)
+    engine.send(begins, 1)
+
+    def record(call: SpeechCall, n: int) -> None:
+        set_drawn(call, n)
+        if any(job.session is begins and call in job.calls for job in engine.loop.jobs):
+            waits = any(job.session is talks and job.phase is JobPhase.START for job in engine.loop.jobs)
+            drawn.append((n, waits))
+
+    with mock.patch.object(SpeechCall, "set_drawn", record):
+        engine.settle()
+    (n_first,) = begins.config.sound_ramp
+    assert drawn[:2] == [(1, True), (n_first, True)], f"expected one call of {n_first} tokens, got {drawn}"
+
+
+def test_times_of_a_warm_up_are_forgotten() -> None:
+    with short_speech():
+        engine = scripted(Clock(), is_on=True)
+        mark = engine.sessions.mark()
+        engine.send(engine.start("a", ALOUD, HELLO), 0)
+        engine.settle()
+        assert engine.loop._order.margin_s is not None
+        engine.sessions.forget_since(mark)
+        assert engine.loop._order.margin_s is None
 
 
 def test_due_turn_goes_on_beside_a_first_sound() -> None:
