@@ -86,8 +86,8 @@ def test_turns_with_a_picture(context: BrowserContext, servers: Servers) -> None
     page.page.click("#new")
     assert page.report["messages"] == []
     page.page.click("#open-chats")
+    page.wait(lambda: page.page.locator("#chats-list li").count() == 2, "the chat and its imported copy")
     assert page.page.locator("#chats-list .open").all_inner_texts()[0].startswith("Which color?")
-    assert page.page.locator("#chats-list li").count() == 2, "expected the chat and its imported copy"
     page.page.locator("#chats-list .quiet").first.click()
     page.page.click("dialog.box[open] button[value=yes]")
     page.wait(lambda: page.page.locator("#chats-list li").count() == 1, "one chat less")

@@ -119,7 +119,9 @@ def test_measures_live_sessions_within_the_remaining_time(running: RunningEngine
     assert row["llm_rows"][0] > 20 and row["llm_rows"][1] > 100
     assert row["send_late_ms"]["max"] >= 0 and row["busy"]["process_core_percent"] > 0
     assert measure_sessions(running, plan, left_s=lambda: 1.0, save=lambda found: None)["left_out"]
-    assert found["claim"] == {"sessions": 2, "units": 3, "is_long": True} and row["device_used_bytes"] is None
+    # On a slow machine units are late, and no number of sessions is served.
+    claim = {"sessions": 2, "units": 3, "is_long": True} if row["miss_rate"] == 0 else None
+    assert found["claim"] == claim and row["device_used_bytes"] is None
     assert any("sessions served" in line for line in format_process("sessions", {"sessions": found}))
 
 
