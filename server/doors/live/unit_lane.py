@@ -153,7 +153,9 @@ class LiveLane:
     # --- the worker's answers ------------------------------------------------------------------
 
     def on_partial(self, partial: Partial) -> None:
-        """Pass on a part of the unit in flight."""
+        """Pass on a part of the unit in flight, which a piece of its sound may have completed."""
+        if not self._in_flight and self._pieces.oldest is not None:
+            self._in_flight, self._is_forced = True, False
         if self._is_dropped:
             return
         self._text_sent += partial.text
@@ -175,20 +177,26 @@ class LiveLane:
                 text.on_done(error)
             elif error is not None:
                 self._host.on_history_refused(error)
-        elif isinstance(request, AudioChunk) and self._pieces.ends_unit(request, answer):
-            if not self._in_flight and self._due is not None:
-                self._due = self._clock() + UNIT_S  # it has run early
-            self._in_flight = False
-            if isinstance(answer, Result):
-                self._is_speaking = not (answer.is_listen or answer.end_of_turn)
-                self._context_len = answer.kv_cache_length
-                if not self._is_dropped:
-                    self._on_result(answer)
-            elif error is not None:
-                LOG.warning("a unit failed: %s", error.error)
-            self._is_dropped, self._text_sent = False, ""
-            self._host.on_unit()
+        elif isinstance(request, AudioChunk):
+            self._on_unit(request, answer)
         self._pump()
+
+    def _on_unit(self, request: AudioChunk, answer: ServerMessage) -> None:
+        is_piece = request is self._pieces.oldest
+        if not self._pieces.ends_unit(request, answer):
+            return
+        if is_piece and self._due is not None:
+            self._due = self._clock() + UNIT_S  # it has run early
+        self._in_flight = False
+        if isinstance(answer, Result):
+            self._is_speaking = not (answer.is_listen or answer.end_of_turn)
+            self._context_len = answer.kv_cache_length
+            if not self._is_dropped:
+                self._on_result(answer)
+        elif isinstance(answer, Error):
+            LOG.warning("a unit failed: %s", answer.error)
+        self._is_dropped, self._text_sent = False, ""
+        self._host.on_unit()
 
     def _on_result(self, result: Result) -> None:
         sound = b""

@@ -348,3 +348,30 @@ def test_unit_runs_early_where_the_worker_does_so(tmp_path: Path) -> None:
 
     deltas = [one["delta"] for one in staged(tmp_path, scenario).events if "transcript.delta" in one["type"]]
     assert deltas == ["So"], f"expected the text once, got {deltas}"
+
+
+def test_interrupt_ends_a_unit_that_a_piece_has_completed(tmp_path: Path) -> None:
+    """From its first partial on it is in flight: its rest is dropped, and the next unit listens."""
+
+    async def scenario(stage: Stage) -> None:
+        lane, worker, timeline = stage.session.lane, stage.worker, stage.session.timeline
+        worker.runs_early = True
+        lane.on_answer(await stage.start(), PREPARED)
+        lane.append(np.zeros(1_600, np.float32))
+        piece = worker.sent[-1]
+        lane.on_partial(Partial(current_time=1, part=1, text="So", audio_data=tone("pcm16", 24_000)))
+        timeline.clear()
+        lane.interrupt()
+        assert isinstance(worker.sent[-1], Interrupt), f"expected an interrupt, got {worker.sent[-1]}"
+        lane.on_partial(Partial(current_time=1, part=2, audio_data=tone("pcm16", 24_000)))
+        lane.on_answer(piece, spoken(end_of_turn=True).model_copy(update={"early": True}))
+        assert timeline.waiting_ms == 0, "expected the rest of the unit to be dropped"
+        lane.append(np.zeros(16_000, np.float32))
+        unit = worker.sent[-1]
+        assert isinstance(unit, AudioChunk) and len(unit.samples()) == 16_000 and unit.force_listen
+        times = {"cost_all_ms": 1.0, "server_send_ts": 0.0, "wall_clock_ms": 1.0, "current_time": 2}
+        lane.on_answer(unit, Result(is_listen=True, kv_cache_length=1, **times))
+        lane.append(np.zeros(1_600, np.float32))
+        assert isinstance(worker.sent[-1], AudioChunk) and len(worker.sent[-1].samples()) == 1_600
+
+    staged(tmp_path, scenario)
