@@ -95,16 +95,18 @@ def test_viewer_replays_a_duplex_session(context: BrowserContext, server: Server
     assert page.locator("#entries .words").all_inner_texts() == ["It is ", "a red ball."]
     assert page.locator("#entries .written").all_inner_texts() == ["You: What is it?"]
     assert page.locator("#entries img").count() == N_UNITS
-    page.wait_for_function("document.querySelector('#media').duration > 5 && document.querySelector('#clock').value")
+    page.wait_for_function(
+        "() => document.querySelector('#media').duration > 5 && document.querySelector('#clock').value"
+    )
     assert page.evaluate(PAINTED, 0) > 0.05 and page.evaluate(PAINTED, 1) > 0.05, "expected both channels"
 
     page.click("#wave", position={"x": page.locator("#wave").bounding_box()["width"] / 2, "y": 20})
-    page.wait_for_function("Math.abs(document.querySelector('#media').currentTime - 3) < 0.1")
+    page.wait_for_function("() => Math.abs(document.querySelector('#media').currentTime - 3) < 0.1")
     page.wait_for_selector("#entries > li:nth-child(4)[aria-current]")
     page.keyboard.press("End")
-    page.wait_for_function("document.querySelector('#media').currentTime > 5.9")
+    page.wait_for_function("() => document.querySelector('#media').currentTime > 5.9")
     page.keyboard.press("ArrowLeft")
-    page.wait_for_function("document.querySelector('#media').currentTime < 1.2")
+    page.wait_for_function("() => document.querySelector('#media').currentTime < 1.2")
     assert page.get_attribute("#wave", "aria-valuetext") == "0:01 of 0:06"
 
     page.fill("#comment", "Well seen.")
@@ -123,7 +125,7 @@ def test_viewer_replays_a_duplex_session(context: BrowserContext, server: Server
     assert page.request.post(f"{api}/upload-recording", multipart=upload).ok
     again = OpenPage(context, server.port, f"/s/{ids['duplex']}")
     assert again.page.input_value("#comment") == "Well seen."
-    again.page.wait_for_function("document.querySelector('#uploaded-media').duration > 5")
+    again.page.wait_for_function("() => document.querySelector('#uploaded-media').duration > 5")
     assert again.errors == []
 
 
