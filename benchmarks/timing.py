@@ -1,7 +1,8 @@
-"""Times calls on one device, and measures its copy and matrix product rates."""
+"""Times calls on one device, measures its copy and matrix product rates, and sets the precision of float32 products."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,3 +107,17 @@ class DeviceClock:
         for _ in range(3):
             call()
         return min(self.sample(call, lambda: None) for _ in range(CEILING_REPEATS)) / 1e3
+
+
+@contextmanager
+def float32_precision(name: str) -> Iterator[None]:
+    """Whether float32 products and convolutions may run in TF32."""
+    allowed = name != "float32"
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]

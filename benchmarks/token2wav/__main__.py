@@ -6,8 +6,7 @@
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import report
-from benchmarks.timing import Ceilings, DeviceClock, Timing
+from benchmarks.timing import Ceilings, DeviceClock, Timing, float32_precision
 from benchmarks.token2wav.work import chunk_work
 from models.graphs.region_graphs import compile_counters
 from models.layers.weights import assign_weights, on_meta
@@ -120,7 +119,7 @@ class VocoderBench:
     def run(self) -> dict[str, Any]:
         print(HEADER, flush=True)
         for precision in self.options.precision:
-            with _precision(precision):
+            with float32_precision(precision):
                 parts = self._cast(precision)
                 dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
                 ceilings = self.clock.ceilings(dtype)
@@ -320,20 +319,6 @@ class VocoderBench:
         self.result["wall_s"] = time.monotonic() - self._began
         if self.options.json is not None:
             report.write_json(self.options.json, self.result)
-
-
-@contextmanager
-def _precision(name: str) -> Iterator[None]:
-    """Whether float32 products and convolutions may run in TF32."""
-    allowed = name != "float32"
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if allowed else "highest")
-    torch.backends.cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -7,8 +7,7 @@ reference sounds.
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import report
-from benchmarks.timing import DeviceClock
+from benchmarks.timing import DeviceClock, float32_precision
 from models.graphs.compiler import reset_compiler
 from models.graphs.region_graphs import compile_counters
 from models.layers.weights import assign_weights, on_meta
@@ -92,7 +91,7 @@ class CodecBench:
     def run(self) -> dict[str, Any]:
         print(HEADER, flush=True)
         for precision in self.options.precision:
-            with _precision(precision):
+            with float32_precision(precision):
                 tokenizer = self._cast(precision)
                 for mode in self.options.modes:
                     self._mode(precision, mode, tokenizer)
@@ -184,20 +183,6 @@ class CodecBench:
     def _save(self) -> None:
         if self.options.json is not None:
             report.write_json(self.options.json, self.result)
-
-
-@contextmanager
-def _precision(name: str) -> Iterator[None]:
-    """Whether float32 products and convolutions may run in TF32."""
-    allowed = name != "float32"
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if allowed else "highest")
-    torch.backends.cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -16,20 +16,7 @@ class LLM(nn.Module):
 
     def __init__(self, config: OmniConfig):
         super().__init__()
-        self.model = Backbone(
-            DecoderConfig(
-                vocab_size=config.vocab_size,
-                width=config.hidden_size,
-                inner=config.intermediate_size,
-                n_layers=config.num_hidden_layers,
-                heads=config.num_attention_heads,
-                kv_heads=config.num_key_value_heads,
-                head_dim=config.head_dim,
-                eps=config.rms_norm_eps,
-                rope_theta=config.rope_theta,
-                qk_norm=True,
-            )
-        )
+        self.model = Backbone(DecoderConfig.of(config, vocab_size=config.vocab_size, qk_norm=True))
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def embed(self, ids: Tensor, backend: Backend) -> Tensor:

@@ -4,6 +4,7 @@ Parameter names are the checkpoint's. Does not contain anything specific to one 
 """
 
 from dataclasses import dataclass
+from typing import Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -85,6 +86,34 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     return out.view(B, -1, groups, T, D).permute(0, 3, 1, 2, 4).reshape(B, T, H * D)
 
 
+class DecoderHyperparameters(Protocol):
+    """The part of a `config.json` that has a decoder stack's dimensions, under the names of transformers."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def intermediate_size(self) -> int: ...
+
+    @property
+    def num_hidden_layers(self) -> int: ...
+
+    @property
+    def num_attention_heads(self) -> int: ...
+
+    @property
+    def num_key_value_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def rms_norm_eps(self) -> float: ...
+
+    @property
+    def rope_theta(self) -> float: ...
+
+
 @dataclass(frozen=True)
 class DecoderConfig:
     """Dimensions of one decoder stack.
@@ -103,6 +132,22 @@ class DecoderConfig:
     eps: float
     rope_theta: float
     qk_norm: bool
+
+    @classmethod
+    def of(cls, sizes: DecoderHyperparameters, *, vocab_size: int, qk_norm: bool) -> Self:
+        """The dimensions that a checkpoint's `config.json` names."""
+        return cls(
+            vocab_size=vocab_size,
+            width=sizes.hidden_size,
+            inner=sizes.intermediate_size,
+            n_layers=sizes.num_hidden_layers,
+            heads=sizes.num_attention_heads,
+            kv_heads=sizes.num_key_value_heads,
+            head_dim=sizes.head_dim,
+            eps=sizes.rms_norm_eps,
+            rope_theta=sizes.rope_theta,
+            qk_norm=qk_norm,
+        )
 
 
 class CausalAttention(nn.Module):

@@ -55,20 +55,7 @@ class TTS(nn.Module):
         super().__init__()
         self.config = config
         self.emb_text = nn.Embedding(config.num_text_tokens, config.hidden_size)
-        self.model = Backbone(
-            DecoderConfig(
-                vocab_size=config.vocab_size,
-                width=config.hidden_size,
-                inner=config.intermediate_size,
-                n_layers=config.num_hidden_layers,
-                heads=config.num_attention_heads,
-                kv_heads=config.num_key_value_heads,
-                head_dim=config.head_dim,
-                eps=config.rms_norm_eps,
-                rope_theta=config.rope_theta,
-                qk_norm=False,
-            )
-        )
+        self.model = Backbone(DecoderConfig.of(config, vocab_size=config.vocab_size, qk_norm=False))
         self.projector_spk = Projector(config.llm_dim, config.hidden_size)  # in the checkpoint, never used
         self.projector_semantic = Projector(config.llm_dim, config.hidden_size)
         # Lists of one, as the checkpoint names them.

@@ -35,18 +35,7 @@ class CodePredictor(Derived):
         super().__init__()
         self.config = config
         width, codes = config.hidden_size, config.vocab_size
-        stack = DecoderConfig(
-            vocab_size=codes,
-            width=width,
-            inner=config.intermediate_size,
-            n_layers=config.num_hidden_layers,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            eps=config.rms_norm_eps,
-            rope_theta=config.rope_theta,
-            qk_norm=True,
-        )
+        stack = DecoderConfig.of(config, vocab_size=codes, qk_norm=True)
         embeddings = nn.ModuleList(nn.Embedding(codes, talker_width) for _ in range(RESIDUAL_CODES))
         self.model = LayerStack(stack, {"codec_embedding": embeddings})
         self.lm_head = nn.ModuleList(nn.Linear(width, codes, bias=False) for _ in range(RESIDUAL_CODES))

@@ -47,18 +47,7 @@ class Talker(Derived):
             "codec_embedding": nn.Embedding(config.vocab_size, config.hidden_size),
             "text_embedding": nn.Embedding(config.text_vocab_size, config.text_hidden_size),
         }
-        stack = DecoderConfig(
-            vocab_size=config.vocab_size,
-            width=config.hidden_size,
-            inner=config.intermediate_size,
-            n_layers=config.num_hidden_layers,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            eps=config.rms_norm_eps,
-            rope_theta=config.rope_theta,
-            qk_norm=True,
-        )
+        stack = DecoderConfig.of(config, vocab_size=config.vocab_size, qk_norm=True)
         self.model = LayerStack(stack, tables)
         self.text_projection = TextProjection(config.text_hidden_size, config.hidden_size)
         self.codec_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

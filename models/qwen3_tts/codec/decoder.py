@@ -77,18 +77,7 @@ class FrameTransformer(Derived):
     def __init__(self, config: SpeechDecoderConfig):
         super().__init__()
         self.head_dim, self.rope_theta = config.head_dim, config.rope_theta
-        layer = DecoderConfig(
-            vocab_size=0,
-            width=config.hidden_size,
-            inner=config.intermediate_size,
-            n_layers=config.num_hidden_layers,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            eps=config.rms_norm_eps,
-            rope_theta=config.rope_theta,
-            qk_norm=False,
-        )
+        layer = DecoderConfig.of(config, vocab_size=0, qk_norm=False)
         self.input_proj = nn.Linear(config.latent_dim, config.hidden_size)
         self.layers = nn.ModuleList(FrameTransformerLayer(layer) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)

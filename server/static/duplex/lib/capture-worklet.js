@@ -2,8 +2,9 @@
  * The microphone's audio worklet: resamples to 16 kHz and splits the sound into units of exactly one second,
  * or of `processorOptions.unit` samples.
  *
- * Receives {type: "run", on}, which starts a new unit or stops, and {type: "cut", unit}, the length of later units. Sends {type: "soon"} 150 ms before a unit is complete,
- * so that a picture can be taken; {type: "unit", samples}; and {type: "level", rms} 15 times a second.
+ * Receives {type: "run", on}, which starts a new unit or stops, and {type: "cut", unit}, the length of later units.
+ * Sends {type: "soon"} 150 ms before a unit is complete, so that a picture can be taken; {type: "unit", samples}; and
+ * {type: "level", rms} 15 times a second.
  */
 
 import { Resampler } from "./resampler.js";
