@@ -13,6 +13,7 @@ import torch
 
 from benchmarks import report
 from benchmarks.compile_options import WAYS
+from benchmarks.duplex.memory_table import held_parts, phase_memory, start_peak
 from benchmarks.duplex.region_errors import exact_float32
 from benchmarks.timing import Ceilings, DeviceClock
 from models.checkpoint.config import load_config, load_preprocessor_config
@@ -222,7 +223,7 @@ def start(
         weights: None = created here.
     """
     config = spec.engine_config()
-    seconds = {"process": time.time() - launched}
+    seconds, memory = {"process": time.time() - launched}, dict[str, dict[str, int]]()
     lap_start = time.perf_counter()
 
     def lap(phase: str) -> None:
@@ -231,6 +232,7 @@ def start(
             torch.cuda.synchronize()
         now = time.perf_counter()
         seconds[phase], lap_start = now - lap_start, now
+        memory[phase] = phase_memory(torch.device(spec.device))
 
     prefetch_triton(config.compile, torch.device(spec.device))  # as in a worker, before the weights are loaded
     prefetch_compiler(config.compile, torch.device(spec.device))
@@ -272,7 +274,10 @@ def start(
         "vocoder_slot_bytes": parts.vocoder.n_bytes,
         "bytes_of_1000_rows": 1000 * _row_bytes(parts),
         "bytes_of_a_voice_second": FRAMES_PER_SECOND * _voice_frame_bytes(parts),
-        "peak_memory": report.peak_memory(parts.model.device),
+        "peak_memory": {**report.peak_memory(parts.model.device), **start_peak(memory)},
+        "phase_memory": memory,
+        "held_parts": held_parts(parts, result),
+        "llm_len": spec.llm_len,
     }
     return RunningEngine(spec, parts, engine, voice, facts, count(parts))
 

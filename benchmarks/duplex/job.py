@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,10 @@ from benchmarks.duplex.engine import EngineSpec, RunningEngine, Weights, measure
 from benchmarks.duplex.first_sound import measure_first_sound
 from benchmarks.duplex.latency import add_floors, measure_latency
 from benchmarks.duplex.live_sessions import LoadPlan, measure_sessions
+from benchmarks.duplex.region_profile import measure_profile
 from worker.assembly.backend_flags import limit_threads
 
+Measure = Callable[..., dict[str, Any]]  # of (running, plan, left_s, save)
 PARENT_POLL_S = 1.0
 EXIT_S = 5.0  # reserved for the end of the process
 
@@ -65,24 +68,18 @@ class BenchJob:
         self._save({"ceilings": asdict(ceilings)})
 
     def sessions(self) -> None:
-        options = {**self._options, "contexts": tuple(self._options["contexts"])}
-        with self._start(observer=DecisionScript()).engine:
-            measure_sessions(
-                self._running,
-                LoadPlan(**options),
-                left_s=self._left_s,
-                save=lambda found: self._save({"sessions": found}),
-            )
+        self._under_load("sessions", measure_sessions)
 
     def first_sound(self) -> None:
-        options = {**self._options, "contexts": tuple(self._options["contexts"])}
+        self._under_load("first_sound", measure_first_sound)
+
+    def profile(self) -> None:
+        self._under_load("profile", measure_profile)
+
+    def _under_load(self, name: str, measure: Measure) -> None:
+        plan = LoadPlan(**{**self._options, "contexts": tuple(self._options["contexts"])})
         with self._start(observer=DecisionScript()).engine:
-            measure_first_sound(
-                self._running,
-                LoadPlan(**options),
-                left_s=self._left_s,
-                save=lambda found: self._save({"first_sound": found}),
-            )
+            measure(self._running, plan, left_s=self._left_s, save=lambda found: self._save({name: found}))
 
     def reference(self) -> None:
         """Record the eager engine's tokens, the reference of `correctness`.

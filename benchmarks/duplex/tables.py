@@ -3,6 +3,8 @@
 from typing import Any
 
 from benchmarks.duplex.live_sessions import max_served_sessions
+from benchmarks.duplex.memory_table import memory_lines
+from benchmarks.duplex.region_profile import profile_lines
 from worker.loop.results import NO_STAGES
 
 JsonDict = dict[str, Any]
@@ -32,6 +34,11 @@ def format_process(name: str, found: JsonDict) -> list[str]:
         lines += _format_sessions(found["sessions"])
     if "first_sound" in found:
         lines += _format_first_sound(found["first_sound"])
+    if "profile" in found:
+        lines += profile_lines(found["profile"])
+    if name.startswith("profile") and "start" in found:
+        rows = found.get("profile", {}).get("rows", [])
+        lines += memory_lines(found["start"], rows[-1]["peak_memory"] if rows else None)
     if "against_eager" in found:
         lines.append(_format_against_eager(found["against_eager"]))
     for what, one in found.get("identity", {}).items():

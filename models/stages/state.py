@@ -125,8 +125,15 @@ class SlotState:
 
     def slot_bytes(self) -> dict[str, int]:
         """Bytes of one slot by part, without scratch slots."""
+        return {name: sum(tensor[0].nbytes for tensor in tensors) for name, tensors in self._parts().items()}
+
+    def part_bytes(self) -> dict[str, int]:
+        """Bytes of all slots by part."""
+        return {name: held_bytes(tensors) for name, tensors in self._parts().items()}
+
+    def _parts(self) -> dict[str, list[Tensor]]:
         parts = {field.name: list(_tensors(getattr(self, field.name))) for field in fields(self)}
-        return {name: sum(tensor[0].nbytes for tensor in tensors) for name, tensors in parts.items() if tensors}
+        return {name: tensors for name, tensors in parts.items() if tensors}
 
     def nbytes(self) -> int:
         """Bytes of all slots."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.duplex import first_sound, latency
+from benchmarks.duplex import first_sound, latency, region_profile
 from benchmarks.duplex import live_sessions as live_sessions
 from benchmarks.duplex.bench_sessions import (
     LISTEN,
@@ -38,6 +38,7 @@ from benchmarks.duplex.region_errors import _ComparedRegions, compare_calls
 from benchmarks.duplex.region_slots import SlotTensors, vocoder_slots
 from benchmarks.duplex.tables import format_process, summary
 from benchmarks.duplex.verdicts import verdicts
+from models.graphs.region_graphs import RegionTable
 from models.token2wav.flow.block_table import SPILL_ROW
 from worker.loop.results import UnitResult
 
@@ -138,6 +139,42 @@ def test_measures_first_sound_of_turns_with_and_without_the_order(running: Runni
     assert sum("first sound first" in line for line in lines) == 2, lines
     left_out = first_sound.measure_first_sound(running, plan, left_s=lambda: 1.0, save=lambda found: None)
     assert len(left_out["left_out"]) == 4
+
+
+def test_profile_attributes_the_time_of_units_to_the_regions(running: RunningEngine) -> None:
+    call, read = RegionTable.__call__, torch.Tensor.tolist
+    session = BenchSession(running, f"{SPEAK} profiled", context=20)
+    with region_profile.RegionProfile(running.device) as profile:
+        run_units(running, [session], SyntheticMedia(0), 1)
+    session.close()
+    assert RegionTable.__call__ is call and torch.Tensor.tolist is read, "expected no patch to be left"
+    row = region_profile.figures(profile.spans(), profile.thread, profile.seconds)
+    parts, thread = row["parts"], row["thread_ms"]
+    assert all(parts[name]["calls"] for name in ("LLM decode", "LLM prefill", "speech tokens", "flow", "HiFT")), row
+    assert not parts["pictures"]["calls"] and parts["LLM decode"]["batch"] == 1, parts
+    assert math.isclose(sum(part["share_ms"] for part in parts.values()) + row["idle_ms"], 1000.0), row
+    assert thread["calls"] > max(part["span_ms"] for part in parts.values()) > 0, row
+    assert thread["reads"] > 0, thread
+
+
+def test_profile_opens_the_sessions_once_and_lists_the_memory(running: RunningEngine) -> None:
+    plan = LoadPlan(counts=(2, 1), seconds=0.2, warm_s=0.0, contexts=(20, 100), n_frames=0)
+    found = region_profile.measure_profile(running, plan, left_s=lambda: 60.0, save=lambda found: None)
+    assert [(row["sessions"], row["n"]) for row in found["rows"]] == [(1, 1), (2, 1)], found
+    assert not found["failed"] and not found["rows"][1]["errors"], found
+    lines = format_process("profile", {"profile": found, "start": running.start})
+    assert any("1 sessions" in line and "2 sessions" in line for line in lines), lines
+    held, state = running.start["held_parts"], running.parts.unit_steps.state
+    assert held["weights llm"] > 0 and held["slots llm"] == sum(one.nbytes for one in state.llm.tensors())
+    assert any(line.split()[:2] == ["slots", "vocoder"] for line in lines), lines
+    left_out = region_profile.measure_profile(running, plan, left_s=lambda: 0.0, save=lambda found: None)
+    assert left_out["left_out"] == ["1 sessions", "2 sessions"]
+
+
+def test_overlapping_spans_share_the_time() -> None:
+    span = region_profile.Span
+    spans = [span("a", 1.0, 5.0, 1), span("b", 3.0, 7.0, 1), span("b", 8.0, 9.0, 1)]
+    assert region_profile.shares(spans) == ({"a": 3.0, "b": 4.0}, 2.0)
 
 
 def test_figures_of_turns() -> None:
