@@ -14,8 +14,17 @@ Linear = nn.Linear | QuantizedLinear
 def pack_weights(layers: Sequence[Linear]) -> Weight:
     """The weights [N1 + N2 + ..., K] of layers with one input, in one tensor or one quantised matrix.
 
-    The layers stay usable: their own weights become views of the packed one.
+    The layers stay usable: their own weights become views of the packed one. The memory of the separate weights goes
+    back to the device at once: an allocator that keeps it would hold all packed weights twice, because the next packed
+    weight is larger than any of the freed ones.
     """
+    packed = _pack(layers)
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return packed
+
+
+def _pack(layers: Sequence[Linear]) -> Weight:
     counts = [layer.out_features for layer in layers]
     quantized = [layer for layer in layers if isinstance(layer, QuantizedLinear)]
     if quantized:

@@ -47,7 +47,10 @@ LOG = logging.getLogger(__name__)
 CPU_SESSIONS = 4  # compiled, all of them share one batch size; `worker.admission` says how many are served in time
 MAX_SESSIONS = 64
 BATCHES = (1, 2, 4, 8, 16, 32)
-MEMORY_SHARE = 0.85  # of the memory that is free after the weights are loaded; the rest is for activations and graphs
+FREE_SHARE = 0.1  # of a GPU's memory that the default number of slots leaves free
+WORK_BYTES = 4 * 10**9  # CUDA graphs, activations, libraries and prepared prompts, whatever the number of slots
+WORK_SLOT_BYTES = 2 * 10**8  # of these, for each slot: 0.13 GB on an H200 at released size, and the keys of a prompt
+MEMORY_SHARE = 0.85  # of the memory that the weights leave: most that slots may take, whatever is left free
 SPEECH_ROWS = 4096
 VOICES = 8
 MAX_PROMPT_FRAMES = 1500  # of one voice: 30 s
@@ -294,18 +297,31 @@ def max_sessions(model: OmniModel, flow_parts: FlowAndHift | None, config: Engin
     if model.device.type != "cuda":
         return CPU_SESSIONS
     torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info(model.device)
     one = sum(slot_bytes(model, flow_parts, config).values())
-    n_slots = slots_in(free, one)
+    free, total = torch.cuda.mem_get_info(model.device)
+    n_slots = slots_in(free, total, one)
     if n_slots < 1:
         expected = f"at least {one / 2**30:.1f} GiB for one session"
         raise SettingsError("free GPU memory", expected=expected, got=f"{free / 2**30:.1f} GiB")
     return n_slots
 
 
-def slots_in(free_bytes: int, slot_bytes: int) -> int:
-    """Slots that a worker allocates in the memory that is free after the weights are loaded."""
-    return min(int(free_bytes * MEMORY_SHARE) // slot_bytes, MAX_SESSIONS)
+def slots_in(free_bytes: int, total_bytes: int, slot_bytes: int) -> int:
+    """Slots that a worker allocates by default on a GPU; 0 if not even one fits.
+
+    Args:
+        free_bytes: that are free after the weights are loaded.
+        total_bytes: memory of the GPU.
+        slot_bytes: of one slot.
+    """
+    room = free_bytes - int(FREE_SHARE * total_bytes) - WORK_BYTES - slot_bytes  # a scratch slot, too
+    n_slots = max(room // (slot_bytes + WORK_SLOT_BYTES), 0)
+    return min(max(n_slots, min(most_slots_in(free_bytes, slot_bytes), 1)), MAX_SESSIONS)
+
+
+def most_slots_in(free_bytes: int, slot_bytes: int) -> int:
+    """Slots that fit if nothing is left free; arguments as for `slots_in`."""
+    return int(free_bytes * MEMORY_SHARE) // slot_bytes
 
 
 def slot_bytes(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> dict[str, int]:

@@ -188,9 +188,8 @@ class GraphCompiler:
         state.phase, state.n_captured = TargetPhase.FELL_BACK, 0
         state.error = f"{state.error}; {reason_of(error)}" if state.error else reason_of(error)
         LOG.warning("compile target %s stays eager: %s", name, state.error, exc_info=error)
-        if self._has_driver:
-            with suppress(Exception):
-                torch.cuda.empty_cache()
+        with suppress(Exception):
+            self._free_cached()
         try:
             table.clear_scratch()
             self._warm_up(f"{name}, eager", table, regions, RegionTable.calls)
@@ -289,12 +288,12 @@ class GraphCompiler:
 
     def _capture_all(self) -> None:
         gc.collect()
-        if self._has_driver:
-            torch.cuda.empty_cache()  # graphs allocate from pools of their own
+        self._free_cached()  # graphs allocate from pools of their own
         for table, region in self._captured_regions():
             if self.kernels_error:
                 return
             self._capture(table, region)
+        self._free_cached()  # example inputs, and what calls before a capture have left on the stages' streams
         for table in self._tables.values():
             if table.n_captured:
                 table.seal()
@@ -335,6 +334,10 @@ class GraphCompiler:
         for state in (self._result.targets[name] for name in owners):
             state.error = f"{state.error}; {reason}" if state.error else reason
         LOG.warning("%s", reason, exc_info=error)
+
+    def _free_cached(self) -> None:
+        if self._has_driver:
+            torch.cuda.empty_cache()
 
     def _stage(self, region: str) -> str:
         return next((COMPILE_TARGETS[name].stage for name in self._owners(region)), "")

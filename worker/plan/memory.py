@@ -15,7 +15,7 @@ from models.checkpoint.config import load_config
 from models.checkpoint.quantized import quantize
 from models.load import build_on_meta, weight_dtype
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
-from worker.assembly.parts import MEMORY_SHARE, slot_bytes, slots_in
+from worker.assembly.parts import FREE_SHARE, most_slots_in, slot_bytes, slots_in
 from worker.config.session import EngineConfig
 from worker.report.compile_report import CompileReport, ReportError
 from worker.start.starting import REPORT_FILE
@@ -85,8 +85,11 @@ def plan_memory(config: EngineConfig, total: int, *, by_kernels: bool = True) ->
         flow_parts = FlowAndHift(loaded.flow.to("meta"), loaded.hift.to("meta"))
     slot = slot_bytes(model, flow_parts, config)
     free = max(0, total - sum(weights.values()))
-    fitting = slots_in(free, sum(slot.values()))
-    n_slots = fitting if config.max_sessions is None else min(config.max_sessions, fitting)
+    n_bytes = sum(slot.values())
+    if config.max_sessions is None:
+        n_slots = slots_in(free, total, n_bytes)
+    else:
+        n_slots = min(config.max_sessions, most_slots_in(free, n_bytes))
     return MemoryPlan(total, weights, host, slot, n_slots)
 
 
@@ -120,7 +123,7 @@ def memory_lines(plan: MemoryPlan) -> list[str]:
         return [*lines, "  no session fits"]
     lines.append(
         f"  {plan.n_slots} sessions of any kind fit; {_size(plan.rest)} are left for activations, CUDA graphs and "
-        f"the CUDA context, at least {1 - MEMORY_SHARE:.0%} of what the weights leave"
+        f"the CUDA context; the default number of slots leaves {FREE_SHARE:.0%} of the GPU free"
     )
     return lines
 

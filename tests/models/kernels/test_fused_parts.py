@@ -14,6 +14,7 @@ from models.checkpoint.config import OmniConfig, load_config
 from models.checkpoint.precision import Precision
 from models.inputs.audio import UNIT_COLUMNS
 from models.kernels.fused_decoder import FusedDecoder
+from models.kernels.packed_linear import pack_weights
 from models.layers.kv_cache import KVCache
 from models.omni import OmniModel
 from models.random_weights import random_model
@@ -167,6 +168,16 @@ def test_packed_weights_are_shared_and_unchanged(tiny: Path) -> None:
         assert got == fused.qkv.untyped_storage().data_ptr(), "expected a view of the packed weights, got a copy"
     packed.use_kernels(False)
     assert not packed.kernels
+
+
+@pytest.mark.gpu
+def test_packing_never_reserves_the_weights_twice() -> None:
+    pairs = [[torch.nn.Linear(4096, 4096, bias=False, device="cuda") for _ in range(2)] for _ in range(8)]
+    before = torch.cuda.memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    packed = [pack_weights(pair) for pair in pairs]
+    grown = torch.cuda.max_memory_reserved() - before
+    assert grown <= 2 * packed[0].nbytes, f"expected the memory of one packed weight more, got {grown} bytes"
 
 
 @pytest.mark.parametrize("device", DEVICES)

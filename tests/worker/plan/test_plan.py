@@ -10,7 +10,7 @@ from models.checkpoint.precision import PRESETS
 from models.checkpoint.quantized import quantize
 from models.errors import SettingsError
 from tests.worker.loop.engines import loaded, make_config, make_parts, make_prompt, make_sound, short_speech
-from worker.assembly.parts import MEMORY_SHARE, slot_bytes
+from worker.assembly.parts import FREE_SHARE, WORK_BYTES, WORK_SLOT_BYTES, slot_bytes, slots_in
 from worker.config.session import EngineConfig
 from worker.engine import Engine
 from worker.plan.__main__ import gpu_bytes, main
@@ -32,7 +32,9 @@ def test_memory_is_that_of_the_modules_and_slots() -> None:
     model_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
     assert sum(plan.weights.values()) == held, plan.weights
     assert plan.slot == slot_bytes(model, vocoder, config)
-    assert plan.n_slots == min(int((2**30 - held) * MEMORY_SHARE) // sum(plan.slot.values()), 64)
+    total, slot = 8 * 10**9, sum(plan.slot.values())
+    room = total - held - int(FREE_SHARE * total) - WORK_BYTES - slot
+    assert plan_memory(config, total, by_kernels=False).n_slots == room // (slot + WORK_SLOT_BYTES) > 1
     config = config.model_copy(update={"token2wav_path": Path("nowhere")})
     plan, held = plan_memory(config, 2**30, by_kernels=False), model_bytes
     assert sum(plan.weights.values()) == held and "vocoder" not in plan.slot, plan
@@ -50,6 +52,18 @@ def test_memory_is_that_of_the_modules_and_slots() -> None:
     assert plan_memory(few, 2**30).n_slots == 3
     assert plan_memory(few, held + 2 * sum(plan.slot.values()), by_kernels=False).n_slots == 1
     assert plan_memory(config, 1000).n_slots == 0
+
+
+def test_slots_leave_a_share_of_the_gpu_free() -> None:
+    """The sizes of the released model in bf16, with slots of 8192 rows, on GPUs of 24, 80 and 141 GB."""
+    weights, slot = 17_600_000_000, 1_722_000_000
+    for total, expected in ((25_757_220_864, 1), (85_024_112_640, 27), (150_754_820_096, 57)):
+        n_slots = slots_in(total - weights, total, slot)
+        assert n_slots == expected, f"{total}: expected {expected} slots, got {n_slots}"
+        left = total - weights - (n_slots + 1) * slot - WORK_BYTES - n_slots * WORK_SLOT_BYTES
+        assert n_slots == 1 or left >= FREE_SHARE * total, f"{total}: {left} bytes are left"
+    assert slots_in(10**12, 10**12, slot) == 64
+    assert slots_in(slot, 10**11, slot) == 0, "expected no slot without room for activations"
 
 
 @pytest.mark.parametrize("text", ["", "0GB", "many", "24MB", "-1"])
