@@ -57,7 +57,7 @@ def test_memory_is_that_of_the_modules_and_slots() -> None:
 def test_slots_leave_a_share_of_the_gpu_free() -> None:
     """The sizes of the released model in bf16, with slots of 8192 rows, on GPUs of 24, 80 and 141 GB."""
     weights, slot = 17_600_000_000, 1_722_000_000
-    for total, expected in ((25_757_220_864, 1), (85_024_112_640, 27), (150_754_820_096, 57)):
+    for total, expected in ((25_757_220_864, 1), (85_024_112_640, 27), (150_754_820_096, 58)):
         n_slots = slots_in(total - weights, total, slot)
         assert n_slots == expected, f"{total}: expected {expected} slots, got {n_slots}"
         left = total - weights - (n_slots + 1) * slot - WORK_BYTES - n_slots * WORK_SLOT_BYTES
