@@ -25,6 +25,7 @@ from clients.socket_client import Expected, OnQueue, SocketClient, fail_answer
 from worker.protocol.adjust_messages import Adjust, Adjusted
 from worker.protocol.codec import FromClient
 from worker.protocol.codes import ErrorCode
+from worker.protocol.gateway_messages import Queued, QueueUpdate
 from worker.protocol.messages import (
     PLAIN_SPEC,
     SYSTEM_PROMPT,
@@ -49,7 +50,6 @@ from worker.protocol.messages import (
     read_server,
     write,
 )
-from worker.protocol.queue_messages import Queued, QueueUpdate
 from worker.protocol.text_messages import InsertText, TextInserted, TextRole
 from worker.protocol.wire import Sound, WireError
 

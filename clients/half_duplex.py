@@ -23,6 +23,7 @@ from clients.errors import ConnectionLost, ServerError
 from clients.socket_client import OnQueue, SocketClient, fail_answer
 from worker.protocol.codec import FromClient, Message
 from worker.protocol.codes import ErrorCode
+from worker.protocol.gateway_messages import Queued, QueueUpdate
 from worker.protocol.half_duplex_messages import (
     DEFAULTS,
     HALF_DUPLEX_CLIENT,
@@ -38,7 +39,6 @@ from worker.protocol.half_duplex_messages import (
     TurnTimeout,
 )
 from worker.protocol.messages import SYSTEM_PROMPT, Error, Interrupt, Stop, Stopped, write
-from worker.protocol.queue_messages import Queued, QueueUpdate
 from worker.protocol.wire import Sound, WireError
 
 LOG = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from clients.address import TargetAddress
 from clients.connection import lost
 from clients.errors import ConnectionLost
 from worker.protocol.codec import FromClient, Message
+from worker.protocol.gateway_messages import Queued, QueueDone, QueueUpdate
 from worker.protocol.messages import Error
-from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
 
 OnQueue = Callable[[Queued | QueueUpdate], None]
 Answer = TypeVar("Answer", bound=Message)

@@ -32,8 +32,8 @@ from clients.turns import TurnSession
 from clients.units import PIECES_PER_UNIT, ClientUnit, FileUnits, PieceSource, Source, read_voice
 from models.errors import ModelError
 from models.inputs.audio_sizes import SAMPLE_RATE, UNIT_SAMPLES
+from worker.protocol.gateway_messages import Queued, QueueUpdate
 from worker.protocol.messages import Error, Partial, Prepared, Result, Timeout
-from worker.protocol.queue_messages import Queued, QueueUpdate
 from worker.protocol.wire import Sound, WireError
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130

@@ -4,7 +4,7 @@ from typing import Any
 
 from clients.record import ClientUnitLog
 from clients.turn_wait import TurnWait
-from worker.protocol.queue_messages import Queued, QueueUpdate
+from worker.protocol.gateway_messages import Queued, QueueUpdate
 from worker.transcript.table import Columns, quoted
 
 UNIT = Columns(("unit",))

@@ -4,7 +4,7 @@ Events are counted when they happen; gauges are set when the metrics are scraped
 worker and taken from the results that pass through the gateway.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -66,6 +66,9 @@ class GatewayMetrics:
         )
         self._sessions = counter("sessions_total", "clients that got a slot", "request_type")
         self._ended = counter("sessions_ended_total", "connections that ended", "how")
+        self._resumptions = counter("resumptions_total", "sessions that lost their connection", "outcome")
+        self._detached = gauge("detached_sessions", "sessions without a connection, which keep their slot")
+        self._kept = gauge("resume_journal_bytes", "memory of messages kept for clients that lose their connection")
         self._transcriptions = counter("transcriptions_total", "transcriptions of users' speech that ended", "outcome")
         self._errors = counter("errors_total", "error messages sent to clients", "code")
         self._lost = counter("workers_lost_total", "number of times a worker became unreachable", "worker")
@@ -142,6 +145,18 @@ class GatewayMetrics:
     def record_connection_end(self, how: str) -> None:
         """Count a closed connection. how: value of the label."""
         self._ended.labels(how).inc()
+
+    def record_resumption(self, outcome: str) -> None:
+        """Count an end of the time without a connection, or a refused client. outcome: value of the label."""
+        self._resumptions.labels(outcome).inc()
+
+    def record_detached(self, n: int) -> None:
+        """Change the number of sessions without a connection. n: 1 or -1."""
+        self._detached.inc(n)
+
+    def watch_kept_bytes(self, n_bytes: Callable[[], float]) -> None:
+        """Show what this function returns as the memory of kept messages."""
+        self._kept.set_function(n_bytes)
 
     def record_session_end(self, request_type: str, seconds: float) -> None:
         """Record for how many seconds a session had its slot."""

@@ -186,7 +186,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         dispatcher,
         access,
         live,
-        GatewaySockets(slots, Diagnostics(options.diagnostics_folder), recordings),
+        GatewaySockets(slots, Diagnostics(options.diagnostics_folder), recordings, service.resume_grace_s),
         HttpChats(slots, recordings),
         http,
         metrics,

@@ -17,6 +17,7 @@ import websockets
 from benchmarks.worker.process import MAX_FRAME, ClientScript
 from clients.address import TargetAddress
 from worker.key_text import CLIENT_KEY_VARIABLE
+from worker.protocol.gateway_messages import Queued, QueueDone, QueueUpdate
 from worker.protocol.messages import (
     Partial,
     Prepare,
@@ -29,7 +30,6 @@ from worker.protocol.messages import (
     read_server,
     write,
 )
-from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
 
 STAGES = ("wait", "sound", "first_sound")
 

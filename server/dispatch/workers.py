@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from server.dispatch.queue import RequestType
-from worker.protocol.queue_messages import StartProgress, WaitReason
+from worker.protocol.gateway_messages import StartProgress, WaitReason
 from worker.protocol.wire import clean
 from worker.status import START, State
 

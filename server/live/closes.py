@@ -66,6 +66,8 @@ RECLAIMED = SocketClose(
     "cancelled",
     Error(error="A session needs the slot", code=ErrorCode.BUSY),
 )
+REPLACED = SocketClose(CloseCode.REPLACED, "Replaced", "replaced")
+RESUME_EXPIRED = SocketClose(CloseCode.NORMAL, "", "resume expired")  # the client has not come back
 NO_REQUEST = SocketClose(CloseCode.POLICY_VIOLATION, "No request", "cancelled")
 
 
@@ -79,6 +81,12 @@ def limit_close(error: AccessRefusedError) -> SocketClose:
     """The end of a session that a limit of its client does not allow."""
     message = Error(error=str(error), code=ErrorCode.LIMIT_REACHED)
     return SocketClose(CloseCode.TRY_AGAIN_LATER, "Limit reached", "limit", message, error.retry_after_s)
+
+
+def resume_refused(error: Exception) -> SocketClose:
+    """The end of a connection that continues no session."""
+    message = Error.of(error, ErrorCode.RESUME_REFUSED)
+    return SocketClose(CloseCode.POLICY_VIOLATION, "Resume refused", "resume refused", message)
 
 
 def worker_lost(error: Exception) -> SocketClose:

@@ -60,6 +60,14 @@ class Inbox:
         """Change the size from which on the next `put` waits."""
         self._max_bytes = max_bytes
 
+    def move(self, held: ConnectionBytes | None) -> None:
+        """Count the messages as held by another connection."""
+        if self._held is not None:
+            self._held.add(-self._n_bytes)
+        self._held = held
+        if held is not None:
+            held.add(self._n_bytes)
+
     async def put(self, data: Data) -> None:
         """Add a message, and return when there is room to read another one."""
         message = ReceivedMessage(data, time.monotonic(), size_of(data))

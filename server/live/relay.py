@@ -1,7 +1,7 @@
 """Forwards messages between a client and its worker, in two tasks, each at the pace of its receiver.
 
-Messages are forwarded byte for byte; in a recorded session those of `recorder.STAMPED` get the recording's id. The
-header of each message from the worker is read for metrics. Messages that
+Messages are forwarded byte for byte; in a recorded session those of `recorder.STAMPED` get the recording's id, and
+`prepared` gets the secret for resumption. The header of each message from the worker is read for metrics. Messages that
 `intercept` accepts, such as client diagnostics, are not forwarded.
 """
 
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from server.dispatch.workers import WorkerLease, Workers
-from server.live.inbox import ClientDisconnected, Data, ReceivedMessage
+from server.live.client_end import ClientEnd
+from server.live.inbox import Data, ReceivedMessage
 from server.live.kinds import LAST_MESSAGES, Kind
 from server.live.live_sessions import LiveSession
 from server.live.recorder import STAMPED, Recorder
@@ -24,7 +24,6 @@ from server.live.worker_link import WorkerLostError
 from server.metrics import GatewayMetrics
 from worker.protocol.codec import peek_header
 from worker.protocol.codes import CloseCode
-from worker.protocol.connection import STUCK_S
 from worker.protocol.messages import Error, Paused, Prepared, Result, Resumed
 
 FRAGMENT = 2**20  # characters or bytes
@@ -54,11 +53,11 @@ class MessageSource(Protocol):
 class RelayEnds:
     """Both ends of a relay.
 
-    websocket: connection to the client, for sending. source: messages received from the client. link: connection to
-    the worker. lease: the session's slot.
+    client: for sending. source: messages received from the client. link: connection to the worker. lease: the session's
+    slot.
     """
 
-    websocket: WebSocket
+    client: ClientEnd
     source: MessageSource
     link: ClientConnection
     lease: WorkerLease
@@ -85,7 +84,7 @@ class Relay:
         intercept: Callable[[Data], bool],
         recorder: Recorder,
     ):
-        self._websocket, self._source, self._link, self._lease = ends.websocket, ends.source, ends.link, ends.lease
+        self._client, self._source, self._link, self._lease = ends.client, ends.source, ends.link, ends.lease
         self._session, self._workers, self._metrics, self._intercept = session, workers, metrics, intercept
         self._recorder = recorder
         self._last_messages = LAST_MESSAGES[session.kind]
@@ -142,17 +141,13 @@ class Relay:
                 code = CloseCode.NORMAL if closed.rcvd.code == CloseCode.NO_STATUS else closed.rcvd.code
                 return WorkerClose(code, closed.rcvd.reason)
             received_at = time.monotonic()
-            if self._record(data) in STAMPED:
+            kind = self._record(data)
+            if kind in STAMPED:
                 data = self._recorder.stamped(data)
             self._recorder.from_worker(data)
-            try:
-                async with asyncio.timeout(STUCK_S):
-                    if isinstance(data, str):
-                        await self._websocket.send_text(data)
-                    else:
-                        await self._websocket.send_bytes(data)
-            except (WebSocketDisconnect, RuntimeError, TimeoutError):
-                raise ClientDisconnected from None
+            if kind == PREPARED and self._session.kind is Kind.DUPLEX:
+                data = self._client.offer(data)  # after the recorder, since it has a secret
+            await self._client.send(data)
             self._metrics.record_relay("down", time.monotonic() - received_at)
             if self._is_over and self._session.kind is Kind.STREAMING:
                 return WorkerClose(CloseCode.NORMAL, "")  # the worker keeps its socket open for further turns

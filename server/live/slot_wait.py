@@ -23,7 +23,7 @@ from server.live.live_sessions import LiveSessions
 from server.live.worker_link import WorkerLostError, WorkerRefusedError
 from server.metrics import GatewayMetrics
 from worker.protocol.codec import Message
-from worker.protocol.queue_messages import Queued, QueueUpdate
+from worker.protocol.gateway_messages import Queued, QueueUpdate
 
 LOG = logging.getLogger(__name__)
 UPDATE_S = 2.5  # interval of queue_update messages; the protocol promises one every 3 s

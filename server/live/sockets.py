@@ -9,21 +9,26 @@ import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import ClientConnection
 
-from server.access.identity import identity_of
+from server.access.identity import Identity, identity_of
 from server.dispatch.workers import WorkerLease
+from server.live.client_end import Attachment, ClientEnd
 from server.live.closes import (
     BUSY,
     CLIENT_GONE,
     CLOSED,
     DRAINING,
     NO_REQUEST,
+    REPLACED,
+    RESUME_EXPIRED,
     SessionEnd,
     SocketClose,
     internal_error,
+    resume_refused,
     worker_lost,
 )
 from server.live.diagnostics import Diagnostics
@@ -32,15 +37,16 @@ from server.live.kinds import Kind, request_type_of
 from server.live.live_sessions import LiveSession
 from server.live.recorder import Recorder
 from server.live.relay import MessageSource, Relay, RelayEnds
+from server.live.resumption import KEPT_BYTES_TOTAL
 from server.live.slot_wait import SlotWait
 from server.live.streaming import CLOSE, PREFILL, STOP, TurnIdleError, TurnSource, kind_of
 from server.live.worker_link import WorkerLostError, close_link, open_link
 from server.recording.recordings import Recordings
 from worker.protocol.codec import Message
-from worker.protocol.codes import CloseReason, ErrorCode
+from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
 from worker.protocol.connection import bytes_of, until_gone
+from worker.protocol.gateway_messages import RESUME_CLIENT, RESUME_QUERY, QueueDone, ResumeSession
 from worker.protocol.messages import Error, write
-from worker.protocol.queue_messages import QueueDone
 from worker.protocol.wire import WireError
 
 LOG = logging.getLogger(__name__)
@@ -51,16 +57,19 @@ MAX_IN_FLIGHT = MB  # from one client with a slot, while its worker is slower th
 CLOSE_TIMEOUT_S = 2.0
 REQUEST_TIMEOUT_S = 300.0  # from the handshake of a chat to its request, which a slow client uploads for minutes
 REASONS = frozenset(CloseReason)
+RESUME_REQUEST_S = 10.0  # from the handshake to `resume_session`
+MAX_REQUEST_CHARS = 2000
+FINAL_CODES = (CloseCode.NORMAL, CloseCode.GOING_AWAY, CloseCode.NO_STATUS)  # of a client that does not come back
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LiveClient:
-    """One client's connection and what belongs to it. inbox: its messages that are not forwarded yet.
+    """One client and what belongs to it. end: its connection. inbox: its messages that are not forwarded yet.
 
     diagnostics_name: of its reports; differs from the session id while another session has the same one.
     """
 
-    websocket: WebSocket
+    end: ClientEnd
     session: LiveSession
     inbox: Inbox
     recorder: Recorder
@@ -68,12 +77,21 @@ class LiveClient:
 
 
 class GatewaySockets:
-    """All WebSockets of the gateway. slots: gives slots to their sessions, and knows all sessions."""
+    """All WebSockets of the gateway.
 
-    def __init__(self, slots: SlotWait, diagnostics: Diagnostics, recordings: Recordings):
+    Args:
+        slots: gives slots to their sessions, and knows all sessions.
+        diagnostics, recordings: of all sessions.
+        resume_grace_s: seconds that a session is kept after a lost connection; 0: none is.
+    """
+
+    def __init__(self, slots: SlotWait, diagnostics: Diagnostics, recordings: Recordings, resume_grace_s: float):
         self._slots, self._diagnostics, self._recordings = slots, diagnostics, recordings
         self._metrics, self._live = slots.metrics, slots.live
         self._budget = ByteBudget(MAX_BUFFERED_TOTAL)
+        self._kept, self.resume_grace_s = ByteBudget(KEPT_BYTES_TOTAL), resume_grace_s
+        self._running: dict[LiveClient, asyncio.Task[SocketClose]] = {}
+        self._metrics.watch_kept_bytes(lambda: self._kept.used)
 
     @property
     def buffered_bytes(self) -> int:
@@ -83,6 +101,9 @@ class GatewaySockets:
     async def serve(self, websocket: WebSocket, kind: Kind, session_id: str) -> None:
         """Serve one connection, from the handshake to the close."""
         await websocket.accept()
+        if kind is Kind.DUPLEX and websocket.query_params.get(RESUME_QUERY) == "1":
+            await self._resume(websocket, session_id)
+            return
         if self._live.draining:
             await self._close(websocket, DRAINING)
             return
@@ -91,38 +112,125 @@ class GatewaySockets:
         recorder = Recorder(self._recordings, kind, session_id, session.identity)
         is_first = not self._live.find(session_id)
         name = session_id if is_first else f"{session_id}-{secrets.token_hex(4)}"
-        client = LiveClient(websocket, session, inbox, recorder, name)
-        running = asyncio.create_task(self._run_session(client), name="session")
-        session.task = running
+        end = ClientEnd(websocket, self._kept, self.resume_grace_s)
+        client = LiveClient(end, session, inbox, recorder, name)
+        running = session.task = asyncio.create_task(self._run_session(client), name="session")
         self._live.add(session)
-        try:
-            close = await self._run_tasks(client, running)
-            await self._close(websocket, close)
-        finally:
-            recorder.end()
-            self._live.remove(session)
-        LOG.info("session %s ended: %s", session_id, close.how)
+        self._running[client] = running
+        await self._serve_connection(client, end.newest, running)
 
-    async def _run_tasks(self, client: LiveClient, running: "asyncio.Task[SocketClose]") -> SocketClose:
-        """Run the session beside the tasks that read the socket and detect its loss, until the first of them ends."""
-        reading = asyncio.create_task(_read(client.websocket, client.inbox), name="read")
-        watching = asyncio.create_task(until_gone(client.websocket), name="watch")
-        tasks = (running, reading, watching)
+    # --- connections ----------------------------------------------------------------------------
+
+    async def _resume(self, websocket: WebSocket, session_id: str) -> None:
+        """Continue a session over this connection, if its first message has the secret."""
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done() and client.session.lease is not None:
-                # Messages sent right before the disconnect, such as `stop`, are still forwarded.
-                await asyncio.wait((running,), timeout=CLOSE_TIMEOUT_S)
+            request = await resume_request(websocket)
+            client, running = self._client_of(session_id, request.token, identity_of(websocket))
+            connection = client.end.resume(websocket, request)
+        except ClientDisconnected:
+            self._metrics.record_connection_end(CLIENT_GONE.how)
+            return
+        except WireError as error:
+            self._metrics.record_resumption("refused")
+            await self._close(websocket, resume_refused(error))
+            return
+        client.inbox.move(bytes_of(websocket))
+        self._metrics.record_resumption("resumed")
+        LOG.info("session %s goes on over another connection", session_id)
+        await self._serve_connection(client, connection, running)
+
+    def _client_of(
+        self, session_id: str, token: str, identity: Identity
+    ) -> "tuple[LiveClient, asyncio.Task[SocketClose]]":
+        """The client whose session a client with this secret and identity continues. Raises: WireError."""
+        for client, running in self._running.items():
+            if client.session.session_id != session_id or not client.end.accepts(token):
+                continue
+            owner = client.session.identity
+            if not running.done() and (not owner.has_key or owner.owner == identity.owner):
+                return client, running
+        expected = "the newest token of a session that goes on, with the key that began it"
+        raise WireError(ErrorCode.RESUME_REFUSED, "resume_session.token", expected=expected, got="another one")
+
+    async def _serve_connection(
+        self, client: LiveClient, connection: Attachment, running: "asyncio.Task[SocketClose]"
+    ) -> None:
+        """Serve a session until it is over, or goes on over another connection."""
+        try:
+            close = await self._run_tasks(client, connection, running)
+            await self._close(connection.websocket, close)
+        finally:
+            if not connection.replaced.is_set():
+                client.recorder.end()
+                client.end.close()
+                self._live.remove(client.session)
+                del self._running[client]
+        if close is not REPLACED:
+            LOG.info("session %s ended: %s", client.session.session_id, close.how)
+
+    async def _run_tasks(
+        self, client: LiveClient, connection: Attachment, running: "asyncio.Task[SocketClose]"
+    ) -> SocketClose:
+        """Run the session beside the tasks of one connection, until the first of them ends. Returns: how to close."""
+        websocket = connection.websocket
+        reading = asyncio.create_task(_read(client, connection), name="read")
+        watching = asyncio.create_task(until_gone(websocket), name="watch")
+        writing = asyncio.create_task(client.end.write(connection), name="write")
+        replaced = asyncio.create_task(connection.replaced.wait(), name="replaced")
+        tasks = (reading, watching, writing, replaced)
+        try:
+            await asyncio.wait((running, *tasks), return_when=asyncio.FIRST_COMPLETED)
+            if client.end.is_kept and not running.done():
+                if writing.done():
+                    reading.cancel()  # the client does not read
+                if close := await self._wait_for_return(client, connection, (running, reading, replaced)):
+                    return close
+            if reading.done():
+                client.inbox.close()
+                if client.session.lease is not None:
+                    # Messages sent right before the disconnect, such as `stop`, are still forwarded.
+                    await asyncio.wait((running,), timeout=CLOSE_TIMEOUT_S)
             if not running.done():
                 return CLIENT_GONE
             if running.cancelled():
                 return client.session.forced_close or CLIENT_GONE
             return running.result()
         finally:
-            for task in tasks:
+            ended = tasks if connection.replaced.is_set() else (running, *tasks)
+            for task in ended:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            client.inbox.clear()
+            await asyncio.gather(*ended, return_exceptions=True)
+            if running in ended:
+                client.inbox.clear()
+
+    async def _wait_for_return(
+        self, client: LiveClient, connection: Attachment, tasks: "tuple[asyncio.Task[Any], ...]"
+    ) -> SocketClose | None:
+        """Wait for a client that has lost its connection.
+
+        Args:
+            client: whose session is kept.
+            connection: its last connection.
+            tasks: the session, the reading of the connection, and the wait for another one.
+        Returns:
+            How to close; None if the session is over, or its client has closed the connection.
+        """
+        running, reading, _ = tasks
+        client.end.lose(connection)
+        self._metrics.record_detached(1)
+        try:
+            async with asyncio.timeout(self.resume_grace_s):
+                while not (connection.replaced.is_set() or running.done()):
+                    if _is_final(reading):
+                        return None
+                    waiting = [task for task in tasks if not task.done()]
+                    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            self._metrics.record_resumption("expired")
+            return RESUME_EXPIRED
+        finally:
+            self._metrics.record_detached(-1)
+        return REPLACED if connection.replaced.is_set() else None
 
     async def _run_session(self, client: LiveClient) -> SocketClose:
         """Run the session until it is over. Returns: how to close the client's connection."""
@@ -170,7 +278,7 @@ class GatewaySockets:
             except (WireError, TurnIdleError) as error:
                 message = Error.of(error, ErrorCode.BAD_MESSAGE)
                 self._metrics.record_error(message.code)
-                await _send(client.websocket, message)
+                await _send(client.end.newest.websocket, message)
                 if isinstance(error, TurnIdleError):
                     continue
             await inbox.get()
@@ -185,9 +293,9 @@ class GatewaySockets:
         request_type = request_type_of(session.kind, session.session_id)
         session.pending = pending = self._slots.submit(request_type, session.session_id, session.identity)
         try:
-            lease, link = await self._slots.open(pending, connect, partial(_send, client.websocket))
+            lease, link = await self._slots.open(pending, connect, partial(_send, client.end.newest.websocket))
             client.inbox.limit(MAX_IN_FLIGHT)
-            return await self._relay(client, RelayEnds(client.websocket, source, link, lease))
+            return await self._relay(client, RelayEnds(client.end, source, link, lease))
         finally:
             self._slots.dispatcher.finish(pending)
             session.pending = None
@@ -196,8 +304,11 @@ class GatewaySockets:
         """Relay until the worker ends the session, and close the connection to the worker."""
         graceful = True
         try:
-            await _send(ends.websocket, QueueDone())
-            intercept = partial(self._diagnostics.intercept, session_id=client.diagnostics_name)
+            await _send(client.end.newest.websocket, QueueDone())
+
+            def intercept(data: Data) -> bool:
+                return client.end.acknowledge(data) or self._diagnostics.intercept(data, client.diagnostics_name)
+
             workers = self._slots.dispatcher.workers
             relay = Relay(ends, client.session, workers, self._metrics, intercept, client.recorder)
             ended = await relay.run()
@@ -220,19 +331,44 @@ class GatewaySockets:
                 await websocket.close(close.code, close.reason)
 
 
-async def _read(websocket: WebSocket, inbox: Inbox) -> None:
-    """Put received messages into the inbox until the client disconnects."""
+async def _read(client: LiveClient, connection: Attachment) -> int:
+    """Put received messages into the inbox until the client disconnects. Returns: the close code."""
+    while True:
+        event = await connection.websocket.receive()
+        if event["type"] == "websocket.disconnect":
+            return int(event.get("code") or CloseCode.ABNORMAL)
+        if connection.replaced.is_set():
+            continue
+        data: Data = event["bytes"] if event.get("text") is None else event["text"]
+        client.end.count_message(connection)
+        waiting = client.inbox.put(data)
+        del event, data  # they may have 128 MiB, and the next message may come much later
+        await waiting
+
+
+def _is_final(reading: "asyncio.Task[int]") -> bool:
+    """Whether the client has closed the connection in a way that ends the session."""
+    has_code = reading.done() and not reading.cancelled() and reading.exception() is None
+    return has_code and reading.result() in FINAL_CODES
+
+
+async def resume_request(websocket: WebSocket) -> ResumeSession:
+    """The first message of a connection that continues a session. Raises: WireError; ClientDisconnected."""
     try:
-        while True:
+        async with asyncio.timeout(RESUME_REQUEST_S):
             event = await websocket.receive()
-            if event["type"] == "websocket.disconnect":
-                return
-            data: Data = event["bytes"] if event.get("text") is None else event["text"]
-            waiting = inbox.put(data)
-            del event, data  # they may have 128 MiB, and the next message may come much later
-            await waiting
-    finally:
-        inbox.close()
+    except TimeoutError:
+        raise WireError(ErrorCode.BAD_MESSAGE, "message", expected="resume_session", got="none in time") from None
+    if event["type"] == "websocket.disconnect":
+        raise ClientDisconnected
+    text = event.get("text")
+    if text is None or len(text) > MAX_REQUEST_CHARS:
+        got = "a binary frame" if text is None else f"{len(text)} characters"
+        raise WireError(ErrorCode.BAD_MESSAGE, "message", expected="a short resume_session", got=got)
+    message = RESUME_CLIENT.read_text(text)
+    if not isinstance(message, ResumeSession):
+        raise WireError(ErrorCode.BAD_MESSAGE, "message.type", expected="resume_session", got=message.type)
+    return message
 
 
 async def _send(websocket: WebSocket, message: Message) -> None:

@@ -16,6 +16,7 @@ from benchmarks.serve.fake_worker import FakeWorker
 from clients.duplex import DuplexClient, connect
 from clients.errors import ConnectionLost, Refused, ServerError
 from worker.protocol.adjust_messages import Adjust, Adjusted
+from worker.protocol.gateway_messages import Queued, QueueDone, QueueUpdate
 from worker.protocol.messages import (
     AudioChunk,
     ClientMessage,
@@ -30,7 +31,6 @@ from worker.protocol.messages import (
     read_text,
     write,
 )
-from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
 from worker.protocol.text_messages import InsertText, TextInserted
 
 WAIT_S = 30.0

@@ -22,6 +22,7 @@ from tests.worker.http.processes import WorkerProcess
 from tests.worker.http.small_worker import N_SLOTS
 from worker.config.service import ROOT
 from worker.protocol.codec import Message
+from worker.protocol.gateway_messages import Queued, QueueDone
 from worker.protocol.half_duplex_messages import (
     AnswerInterrupted,
     TurnChunk,
@@ -32,7 +33,6 @@ from worker.protocol.half_duplex_messages import (
     VadState,
 )
 from worker.protocol.messages import Error
-from worker.protocol.queue_messages import Queued, QueueDone
 from worker.protocol.wire import Sound, WireError
 
 GREETING = ROOT / "tests" / "data" / "greeting.wav"

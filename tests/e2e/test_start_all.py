@@ -22,8 +22,8 @@ import pytest
 from clients.duplex import connect
 from tests.launcher.processes import free_ports
 from tests.worker.http.client_scripts import QUIET, VIDEO, assert_audible, sound_of
+from worker.protocol.gateway_messages import Queued, QueueUpdate
 from worker.protocol.messages import Result
-from worker.protocol.queue_messages import Queued, QueueUpdate
 
 pytestmark = pytest.mark.slow
 START_S, STOP_S, TALK_S = 240.0, 60.0, 120.0

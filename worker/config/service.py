@@ -138,6 +138,9 @@ class ServiceSection(Settings):
     drain_timeout_s: float = Field(
         30.0, ge=0, le=3600, description="seconds for sessions to end before the process stops"
     )
+    resume_grace_s: float = Field(
+        30.0, ge=0, le=600, description="seconds that a session keeps its slot after a lost connection; 0: none does"
+    )
     cache_dir: Path = Field(Path("torch_compile_cache"), strict=False, description="folder of compiled kernels")
     data_dir: Path = Field(
         Path("data"),

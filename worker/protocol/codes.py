@@ -29,18 +29,22 @@ class ErrorCode(StrEnum):
     QUEUE_FULL = "queue_full"
     LIMIT_REACHED = "limit_reached"
     CANCELLED = "cancelled"
+    RESUME_REFUSED = "resume_refused"
 
 
 class CloseCode(IntEnum):
-    """The WebSocket close codes in use (RFC 6455, section 7.4, and the IANA registry)."""
+    """The WebSocket close codes in use (RFC 6455, section 7.4, the IANA registry, and 4000 and on for applications)."""
 
     NORMAL = 1000
+    GOING_AWAY = 1001
     NO_STATUS = 1005  # never sent: the close frame had no code
     ABNORMAL = 1006  # never sent: the connection ended without a close frame
     POLICY_VIOLATION = 1008
     INTERNAL_ERROR = 1011
     SERVICE_RESTART = 1012
     TRY_AGAIN_LATER = 1013
+    RECONNECTING = 4000  # from a client that will continue its session over another connection
+    REPLACED = 4001  # to a client whose session goes on over another connection
 
 
 class CloseReason(StrEnum):

@@ -131,6 +131,8 @@ class LiveProtocol(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._bytes.close()
+        if self.conn.close_rcvd is None:  # uvicorn reports 1005, as for a client that has closed without a code
+            self.queue.put_nowait({"type": "websocket.disconnect", "code": CloseCode.ABNORMAL})
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

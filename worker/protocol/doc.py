@@ -25,6 +25,7 @@ from worker.protocol.chat_messages import (
 )
 from worker.protocol.codec import FieldGroup, Message
 from worker.protocol.content import CONTENT_CLASSES, ChatTurn, ToolCallFields
+from worker.protocol.gateway_messages import RESUME_CLIENT, StartProgress
 from worker.protocol.half_duplex_messages import (
     HALF_DUPLEX_CLIENT,
     HALF_DUPLEX_SERVER,
@@ -38,7 +39,6 @@ from worker.protocol.half_duplex_messages import (
     VisionFields,
 )
 from worker.protocol.messages import CLIENT, SERVER, Spec
-from worker.protocol.queue_messages import StartProgress
 from worker.protocol.speech_messages import SpeechRequest
 from worker.protocol.streaming_messages import STREAMING_CLIENT, STREAMING_SERVER
 from worker.protocol.unit_counters import Mark, UnitUsage
@@ -70,7 +70,8 @@ def section(group: type[FieldGroup], title: str) -> str:
 
 def sections() -> str:
     """All generated sections, from the client's messages to the server's."""
-    parts = ["## Client to server", *(section(cls, f"`{name}`") for name, cls in CLIENT.classes.items())]
+    classes = {**CLIENT.classes, **RESUME_CLIENT.classes}
+    parts = ["## Client to server", *(section(cls, f"`{name}`") for name, cls in classes.items())]
     parts += [section(Spec, "The `spec` of `prepare` and `prepared`")]
     parts += ["## Server to client", *(section(cls, f"`{name}`") for name, cls in SERVER.classes.items())]
     parts += [section(UnitUsage, "The `usage` of `result`"), section(Mark, "An element of the `marks` of `result`")]

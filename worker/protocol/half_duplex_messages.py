@@ -19,6 +19,7 @@ from worker.protocol.codec import (
     SoundField,
     known_fields,
 )
+from worker.protocol.gateway_messages import Queued, QueueDone, QueueUpdate
 from worker.protocol.messages import (
     MAX_UNIT_PICTURES,
     MAX_UNIT_PIXELS,
@@ -28,7 +29,6 @@ from worker.protocol.messages import (
     Stop,
     Stopped,
 )
-from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
 from worker.protocol.system_content import known_items
 from worker.protocol.wire import SOUND_RATE, picture_bytes
 

@@ -23,7 +23,7 @@ from worker.protocol.codec import (
     write_message,
 )
 from worker.protocol.codes import ErrorCode
-from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
+from worker.protocol.gateway_messages import Queued, QueueDone, QueueUpdate, SessionResumed
 from worker.protocol.system_content import texts_and_sound
 from worker.protocol.text_messages import InsertText, TextInserted
 from worker.protocol.unit_counters import MarkField, UsageField
@@ -39,8 +39,6 @@ MAX_ERROR_CHARS = 2000
 
 
 # mypy supports no decorator on a property, hence the ignores at `computed_field` (python/mypy issue 14461).
-
-
 class Spec(FieldGroup):
     """Options beyond the plain protocol, which a client gets by default."""
 
@@ -53,6 +51,9 @@ class Spec(FieldGroup):
         description="waiting chunks: `keep` gives each one a decision; `catch_up` only listens until none waits",
     )
     counters: bool = Field(False, description="add `usage` and `marks` to each result")
+    resume: bool = Field(
+        False, description="a gateway keeps the session after a lost connection: [Resumption](#resumption)"
+    )
 
 
 PLAIN_SPEC = Spec()
@@ -80,10 +81,7 @@ class Prepare(FromClient):
     max_slice_nums: int | None = Field(
         None, ge=1, description="slices of a large picture, for chunks without their own; null: that of `config`"
     )
-    deferred_finalize: bool = Field(
-        True,
-        description="`false` has no effect and adds a note to `prepared`",
-    )
+    deferred_finalize: bool = Field(True, description="`false` has no effect and adds a note to `prepared`")
     spec: SpecField = Field(PLAIN_SPEC, description="options beyond the plain protocol")
 
     @classmethod
@@ -214,7 +212,7 @@ class ClientDiagnostic(FromClient):
 class Prepared(FromServer):
     """The session is ready for units."""
 
-    left_out = frozenset({"recording_session_id", "start_after_ms"})
+    left_out = frozenset({"recording_session_id", "start_after_ms", "resume_token", "resume_grace_s"})
 
     type: Literal["prepared"] = "prepared"
     prompt_length: int = Field(description="characters of the prompt, the model's template included")
@@ -224,6 +222,8 @@ class Prepared(FromServer):
     spec: SpecField = Field(PLAIN_SPEC, description="options in force")
     notes: list[str] = Field([], description="one sentence for each ignored setting")
     start_after_ms: Ms | None = Field(None, description="best time to begin the first unit's second, in ms from now")
+    resume_token: str | None = Field(None, description="secret that continues the session over another connection")
+    resume_grace_s: float | None = Field(None, description="seconds that a session without a connection is kept")
 
 
 class Result(FromServer):
@@ -256,14 +256,12 @@ class Result(FromServer):
     n_caught_up: int = Field(0, description="seconds of sound before this unit that got no decision of their own")
     n_parts: int = Field(0, description="number of `partial` messages of this unit")
     stages: dict[str, Ms | None] = Field(
-        {},
-        description="ms by stage; `first_sound`: from arrival to the first sound; `first_vocoder`: its vocoder",
+        {}, description="ms by stage; `first_sound`: from arrival to the first sound; `first_vocoder`: its vocoder"
     )
     headroom_ms: Ms | None = Field(None, description="time left of the unit's second, ms; negative: late")
     turn_limit: bool | None = Field(None, description="true: `max_turn_tokens` has ended the turn's text")
     side_texts: list[str] | None = Field(
-        None,
-        description="complete texts of the side lane, which are not spoken: calls of functions",
+        None, description="complete texts of the side lane, which are not spoken: calls of functions"
     )
     early: bool | None = Field(None, description="true: the unit ran at a pause, before its second was full")
     shift_ms: Ms | None = Field(
@@ -366,7 +364,8 @@ ServerMessage = Annotated[
     | Error
     | Queued
     | QueueUpdate
-    | QueueDone,
+    | QueueDone
+    | SessionResumed,
     Field(discriminator="type"),
 ]
 CLIENT: Reader[ClientMessage] = Reader(ClientMessage)

@@ -32,8 +32,8 @@ from server.recording.recordings import Recordings
 from worker.protocol.chat_messages import PrefillDone, ReplyChunk, ReplyDone, ReplyUsage
 from worker.protocol.codec import Message
 from worker.protocol.codes import ErrorCode
+from worker.protocol.gateway_messages import Queued, QueueUpdate
 from worker.protocol.messages import Error, Timeout
-from worker.protocol.queue_messages import Queued, QueueUpdate
 from worker.protocol.wire import json_text, read_object
 
 LOG = logging.getLogger(__name__)

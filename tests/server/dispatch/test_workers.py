@@ -6,7 +6,7 @@ import pytest
 
 from server.dispatch.queue import RequestType
 from server.dispatch.workers import WorkerAddress, Workers
-from worker.protocol.queue_messages import StartProgress
+from worker.protocol.gateway_messages import StartProgress
 
 IDLE: dict[str, Any] = {"state": "BUSY", "worker_status": "duplex_active", "slots": {"total": 4, "free": 4}}
 

@@ -48,7 +48,7 @@ def test_chat_is_forwarded_and_closed() -> None:
     run(scenario)
 
 
-def test_waiting_chat_gets_queue_messages_and_nothing_else() -> None:
+def test_waiting_chat_gets_gateway_messages_and_nothing_else() -> None:
     async def scenario() -> None:
         async with reference_worker() as worker, running_gateway(worker.port) as gateway:
             await gateway.wait_for_slot()

@@ -9,7 +9,7 @@ import pytest
 from websockets.asyncio.server import ServerConnection
 
 from benchmarks.serve.fake_worker import FakeWorker
-from server.live import inbox, relay, sockets
+from server.live import client_end, inbox, sockets
 from server.live.sockets import MAX_IN_FLIGHT
 from tests.server.live_gateway import (
     ANSWER_S,
@@ -168,7 +168,7 @@ def test_silent_client_that_never_reads_is_disconnected(monkeypatch: pytest.Monk
 
 def test_sending_client_that_never_reads_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gateway does not read it either while its buffers are full, so missing pongs do not reveal it."""
-    monkeypatch.setattr(relay, "STUCK_S", 0.5)
+    monkeypatch.setattr(client_end, "STUCK_S", 0.5)
     monkeypatch.setattr(sockets, "CLOSE_TIMEOUT_S", 0.2)
 
     async def scenario() -> None:

@@ -66,7 +66,7 @@ def test_two_turns_sent_at_once_are_answered_in_order() -> None:
     run(scenario)
 
 
-def test_waiting_turn_gets_queue_messages_after_its_prefill() -> None:
+def test_waiting_turn_gets_gateway_messages_after_its_prefill() -> None:
     async def scenario() -> None:
         async with reference_worker() as worker, running_gateway(worker.port) as gateway:
             await gateway.wait_for_slot()

@@ -39,13 +39,21 @@ def test_prepare_defaults() -> None:
     assert (
         got.spec
         == Spec()
-        == Spec(version=1, partial_results=False, sound_in="base64", sound_out="base64", backlog="keep", counters=False)
+        == Spec(
+            version=1,
+            partial_results=False,
+            sound_in="base64",
+            sound_out="base64",
+            backlog="keep",
+            counters=False,
+            resume=False,
+        )
     )
 
 
 def test_prepare_with_all_fields() -> None:
     spec = {"version": 1, "partial_results": True, "sound_in": "pcm16", "sound_out": "float32", "backlog": "catch_up"}
-    spec["counters"] = True
+    spec |= {"counters": True, "resume": True}
     fields = {
         "system_prompt": "",
         "ref_audio_base64": b64(0.5),

@@ -8,6 +8,7 @@ import pytest
 
 from worker.protocol.codes import ErrorCode
 from worker.protocol.doc import chat_sections, half_duplex_sections, sections, streaming_sections
+from worker.protocol.gateway_messages import RESUME_CLIENT
 from worker.protocol.messages import CLIENT, SERVER, read_server, read_text
 
 
@@ -27,7 +28,7 @@ def test_document_contains_every_message(document: str, section: str) -> None:
 
 def test_document_contains_no_other_message(document: str) -> None:
     got = set(re.findall(r"^### `(\w+)`$", document, re.M))
-    assert got == CLIENT.classes.keys() | SERVER.classes.keys()
+    assert got == CLIENT.classes.keys() | RESUME_CLIENT.classes.keys() | SERVER.classes.keys()
 
 
 def test_document_lists_all_codes(document: str) -> None:
@@ -45,6 +46,6 @@ def test_examples_are_valid_messages(document: str) -> None:
 
 
 def test_every_field_is_described() -> None:
-    for cls in (*CLIENT.classes.values(), *SERVER.classes.values()):
+    for cls in (*CLIENT.classes.values(), *RESUME_CLIENT.classes.values(), *SERVER.classes.values()):
         for name, info in (cls.model_fields | cls.model_computed_fields).items():
             assert info.description or name == "type", f"{cls.__name__}.{name}: expected a description, got none"

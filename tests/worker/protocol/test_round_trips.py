@@ -11,6 +11,7 @@ from tests.worker.protocol.message_helpers import FORMS, LISTEN
 from worker.protocol.adjust_messages import Adjust, Adjusted
 from worker.protocol.codec import Message
 from worker.protocol.codes import ErrorCode
+from worker.protocol.gateway_messages import Queued, QueueDone, QueueUpdate
 from worker.protocol.messages import (
     AudioChunk,
     Error,
@@ -32,7 +33,6 @@ from worker.protocol.messages import (
     read_text,
     write,
 )
-from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False, width=32)
 COUNT = st.integers(0, 2**53)

@@ -13,6 +13,7 @@ from models.errors import AudioError
 from tests.worker.protocol.message_helpers import LISTEN, refused
 from worker.protocol.codec import Message
 from worker.protocol.codes import ErrorCode
+from worker.protocol.gateway_messages import Queued, QueueDone, QueueUpdate, StartProgress
 from worker.protocol.messages import (
     PLAIN_SPEC,
     Error,
@@ -28,7 +29,6 @@ from worker.protocol.messages import (
     read_server,
     write,
 )
-from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate, StartProgress
 from worker.protocol.text_messages import TextInserted
 from worker.protocol.unit_counters import Mark, UnitUsage
 from worker.protocol.wire import WireError
@@ -131,7 +131,7 @@ def test_messages_with_few_fields() -> None:
 def test_prepared() -> None:
     got = fields_of(Prepared(prompt_length=28, session_id="d1", notes=["n"], spec=Spec(partial_results=True)))
     spec = {"version": 1, "partial_results": True, "sound_in": "base64", "sound_out": "base64", "backlog": "keep"}
-    spec["counters"] = False
+    spec |= {"counters": False, "resume": False}
     expected = {"type": "prepared", "prompt_length": 28, "session_id": "d1", "protocol_version": 1, "spec": spec}
     assert got == {**expected, "notes": ["n"]}, got
     recorded = fields_of(Prepared(prompt_length=28, recording_session_id="omni_d1"))

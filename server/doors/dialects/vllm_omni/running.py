@@ -19,7 +19,6 @@ from server.doors.dialects.ends import (
     end_of_errors,
 )
 from server.doors.dialects.vllm_omni.events import OmniEvents
-from server.doors.dialects.vllm_omni.resumption import EventJournal, ResumeTokens
 from server.doors.dialects.vllm_omni.session import OmniSession
 from server.doors.dialects.vllm_omni.settings import OmniSettings
 from server.doors.dialects.vllm_omni.transcripts import OmniTranscripts
@@ -28,9 +27,11 @@ from server.doors.live.drain_wait import DrainWait
 from server.doors.live.ends import GONE, DoorEnd, SessionOverError
 from server.doors.live.unit_run import run_units
 from server.live.closes import DRAINING
+from server.live.inbox import ByteBudget
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession
 from server.live.recorder import Recorder
+from server.live.resumption import KEPT_BYTES, MessageJournal, ResumeTokens
 
 LOG = logging.getLogger(__name__)
 GRACE_S = 30.0  # without a connection, until a session ends
@@ -64,7 +65,7 @@ class OmniRun:
 
     def __init__(self, context: DoorContext, live: LiveSession, settings: OmniSettings, link: OmniLink):
         self._context, self.live = context, live
-        self._journal = EventJournal(time.monotonic)
+        self._journal = MessageJournal(time.monotonic, ByteBudget(KEPT_BYTES))
         self._tokens = ResumeTokens()
         self._link: OmniLink | None = None
         self._generation = 0
@@ -82,8 +83,8 @@ class OmniRun:
             self.send, settings, context.voices, check_model, live.session_id, time.monotonic, transcripts
         )
         self.task: asyncio.Task[DoorEnd] | None = None
-        token = self._attach(link)
-        self.session.grant(attachment_generation=self._generation, resume_token=token)
+        self._attach(link)
+        self.session.grant(attachment_generation=self._generation, resume_token=self._tokens.issue())
 
     @property
     def is_running(self) -> bool:
@@ -106,33 +107,33 @@ class OmniRun:
         """Whether a client with this secret may continue the session."""
         return self._tokens.accepts(token)
 
-    def resume(self, link: OmniLink, last_number: int) -> bool:
+    def resume(self, link: OmniLink, token: str, last_number: int) -> bool:
         """Continue over another connection, with the events after the last one that the client has.
 
         Returns: False if some of these events are not kept.
         """
-        missed = self._journal.after(last_number)
-        if missed is None:
+        if self._journal.has_gap_after(last_number):
             return False
+        missed = self._journal.after(last_number)
         before = self._link
         if before is not None:
             fields = {"session_id": self.live.session_id, "attachment_generation": before.generation}
             before.writer.put({"type": "session.replaced", **fields})
             before.replaced.set()
-        token = self._attach(link)
-        credentials = {"attachment_generation": self._generation, "resume_token": token}
+        self._attach(link)
+        credentials = {"attachment_generation": self._generation, "resume_token": self._tokens.replace(token)}
         self.send.unnumbered("session.resumed", **credentials, session=self.session.resource())
         for text in missed:
+            assert isinstance(text, str), "expected an event's text"
             link.writer.put_text(text)
         LOG.info("session %s goes on over connection %d", self.live.session_id, self._generation)
         return True
 
-    def _attach(self, link: OmniLink) -> str:
-        """Send events over this connection from now on. Returns: the secret for the next one."""
+    def _attach(self, link: OmniLink) -> None:
+        """Send events over this connection from now on."""
         self._generation += 1
         link.generation, self._link = self._generation, link
         self._accepted_at = time.monotonic()
-        return self._tokens.issue()
 
     def detach(self, link: OmniLink) -> None:
         """The connection is lost. If it is the session's, the client has some time to come back."""
@@ -143,7 +144,7 @@ class OmniRun:
     def _put(self, event: dict[str, Any], number: int | None) -> None:
         text = event_text(event)
         if number is not None:
-            self._journal.add(number, text)
+            self._journal.add(text)
         if self._link is not None:
             self._link.writer.put_text(text)
 

@@ -235,7 +235,7 @@ class OmniConnection:
             error.code = "invalid_session_resume"
             raise
         run = self._door.find(session_id, token, self.run.live.identity)
-        if not run.resume(self._link, last_number):
+        if not run.resume(self._link, token, last_number):
             self._link.writer.put({"type": RESYNC_REQUIRED, "session_id": session_id, "reason": RESYNC.reason})
             run.end(CONNECTION_LOST)
             raise SessionOverError(RESYNC)

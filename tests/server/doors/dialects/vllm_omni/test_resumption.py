@@ -7,40 +7,12 @@ import pytest
 import websockets
 
 from benchmarks.serve.fake_worker import FakeWorker
-from server.doors.dialects.vllm_omni.resumption import KEPT_CHARS, KEPT_S, EventJournal, ResumeTokens
+from server.live.inbox import Data
+from server.live.resumption import MessageJournal
 from tests.server.doors.dialects.vllm_omni.omni_client import SOUND, OmniClient
 from tests.server.live_gateway import RunningGateway, run, running_gateway, wait_until
 
 PATH = "/v1/realtime?duplex=1&autostart=0"
-
-
-def test_the_journal_keeps_what_is_not_acknowledged() -> None:
-    now = [0.0]
-    journal = EventJournal(lambda: now[0])
-    for number in range(1, 6):
-        journal.add(number, f"event {number}")
-    assert journal.after(3) == ["event 4", "event 5"] and journal.after(5) == []
-    assert journal.acknowledge(2) and journal.after(2) == ["event 3", "event 4", "event 5"]
-    assert journal.after(1) is None, "expected a gap"
-    assert not journal.acknowledge(9) and len(journal.after(2) or ()) == 3, "expected a refused number to drop nothing"
-    assert journal.acknowledge(5) and journal.n_chars == 0
-    now[0] = KEPT_S + 1
-    journal.add(6, "a" * KEPT_CHARS)
-    assert journal.after(5) == ["a" * KEPT_CHARS] and journal.n_chars == KEPT_CHARS
-    journal.add(7, "b")
-    assert journal.after(5) is None and journal.after(6) == ["b"]
-    now[0] *= 3
-    journal.add(8, "c")
-    assert journal.after(6) is None and journal.after(7) == ["c"]
-
-
-def test_a_secret_is_valid_until_the_client_has_the_next_one() -> None:
-    tokens = ResumeTokens()
-    first = tokens.issue()
-    second = tokens.issue()
-    assert tokens.accepts(first) and tokens.accepts(second) and not tokens.accepts("")
-    tokens.confirm()
-    assert not tokens.accepts(first) and tokens.accepts(second)
 
 
 @asynccontextmanager
@@ -167,23 +139,23 @@ def test_a_session_without_a_connection_ends(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_missing_events_need_a_new_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.doors.dialects.vllm_omni.resumption.KEPT_CHARS", 1000)
-    dropped: list[str] = []
-    add = EventJournal.add
+    monkeypatch.setattr("server.doors.dialects.vllm_omni.running.KEPT_BYTES", 1000)
+    large: list[Data] = []  # each drops the one before
+    add = MessageJournal.add
 
-    def noted(journal: EventJournal, number: int, text: str) -> None:
-        add(journal, number, text)
-        dropped.extend([text] * (len(text) > 1000))
+    def noted(journal: MessageJournal, data: Data) -> int:
+        large.extend([data] * (len(data) > 1000))
+        return add(journal, data)
 
-    monkeypatch.setattr(EventJournal, "add", noted)
+    monkeypatch.setattr(MessageJournal, "add", noted)
 
     async def scenario() -> None:
         async with two_sockets(n_listen=0, n_speak=3) as (worker, _, client, second):
-            dropped.clear()
+            large.clear()
             await client.append()
             await wait_until(lambda: worker.total_requests >= 1, "a unit")
             client.abort()
-            await wait_until(lambda: bool(dropped), "a large event that the client has not received")
+            await wait_until(lambda: len(large) > 1, "a large event that is dropped before the client has it")
             await client.resume(second)
             assert (await client.until("session.resync_required"))["reason"] == "journal_gap"
             await second.wait_closed()

@@ -1,0 +1,186 @@
+"""The client's side of a session, over one connection or, with resumption, over one after another.
+
+From the first `prepared` of a session with resumption on, messages of the worker are kept until the client acknowledges
+them, and a task of each connection sends those that its client lacks. Contains no slots and no workers.
+"""
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from server.live.inbox import ByteBudget, ClientDisconnected, Data
+from server.live.resumption import MessageJournal, ResumeTokens
+from worker.protocol.codec import peek_header
+from worker.protocol.codes import ErrorCode
+from worker.protocol.connection import STUCK_S
+from worker.protocol.gateway_messages import RESUME_CLIENT, Received, ResumeSession, SessionResumed
+from worker.protocol.messages import Error, write
+from worker.protocol.wire import WireError, json_text, read_object
+
+RECEIVED = Received.kind()
+MAX_ACK_CHARS = 1000
+
+
+@dataclass(eq=False)
+class Attachment:
+    """A connection of a client, as its session sees it.
+
+    Attributes:
+        sent: number of the newest kept message that the client has, or that was sent.
+        greeting: sent before the kept messages; None for a session's first connection.
+        replaced: set once another connection has taken its place.
+    """
+
+    websocket: WebSocket
+    sent: int = 0
+    greeting: SessionResumed | None = None
+    replaced: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class ClientEnd:
+    """The client's side of one session.
+
+    Args:
+        websocket: its first connection.
+        budget: bytes of the messages that all sessions keep.
+        grace_s: seconds that a session without a connection is kept; 0: none is.
+
+    Attributes:
+        newest: the session's connection, or its last one.
+        is_lost: whether that connection is lost.
+        n_received: messages of the client so far.
+        is_kept: whether the session goes on after a lost connection.
+    """
+
+    def __init__(self, websocket: WebSocket, budget: ByteBudget, grace_s: float):
+        self.newest, self.is_lost = Attachment(websocket), False
+        self.n_received = 0
+        self.is_kept = False
+        self._budget, self._grace_s = budget, grace_s
+        self._journal: MessageJournal | None = None
+        self._tokens = ResumeTokens()
+        self._added, self._sent = asyncio.Event(), asyncio.Event()
+
+    # --- messages to the client -----------------------------------------------------------------
+
+    async def send(self, data: Data) -> None:
+        """Send a message of the worker, at the pace of the connection if there is one.
+
+        Raises: ClientDisconnected, unless messages are kept.
+        """
+        if self._journal is None:
+            await send_data(self.newest.websocket, data)
+            return
+        number, connection = self._add(self._journal, data), self.newest
+        while connection is self.newest and not self.is_lost and connection.sent < number:
+            self._sent.clear()
+            await self._sent.wait()
+
+    async def write(self, connection: Attachment) -> None:
+        """Send the kept messages over a connection until its end. Raises: ClientDisconnected."""
+        if connection.greeting is not None:
+            await send_data(connection.websocket, write(connection.greeting))
+        while True:
+            message = None if self._journal is None else self._journal.next_after(connection.sent)
+            if message is None:
+                self._added.clear()
+                await self._added.wait()
+                continue
+            await send_data(connection.websocket, message.data)
+            connection.sent = message.number
+            self._sent.set()
+
+    def _add(self, journal: MessageJournal, data: Data) -> int:
+        number = journal.add(data)
+        self._added.set()
+        return number
+
+    # --- resumption -----------------------------------------------------------------------------
+
+    def offer(self, data: Data) -> Data:
+        """A worker's `prepared` with the secret that continues the session, if the client asked for one."""
+        spec = peek_header(data).get("spec")
+        self.is_kept = self._grace_s > 0 and isinstance(spec, dict) and spec.get("resume") is True
+        if not self.is_kept:
+            return data
+        if self._journal is None:
+            self._journal = MessageJournal(time.monotonic, self._budget)
+        fields = {"resume_token": self._tokens.issue(), "resume_grace_s": self._grace_s}
+        return json_text({**read_object(data), **fields})
+
+    def count_message(self, connection: Attachment) -> None:
+        """Count a message of the client."""
+        self.n_received += 1
+        if connection.greeting is not None:  # which it has read before it sends anything
+            self._tokens.confirm()
+
+    def acknowledge(self, data: Data) -> bool:
+        """Drop the messages that the client has. Returns: whether `data` says so, and must not be forwarded."""
+        if self._journal is None or not isinstance(data, str) or len(data) > MAX_ACK_CHARS or RECEIVED not in data:
+            return False
+        if peek_header(data).get("type") != RECEIVED:
+            return False
+        try:
+            message = RESUME_CLIENT.read_text(data)
+            if isinstance(message, Received) and not self._journal.acknowledge(message.count):
+                raise self._too_many("received.count", message.count)
+        except WireError as error:
+            self._add(self._journal, write(Error.of(error)))
+        return True
+
+    def accepts(self, token: str) -> bool:
+        """Whether a client with this secret may continue the session."""
+        return self._tokens.accepts(token) and self.is_kept
+
+    def resume(self, websocket: WebSocket, request: ResumeSession) -> Attachment:
+        """Continue over another connection, with the messages that the client lacks.
+
+        Raises: WireError bad_message for a number of messages that were not sent; the session stays as it is.
+        """
+        journal = self._journal
+        assert journal is not None, "expected a session that is kept"
+        if request.received > journal.count:
+            raise self._too_many("resume_session.received", request.received)
+        journal.acknowledge(request.received)
+        following = journal.next_after(request.received)
+        first = journal.count + 1 if following is None else following.number
+        greeting = SessionResumed(
+            resume_token=self._tokens.replace(request.token),
+            resume_grace_s=self._grace_s,
+            received=self.n_received,
+            next=first,
+            lost=first - 1 - request.received,
+        )
+        before, self.newest = self.newest, Attachment(websocket, first - 1, greeting)
+        self.is_lost = False
+        before.replaced.set()
+        self._sent.set()
+        return self.newest
+
+    def lose(self, connection: Attachment) -> None:
+        """Record that a connection is lost."""
+        if connection is self.newest:
+            self.is_lost = True
+            self._sent.set()
+
+    def close(self) -> None:
+        """Forget the kept messages: the session is over."""
+        self.is_kept = False
+        if self._journal is not None:
+            self._journal.clear()
+
+    def _too_many(self, what: str, got: int) -> WireError:
+        count = 0 if self._journal is None else self._journal.count
+        return WireError(ErrorCode.BAD_MESSAGE, what, expected=f"at most {count}, the messages sent", got=got)
+
+
+async def send_data(websocket: WebSocket, data: Data) -> None:
+    """Send a message. Raises: ClientDisconnected, also for a client that reads nothing for `STUCK_S`."""
+    with suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
+        async with asyncio.timeout(STUCK_S):
+            await (websocket.send_text(data) if isinstance(data, str) else websocket.send_bytes(data))
+        return
+    raise ClientDisconnected

@@ -1,0 +1,126 @@
+"""What lets a client continue its session over another connection: a secret, and messages that it has not received."""
+
+import hashlib
+import hmac
+import secrets
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from server.live.inbox import ByteBudget, Data, size_of
+
+KEPT_BYTES, KEPT_S = 4 * 2**20, 60.0  # of one session's messages that are not acknowledged
+KEPT_BYTES_TOTAL = 256 * 2**20  # of all sessions of one kind
+
+
+class KeptMessage(NamedTuple):
+    """A message to the client. number: rises by one from 1 on. at: monotonic s. n_bytes: of memory."""
+
+    number: int
+    at: float
+    data: Data
+    n_bytes: int
+
+
+class MessageJournal:
+    """The newest messages that the client has not acknowledged; the oldest beyond the bounds are dropped.
+
+    Args:
+        clock: monotonic s.
+        budget: bytes of all journals.
+        max_bytes: bytes of this one. The newest message is kept in any case.
+
+    Attributes:
+        count: number of the newest message; 0 before the first one.
+        n_bytes: bytes of memory.
+    """
+
+    def __init__(self, clock: Callable[[], float], budget: ByteBudget, max_bytes: int = KEPT_BYTES):
+        self._clock, self._budget, self._max_bytes = clock, budget, max_bytes
+        self._kept: deque[KeptMessage] = deque()
+        self._dropped = 0  # number of the newest message that is not kept
+        self.count = self.n_bytes = 0
+
+    def add(self, data: Data) -> int:
+        """Keep a message. Returns: its number."""
+        self.count += 1
+        message = KeptMessage(self.count, self._clock(), data, size_of(data))
+        self._kept.append(message)
+        self._hold(message.n_bytes)
+        oldest = message.at - KEPT_S
+        while len(self._kept) > 1 and (
+            self.n_bytes > self._max_bytes or self._budget.is_exhausted or self._kept[0].at < oldest
+        ):
+            self._drop()
+        return self.count
+
+    def acknowledge(self, number: int) -> bool:
+        """Drop the messages up to this one. Returns: False for a message that was not sent yet."""
+        if number > self.count:
+            return False
+        while self._kept and self._kept[0].number <= number:
+            self._drop()
+        return True
+
+    def has_gap_after(self, number: int) -> bool:
+        """Whether messages after this one are dropped."""
+        return number < self._dropped
+
+    def after(self, number: int) -> list[Data]:
+        """The kept messages after this one."""
+        return [one.data for one in self._kept if one.number > number]
+
+    def next_after(self, number: int) -> KeptMessage | None:
+        """The first kept message after this one; None if there is none."""
+        if not self._kept:
+            return None
+        index = max(0, number + 1 - self._kept[0].number)
+        return self._kept[index] if index < len(self._kept) else None
+
+    def clear(self) -> None:
+        """Drop all messages and return their memory to the budget."""
+        while self._kept:
+            self._drop()
+
+    def _drop(self) -> None:
+        message = self._kept.popleft()
+        self._dropped = message.number
+        self._hold(-message.n_bytes)
+
+    def _hold(self, n_bytes: int) -> None:
+        self.n_bytes += n_bytes
+        self._budget.used += n_bytes
+
+
+class ResumeTokens:
+    """The secret of one session, which each use replaces. It is compared in constant time and kept as a digest only."""
+
+    def __init__(self) -> None:
+        self._digest = b""
+        self._before: bytes | None = None  # valid until the client has shown that it has the new one
+
+    def issue(self) -> str:
+        """A new secret. The one before stays valid until `confirm`."""
+        token = secrets.token_urlsafe(32)
+        self._before, self._digest = self._digest or None, _digest(token)
+        return token
+
+    def replace(self, token: str) -> str:
+        """A new secret in place of this one, which the client has, and which stays valid until `confirm`."""
+        self._digest = _digest(token)
+        return self.issue()
+
+    def confirm(self) -> None:
+        """The client has received the newest secret."""
+        self._before = None
+
+    def accepts(self, token: str) -> bool:
+        """Whether this is the newest secret, or the one before while it is valid."""
+        given = _digest(token)
+        is_newest = hmac.compare_digest(given, self._digest)
+        is_before = self._before is not None and hmac.compare_digest(given, self._before)
+        return is_newest or is_before
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "replace")).digest()

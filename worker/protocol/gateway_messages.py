@@ -1,0 +1,92 @@
+"""What only a gateway sends and reads: its queue, and sessions that go on over another connection. Torch-free."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, computed_field
+
+from worker.protocol.codec import FieldGroup, FromClient, Message, OneDecimal, Reader, known_fields
+
+MAX_COUNT = 2**53
+RESUME_QUERY = "resume"  # of the address of a connection that continues a session; its value is 1
+
+WaitReason = Literal["busy", "loading", "no_worker"]
+
+
+class StartProgress(FieldGroup):
+    """How far a worker's start has come."""
+
+    what: str = Field("", description="what it does now")
+    done: float = Field(0, description="finished parts of the current stage")
+    total: float = Field(0, description="all parts of the current stage; 0: unknown")
+
+
+class _Waiting(Message):
+    left_out = frozenset({"progress"})
+
+    estimated_wait_s: OneDecimal = Field(description="seconds, one decimal")
+    position: int = Field(ge=1, description="position in the queue; 1 is next")
+    queue_length: int = Field(description="number of waiting tickets")
+    reason: WaitReason = Field(
+        "busy", description="`busy`: all slots are in use; `loading`: workers start; `no_worker`: none answers"
+    )
+    progress: Annotated[StartProgress, known_fields(StartProgress)] | None = Field(
+        None, description="of the worker that has come furthest; only with `loading`"
+    )
+
+    @computed_field(description="the same as `estimated_wait_s`")  # type: ignore[prop-decorator]
+    @property
+    def eta_seconds(self) -> float:
+        return self.estimated_wait_s
+
+
+class Queued(_Waiting):
+    """All slots are in use and the connection waits. From the gateway only."""
+
+    type: Literal["queued"] = "queued"
+    ticket_id: str = Field(description="`q_` and 12 hexadecimal digits")
+
+
+class QueueUpdate(_Waiting):
+    """The connection's current position in the queue. From the gateway only."""
+
+    type: Literal["queue_update"] = "queue_update"
+
+
+class QueueDone(Message):
+    """A slot is assigned; also sent if the connection did not wait. From the gateway only."""
+
+    type: Literal["queue_done"] = "queue_done"
+
+
+class ResumeSession(FromClient):
+    """Continue a session: the first message of a connection with `?resume=1`. Answered with `session_resumed`."""
+
+    type: Literal["resume_session"] = "resume_session"
+    token: str = Field(max_length=200, description="`resume_token` of the last `prepared` or `session_resumed`")
+    received: int = Field(
+        ge=0,
+        le=MAX_COUNT,
+        description="messages that the client has, the first `prepared` being 1; see [Resumption](#resumption)",
+    )
+
+
+class Received(FromClient):
+    """Acknowledge messages, which the gateway then no longer keeps. Optional; not answered."""
+
+    type: Literal["received"] = "received"
+    count: int = Field(ge=0, le=MAX_COUNT, description="number of messages that the client has, as in `resume_session`")
+
+
+class SessionResumed(Message):
+    """The session goes on over this connection. The messages that the client lacks follow. From the gateway only."""
+
+    type: Literal["session_resumed"] = "session_resumed"
+    resume_token: str = Field(description="for the next lost connection; replaces the one before")
+    resume_grace_s: float = Field(description="as in `prepared`")
+    received: int = Field(description="messages of the client that have arrived, the first of the session being 1")
+    next: int = Field(description="number of the next message")
+    lost: int = Field(0, description="messages before `next` that the client lacks and the gateway no longer has")
+
+
+ResumeMessage = Annotated[ResumeSession | Received, Field(discriminator="type")]
+RESUME_CLIENT: Reader[ResumeMessage] = Reader(ResumeMessage)
