@@ -32,7 +32,7 @@ from server.doors.core.transcriber import Transcriber
 from server.doors.dialects.choice import DUPLEX_PATH, RealtimeDialects, add_duplex_socket
 from server.doors.dialects.minicpm_o.socket import MiniCpmDoor
 from server.doors.dialects.vllm_omni.socket import VllmOmniDoor
-from server.doors.errors import ApiError, error_response, invalid_request, is_api_path
+from server.doors.errors import ApiError, error_response, invalid_request, is_api_path, limit_message
 from server.doors.gpt_live.routes import GPT_LIVE_PATH, add_gpt_live_socket
 from server.doors.gpt_live.socket import GptLiveDoor
 from server.doors.live.door_context import DoorContext, SessionLimits
@@ -127,7 +127,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     # The interactive documentation of FastAPI loads its scripts from another server, so there is only the schema.
     app = FastAPI(title="Duologue gateway", version=VERSION, docs_url=None, redoc_url=None)
     app.add_middleware(RequestGuard, origins=gateway.origins)
-    app.add_middleware(AccessGuard, access=gateway.access, error_response=_refusal)
+    app.add_middleware(AccessGuard, access=gateway.access, error_response=_refusal, socket_error=limit_message)
     app.add_middleware(ApiCors, origins=gateway.origins)
     app.add_middleware(RequestIds)  # runs before those above: their refusals have an id too
     app.add_middleware(SecurityHeaders)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from server.access.limit import Limit
 from server.dispatch.dispatcher import Dispatcher
 from worker.protocol.codes import ErrorCode
 from worker.protocol.wire import clean
@@ -71,6 +72,9 @@ class GatewayMetrics:
         self._kept = gauge("resume_journal_bytes", "memory of messages kept for clients that lose their connection")
         self._transcriptions = counter("transcriptions_total", "transcriptions of users' speech that ended", "outcome")
         self._errors = counter("errors_total", "error messages sent to clients", "code")
+        self._limits = counter("limits_total", "times that a limit refused, closed or slowed a client", "limit")
+        for limit in Limit:
+            self._limits.labels(limit)
         self._lost = counter("workers_lost_total", "number of times a worker became unreachable", "worker")
         self._calls = gauge("open_calls", "WebRTC calls that are not over")
         self._call_processes = counter(
@@ -136,6 +140,10 @@ class GatewayMetrics:
     def record_error(self, code: str) -> None:
         """Count an error message sent to a client."""
         self._errors.labels(code if code in CODES else "other").inc()
+
+    def record_limit(self, limit: Limit) -> None:
+        """Count that a client has reached a limit."""
+        self._limits.labels(limit).inc()
 
     def record_session_start(self, request_type: str, waited_s: float) -> None:
         """Count a session that got a slot, after it waited for `waited_s` seconds."""

@@ -179,7 +179,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
     state.apply(apps, dispatcher.eta)
     preset_folders = (options.preset_folder, service.data_dir / "presets")
     live = LiveSessions()
-    access = Access.of(config, options.start_key)
+    access = Access.of(config, metrics.record_limit, options.start_key)
     slots = SlotWait(dispatcher, metrics, live, http, access.clients)
     voices = VoiceRegistry(voice_folder(service.data_dir))
     gateway = Gateway(

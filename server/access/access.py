@@ -1,6 +1,7 @@
 """Who may do what: the identity of each request, and the routes that need none, or an administrator's."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.types import Scope
@@ -10,6 +11,7 @@ from server.access.clients import Clients
 from server.access.credentials import Credential, CredentialSource
 from server.access.identity import Identity, IdentityKind, address_of
 from server.access.keys import ApiKeys, api_keys_of
+from server.access.limit import Limit
 from server.access.page_cookie import FILE_NAME as COOKIE_FILE
 from server.access.page_cookie import PageCookies, SignInLinks
 from server.access.refusal import AccessRefusedError
@@ -47,21 +49,23 @@ class Access:
     secrets: ClientSecrets
     cookies: PageCookies
     links: SignInLinks
+    count: Callable[[Limit], None]
 
     @classmethod
-    def of(cls, config: Config, start_key: str | None = None) -> "Access":
+    def of(cls, config: Config, count: Callable[[Limit], None], start_key: str | None = None) -> "Access":
         """The access of a configuration.
 
         Args:
             config: settings.
+            count: counts that a client has reached a limit.
             start_key: a key for this run, with an administrator's rights; None: none.
         Raises:
             ConfigError; SettingsError.
         """
         folder = config.service.data_dir
         keys, usage = api_keys_of(config, start_key), DayUsage(folder / USAGE_FILE)
-        clients, cookies = Clients(config.service.limits, usage), PageCookies(folder / COOKIE_FILE)
-        return cls(keys, usage, clients, ClientSecrets(), cookies, SignInLinks())
+        clients, cookies = Clients(config.service.limits, usage, count), PageCookies(folder / COOKIE_FILE)
+        return cls(keys, usage, clients, ClientSecrets(), cookies, SignInLinks(), count)
 
     def identify(self, scope: Scope, credential: Credential | None) -> Identity:
         """The identity of a request or of a WebSocket. Raises: AccessRefusedError for one without a valid key."""
@@ -88,7 +92,7 @@ class Access:
 
     def check(self, identity: Identity, scope: Scope) -> None:
         """Check rights and count the request. Raises: AccessRefusedError."""
-        self.clients.count_request(identity)
+        self.clients.count_request(identity, scope["path"])
         if needs_admin(scope) and not identity.is_admin:
             raise AccessRefusedError(403, scope["path"][:100], expected="an administrator's key", got=_shown(identity))
         if scope["type"] == "websocket":

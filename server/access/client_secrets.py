@@ -10,6 +10,7 @@ from typing import Any
 
 from server.access.identity import Identity, IdentityKind
 from server.access.keys import ApiKeys
+from server.access.limit import Limit
 from server.access.refusal import limit_reached
 from worker.key_text import SECRET_PREFIX
 
@@ -56,7 +57,9 @@ class ClientSecrets:
         now = self._clock()
         self._kept = {digest: one for digest, one in self._kept.items() if one.expires_at > now}
         if Counter(one.owner for one in self._kept.values())[identity.owner] >= MAX_SECRETS:
-            raise limit_reached("client secrets", expected=f"at most {MAX_SECRETS}", got="one more", retry_after_s=60)
+            raise limit_reached(
+                Limit.SECRETS, "client secrets", expected=f"at most {MAX_SECRETS}", got="one more", retry_after_s=60
+            )
         value, expires_at = f"{SECRET_PREFIX}{secrets.token_urlsafe(SECRET_BYTES)}", int(now) + seconds
         key = keys.named(identity.name) if identity.has_key else None
         self._kept[_digest(value)] = _Kept(

@@ -1,62 +1,40 @@
 """Limits of each client: open sockets, sessions at once, requests, messages and bytes a second.
 
-A client is a key or, without a key, an address. Addresses of this machine have no limits: programs of its user and a
-reverse proxy connect from there.
+A client is a key or, without a key, an address. Programs of this machine's user and a reverse proxy share its
+addresses: these have `LOCAL_SHARE` times the rates and no limit of sockets and sessions. Each connection has rates of
+its own.
 """
 
-import asyncio
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
-from starlette.types import Message, Receive
+from starlette.types import Scope
 
+from server.access.connection_pace import MB, MEGAPIXEL, ClientBuckets, ConnectionPace
 from server.access.identity import Identity
+from server.access.limit import Limit
 from server.access.refusal import limit_reached
+from server.access.token_bucket import TokenBucket
 from server.access.usage import DayUsage
 from worker.config.access import ClientLimits
+from worker.protocol.connection import HELD
 
-BURST_S = 10.0  # seconds of its rates that a client may use at once
 PRUNE_S = 60.0  # interval at which clients without sockets and sessions are forgotten
 BUSY_RETRY_S = 5.0  # retry-after of a client with too many sockets or sessions
 MIN_SESSIONS = 2  # of one address, however few slots there are
-MB = 10**6
-
-
-class TokenBucket:
-    """A rate with a burst. rate: tokens a second."""
-
-    def __init__(self, rate: float, now: float):
-        self._rate, self._most = rate, max(1.0, rate * BURST_S)
-        self._tokens, self._at = self._most, now
-
-    def _refill(self, now: float) -> None:
-        self._tokens = min(self._most, self._tokens + (now - self._at) * self._rate)
-        self._at = now
-
-    def take(self, now: float) -> float:
-        """Take one token. Returns: 0.0; without a token the seconds until there is one, and nothing is taken."""
-        self._refill(now)
-        if self._tokens < 1:
-            return (1 - self._tokens) / self._rate
-        self._tokens -= 1
-        return 0.0
-
-    def spend(self, n: float, now: float) -> float:
-        """Take `n` tokens, also if there are fewer. Returns: seconds until none is owed."""
-        self._refill(now)
-        self._tokens -= n
-        return max(0.0, -self._tokens / self._rate)
+LOCAL_SHARE = 10  # rates of an address of this machine, in those of any other client
+CONNECTIONS = 8  # costly messages and pixels of a client, in those of one connection
+METRICS_PATH = "/metrics"
 
 
 @dataclass
 class _Client:
     """State of one client. used_at: monotonic s of its last request."""
 
-    requests: TokenBucket
-    messages: TokenBucket
-    bytes: TokenBucket
+    buckets: ClientBuckets
     n_sockets: int = 0
     n_sessions: int = 0
     used_at: float = 0.0
@@ -91,33 +69,64 @@ class SessionPermit:
 
 
 class Clients:
-    """All clients that have sent something lately. clock: monotonic s."""
+    """All clients that have sent something lately.
 
-    def __init__(self, limits: ClientLimits, usage: DayUsage, clock: Callable[[], float] = time.monotonic):
-        self._limits, self._usage, self._clock = limits, usage, clock
+    Args:
+        limits: settings.
+        usage: of keys today.
+        count: counts that a limit of a rate slowed a client down.
+        clock: monotonic s.
+    """
+
+    def __init__(
+        self,
+        limits: ClientLimits,
+        usage: DayUsage,
+        count: Callable[[Limit], None],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._limits, self._usage, self._count, self._clock = limits, usage, count, clock
         self._clients: dict[str, _Client] = {}
+        # By the connection's bytes: the owner of its last request, and its pace.
+        self._paces: WeakKeyDictionary[object, tuple[str, ConnectionPace]] = WeakKeyDictionary()
         self._pruned_at = clock()
 
     def __len__(self) -> int:
         return len(self._clients)
 
-    def _of(self, identity: Identity) -> _Client | None:
-        """The client's state; None if it has no limits."""
-        if not identity.has_key and identity.is_local:
-            return None
+    def _of(self, identity: Identity) -> _Client:
+        """The client's state."""
         now = self._clock()
         if now - self._pruned_at > PRUNE_S:
             self._prune(now)
         client = self._clients.get(identity.owner)
         if client is None:
-            limits = self._limits
-            client = self._clients[identity.owner] = _Client(
-                TokenBucket(limits.requests_per_s, now),
-                TokenBucket(limits.messages_per_s, now),
-                TokenBucket(limits.mb_per_s * MB, now),
-            )
+            client = self._clients[identity.owner] = _Client(self._buckets(_is_local(identity), now))
         client.used_at = now
         return client
+
+    def _buckets(self, is_local: bool, now: float) -> ClientBuckets:
+        limits, n = self._limits, LOCAL_SHARE if is_local else 1
+        costly = {Limit.INTERRUPTS: limits.interrupts_per_s, Limit.PREPARES: limits.prepares_per_s}
+        return ClientBuckets(
+            requests=TokenBucket(n * limits.requests_per_s, now),
+            messages=TokenBucket(n * limits.messages_per_s, now),
+            bytes=TokenBucket(n * limits.mb_per_s * MB, now),
+            metrics=TokenBucket(limits.metrics_per_s, now),
+            costly={limit: TokenBucket(n * CONNECTIONS * rate, now) for limit, rate in costly.items()},
+            pixels=TokenBucket(n * CONNECTIONS * limits.megapixels_per_s * MEGAPIXEL, now),
+        )
+
+    def pace_of(self, identity: Identity, scope: Scope) -> ConnectionPace:
+        """The rates of the connection that a request or a socket came on. scope: an empty one is a new connection."""
+        held = scope.get("state", {}).get(HELD)
+        owner, pace = ("", None) if held is None else self._paces.get(held, ("", None))
+        if pace is None or owner != identity.owner:
+            share = object() if _is_local(identity) else identity.owner
+            pace = ConnectionPace(self._limits, self._of(identity).buckets, share, self._count, self._clock)
+            if held is not None:
+                self._paces[held] = identity.owner, pace
+        return pace
 
     def _prune(self, now: float) -> None:
         self._pruned_at = now
@@ -127,34 +136,34 @@ class Clients:
             if client.n_sockets or client.n_sessions or now - client.used_at < PRUNE_S
         }
 
-    def count_request(self, identity: Identity) -> None:
+    def count_request(self, identity: Identity, path: str) -> None:
         """Count an HTTP request or a handshake. Raises: AccessRefusedError."""
-        client = self._of(identity)
-        wait_s = 0.0 if client is None else client.requests.take(self._clock())
+        buckets, now = self._of(identity).buckets, self._clock()
+        limit, what, bucket = Limit.REQUESTS, "requests", buckets.requests
+        wait_s = bucket.take(now)
+        if not wait_s and path == METRICS_PATH:
+            limit, what, bucket = Limit.METRICS, "requests for /metrics", buckets.metrics
+            wait_s = bucket.take(now)
         if wait_s:
-            raise limit_reached(
-                "requests",
-                expected=f"at most {self._limits.requests_per_s:g} a second",
-                got="more",
-                retry_after_s=wait_s,
-            )
+            expected = f"at most {bucket.rate:g} a second ({limit})"
+            raise limit_reached(limit, what, expected=expected, got="more", retry_after_s=wait_s)
 
     def open_socket(self, identity: Identity) -> None:
         """Count a WebSocket, for which `close_socket` must follow. Raises: AccessRefusedError."""
-        client = self._of(identity)
-        if client is None:
-            return
-        if client.n_sockets >= self._limits.sockets:
+        client, limit = self._of(identity), self._limits.sockets
+        if client.n_sockets >= limit and not _is_local(identity):
             raise limit_reached(
-                "open sockets", expected=f"at most {self._limits.sockets}", got="one more", retry_after_s=BUSY_RETRY_S
+                Limit.SOCKETS,
+                "open sockets",
+                expected=f"at most {limit}",
+                got="one more",
+                retry_after_s=BUSY_RETRY_S,
             )
         client.n_sockets += 1
 
     def close_socket(self, identity: Identity) -> None:
         """Count the end of a WebSocket."""
-        client = self._of(identity)
-        if client is not None:
-            client.n_sockets -= 1
+        self._of(identity).n_sockets -= 1
 
     def admit_session(self, identity: Identity, n_slots: int) -> SessionPermit:
         """The right to a session.
@@ -168,38 +177,27 @@ class Clients:
         self._usage.check_minutes(identity)
         client = self._of(identity)
         limit = self._session_limit(identity, n_slots)
-        if client is not None:
-            if limit is not None and client.n_sessions >= limit:
-                raise limit_reached(
-                    "sessions at once", expected=f"at most {limit}", got="one more", retry_after_s=BUSY_RETRY_S
-                )
-            client.n_sessions += 1
+        if limit is not None and client.n_sessions >= limit:
+            raise limit_reached(
+                Limit.SESSIONS,
+                "sessions at once",
+                expected=f"at most {limit}",
+                got="one more",
+                retry_after_s=BUSY_RETRY_S,
+            )
+        client.n_sessions += 1
         return SessionPermit(identity, self._end_session, self._usage)
 
     def _session_limit(self, identity: Identity, n_slots: int) -> int | None:
         if identity.has_key:
             return identity.limits.sessions
+        if _is_local(identity):
+            return None
         return self._limits.sessions or max(MIN_SESSIONS, math.ceil(n_slots / 2))
 
     def _end_session(self, permit: SessionPermit) -> None:
-        client = self._of(permit.identity)
-        if client is not None:
-            client.n_sessions -= 1
+        self._of(permit.identity).n_sessions -= 1
 
-    def paced(self, receive: Receive, identity: Identity) -> Receive:
-        """`receive` at most as fast as the client may send: it waits, and flow control slows the client down."""
-        client = self._of(identity)
-        if client is None:
-            return receive
 
-        async def receive_paced() -> Message:
-            message = await receive()
-            data = message.get("text") or message.get("bytes") or message.get("body")
-            if data is not None:
-                now = self._clock()
-                wait_s = max(client.messages.spend(1, now), client.bytes.spend(len(data), now))
-                if wait_s:
-                    await asyncio.sleep(wait_s)
-            return message
-
-        return receive_paced
+def _is_local(identity: Identity) -> bool:
+    return identity.is_local and not identity.has_key

@@ -1,21 +1,40 @@
 """The one check of keys and limits, for HTTP requests and WebSockets alike: pure ASGI around the whole application."""
 
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.access import Access
+from server.access.connection_pace import CONNECTION
 from server.access.credentials import REALTIME_PROTOCOL, credential_of, offers_realtime, without_credential
-from server.access.identity import SCOPE_KEY, Identity
+from server.access.identity import SCOPE_KEY
 from server.access.refusal import AccessRefusedError, ErrorResponse, refusal_response
+from worker.protocol.codes import CloseCode
+
+REFUSAL_S = 2.0  # to send the error and the close frame
+LIMIT_REASON = "Limit reached"
+# Makes the text of an error message from the socket's path and the error.
+
+SocketError = Callable[[str, str], str]
 
 
 class AccessGuard:
     """ASGI middleware that refuses requests without a valid key, and leaves an `Identity` in the scope of the others.
 
     The application sees no key: neither the header nor the subprotocol nor the query's token.
+
+    Args:
+        app: the application.
+        access: keys and limits.
+        error_response: the response to a refused request.
+        socket_error: the message before the close of a socket, from its path and the error's text.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, error_response: ErrorResponse):
-        self._app, self._access, self._error_response = app, access, error_response
+    def __init__(self, app: ASGIApp, access: Access, error_response: ErrorResponse, socket_error: SocketError):
+        self._app, self._access = app, access
+        self._error_response, self._socket_error = error_response, socket_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -30,24 +49,49 @@ class AccessGuard:
             if is_socket:
                 access.clients.open_socket(identity)
         except AccessRefusedError as error:
+            if error.limit is not None:
+                access.count(error.limit)
             await refusal_response(scope, error, self._error_response)(scope, receive, send)
             return
         scope[SCOPE_KEY] = identity
-        receive = access.clients.paced(receive, identity)
+        pace = access.clients.pace_of(identity, scope)
+        CONNECTION.set(pace)  # of this task and of those that it starts
         if not is_socket:
-            await self._app(scope, receive, send)
+            await self._app(scope, pace.paced(receive, _no_refusal), send)
             return
-        await self._serve_socket(scope, receive, send, identity)
-
-    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send, identity: Identity) -> None:
-        selects_realtime = offers_realtime(scope)
-
-        async def send_with_protocol(message: Message) -> None:
-            if selects_realtime and message["type"] == "websocket.accept" and not message.get("subprotocol"):
-                message = {**message, "subprotocol": REALTIME_PROTOCOL}
-            await send(message)
-
+        socket = GuardedSocket(scope, send, self._socket_error)
         try:
-            await self._app(scope, receive, send_with_protocol)
+            await self._app(scope, pace.paced(receive, socket.refuse), socket.send)
         finally:
-            self._access.clients.close_socket(identity)
+            access.clients.close_socket(identity)
+
+
+async def _no_refusal(error: AccessRefusedError) -> None:
+    raise AssertionError(f"a body has no costly messages: {error}")
+
+
+class GuardedSocket:
+    """The answers of one WebSocket. A costly message above its limit ends it: an error, then close code 1008."""
+
+    def __init__(self, scope: Scope, send: Send, error_text: SocketError):
+        self._send, self._path, self._error_text = send, scope["path"], error_text
+        self._selects_realtime = offers_realtime(scope)
+        self._is_over = False
+
+    async def send(self, message: Message) -> None:
+        """Send a message, or drop it once a limit has ended the socket."""
+        if self._is_over:
+            return
+        if self._selects_realtime and message["type"] == "websocket.accept" and not message.get("subprotocol"):
+            message = {**message, "subprotocol": REALTIME_PROTOCOL}
+        await self._send(message)
+
+    async def refuse(self, error: AccessRefusedError) -> None:
+        """Send the error and the close frame."""
+        self._is_over = True
+        text = self._error_text(self._path, str(error))
+        with suppress(TimeoutError, RuntimeError, OSError):  # the client is gone, or reads nothing
+            async with asyncio.timeout(REFUSAL_S):
+                await self._send({"type": "websocket.send", "text": text})
+                close = {"code": CloseCode.POLICY_VIOLATION, "reason": LIMIT_REASON}
+                await self._send({"type": "websocket.close", **close})

@@ -8,6 +8,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import Scope
 
 from models.errors import ModelError
+from server.access.limit import Limit
 from server.access.sign_in_page import SIGN_IN_HEADERS, SIGN_IN_PAGE
 
 # Makes the response of a path's clients from the path, the status, the text and further headers.
@@ -15,16 +16,30 @@ ErrorResponse = Callable[[str, int, str, Mapping[str, str]], Response]
 
 
 class AccessRefusedError(ModelError, PermissionError):
-    """A request is refused. status: 401, 403 or 429. retry_after_s: when it may succeed; None: never as it is."""
+    """A request is refused. status: 401, 403 or 429. retry_after_s: when it may succeed; None: never as it is.
 
-    def __init__(self, status: int, what: str, *, expected: object, got: object, retry_after_s: float | None = None):
+    limit: the limit that the client has reached; None: the refusal has another cause.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        what: str,
+        *,
+        expected: object,
+        got: object,
+        retry_after_s: float | None = None,
+        limit: Limit | None = None,
+    ):
         super().__init__(what, expected=expected, got=got)
-        self.status, self.retry_after_s = status, retry_after_s
+        self.status, self.retry_after_s, self.limit = status, retry_after_s, limit
 
 
-def limit_reached(what: str, *, expected: object, got: object, retry_after_s: float) -> AccessRefusedError:
+def limit_reached(
+    limit: Limit, what: str, *, expected: object, got: object, retry_after_s: float
+) -> AccessRefusedError:
     """The refusal of a client that has reached a limit."""
-    return AccessRefusedError(429, what, expected=expected, got=got, retry_after_s=retry_after_s)
+    return AccessRefusedError(429, what, expected=expected, got=got, retry_after_s=retry_after_s, limit=limit)
 
 
 def refusal_response(scope: Scope, error: AccessRefusedError, error_response: ErrorResponse) -> Response:

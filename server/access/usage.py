@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, Va
 from models.atomic_file import write_atomically
 from models.errors import ConfigError
 from server.access.identity import Identity
+from server.access.limit import Limit
 from server.access.refusal import AccessRefusedError, limit_reached
 from worker.config.json_file import read_json
 
@@ -75,7 +76,7 @@ class DayUsage:
             return
         used, limit = self.of(identity.name), identity.limits.requests_per_day
         if limit is not None and used.requests >= limit:
-            raise self._refusal("requests", f"at most {limit}")
+            raise self._refusal(Limit.DAY_REQUESTS, "requests", f"at most {limit}")
         used.requests += 1
         self._is_saved = False
 
@@ -96,7 +97,8 @@ class DayUsage:
     def check_minutes(self, identity: Identity) -> None:
         """Raises: AccessRefusedError if the minutes of today are used up."""
         if self.has_used_minutes(identity):
-            raise self._refusal("minutes of sessions", f"at most {identity.limits.minutes_per_day:g}")
+            expected = f"at most {identity.limits.minutes_per_day:g}"
+            raise self._refusal(Limit.DAY_MINUTES, "minutes of sessions", expected)
 
     def add_session(self, identity: Identity, seconds: float) -> None:
         """Count seconds of a session with a slot."""
@@ -104,9 +106,9 @@ class DayUsage:
             self.of(identity.name).session_s += seconds
             self._is_saved = False
 
-    def _refusal(self, what: str, expected: str) -> AccessRefusedError:
+    def _refusal(self, limit: Limit, what: str, expected: str) -> AccessRefusedError:
         return limit_reached(
-            f"{what} of this key today", expected=expected, got="more", retry_after_s=self.until_tomorrow_s
+            limit, f"{what} of this key today", expected=expected, got="more", retry_after_s=self.until_tomorrow_s
         )
 
     async def save(self) -> None:

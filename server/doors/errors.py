@@ -3,6 +3,7 @@
 Paths of that API answer `{"error": {"message", "type", "param", "code"}}`; all others answer `{"detail": ...}`.
 """
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,7 +12,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from worker.protocol.wire import clean
+from worker.protocol.codes import ErrorCode
+from worker.protocol.messages import Error, write
+from worker.protocol.wire import clean, json_text
 
 ErrorType = Literal[
     "invalid_request_error", "authentication_error", "permission_error", "rate_limit_error", "server_error"
@@ -115,6 +118,14 @@ def invalid_request(error: RequestValidationError) -> ApiError:
 def is_api_path(path: str) -> bool:
     """Whether the path belongs to the OpenAI API."""
     return any(path == one or path.startswith(f"{one}/") for one in API_PATHS)
+
+
+def limit_message(path: str, text: str) -> str:
+    """The message to a socket's client that a limit of the access guard ends."""
+    if not is_api_path(path):
+        return str(write(Error(error=text, code=ErrorCode.LIMIT_REACHED)))
+    event = {"type": "error", "event_id": f"event_{secrets.token_hex(10)}"}
+    return json_text({**event, "error": ApiError(429, text).fields()})
 
 
 def error_response(path: str, error: ApiError) -> JSONResponse:

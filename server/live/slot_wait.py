@@ -65,6 +65,8 @@ class SlotWait:
         try:
             permit = self._clients.admit_session(identity, self.dispatcher.workers.n_slots)
         except AccessRefusedError as error:
+            if error.limit is not None:
+                self.metrics.record_limit(error.limit)
             raise SessionEnd(limit_close(error)) from None
         try:
             return self.dispatcher.submit(request_type, session_id, permit)

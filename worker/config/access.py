@@ -29,7 +29,7 @@ class ApiKeyEntry(Settings):
 
 
 class ClientLimits(Settings):
-    """Limits of each client: a key, or without keys an address other than this machine's."""
+    """Limits of each client, and of each of its connections. A client is a key or, without one, an address."""
 
     sockets: int = Field(64, ge=1, le=1_000_000, description="open WebSockets of one client")
     sessions: int | None = Field(
@@ -46,3 +46,27 @@ class ClientLimits(Settings):
         2000.0, ge=1, le=10_000_000, description="messages a second that are read from one client's sockets"
     )
     mb_per_s: float = Field(64.0, ge=0.1, le=1_000_000, description="megabytes a second that are read from one client")
+    socket_messages_per_s: float = Field(
+        250.0, ge=1, le=10_000_000, description="messages a second that are read from one connection"
+    )
+    socket_mb_per_s: float = Field(
+        8.0, ge=0.1, le=1_000_000, description="megabytes a second that are read from one connection"
+    )
+    interrupts_per_s: float = Field(
+        5.0,
+        ge=0.1,
+        le=1_000_000,
+        description="messages a second of one connection that interrupt, or demand an answer at once",
+    )
+    prepares_per_s: float = Field(
+        2.0,
+        ge=0.1,
+        le=1_000_000,
+        description="messages a second of one connection that begin a context anew or change the session",
+    )
+    megapixels_per_s: float = Field(
+        32.0, ge=0.1, le=1_000_000, description="millions of pixels a second that are decoded for one connection"
+    )
+    metrics_per_s: float = Field(
+        10.0, ge=0.1, le=1_000_000, description="requests a second of one address for `/metrics`"
+    )

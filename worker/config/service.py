@@ -115,7 +115,9 @@ class ServiceSection(Settings):
     api_keys: Annotated[tuple[ApiKeyEntry, ...], HIDDEN] = Field(
         (), strict=False, description="API keys; see [keys.md](keys.md)"
     )
-    limits: ClientLimits = Field(ClientLimits(), description="limits of each client; see [keys.md](keys.md#limits)")
+    limits: ClientLimits = Field(
+        ClientLimits(), description="limits of each client and connection; see [limits.md](limits.md)"
+    )
     webrtc: WebRtcConfig = Field(
         WebRtcConfig(), description="calls over WebRTC; see [openai.md](openai.md#webrtc-calls)"
     )

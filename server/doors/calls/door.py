@@ -12,6 +12,7 @@ from starlette.websockets import WebSocket
 
 from server.access.clients import Clients
 from server.access.identity import Identity, identity_of
+from server.access.shares import run_shared
 from server.doors.calls.call import WebRtcCall
 from server.doors.calls.processes import PeerProcesses
 from server.doors.calls.running_calls import CallSetup, RunningCalls
@@ -60,7 +61,7 @@ class CallDoor:
         self._calls.check(request)
         identity, offer = identity_of(request), await _offer_of(request)
         config = self._config(request, identity, offer.session)
-        await asyncio.to_thread(self._context.voices.resolve, config.voice)  # raises now, not in the session
+        await run_shared(self._context.voices.resolve, config.voice)  # raises now, not in the session
         live = LiveSession(f"adx_rtc_{time.time_ns():x}", Kind.DUPLEX, identity)
 
         async def set_up(call: WebRtcCall) -> CallSetup:

@@ -9,13 +9,15 @@ from typing import Any
 from starlette.requests import Request
 
 from server.access.clients import Clients
+from server.access.guard import LIMIT_REASON
 from server.access.identity import Identity
+from server.access.refusal import AccessRefusedError
 from server.dispatch.dispatcher import PendingSession
 from server.doors.calls.call import CallSession, WebRtcCall
 from server.doors.calls.processes import PeerProcesses
 from server.doors.core.door_ticket import ticket_within_wait
 from server.doors.core.turn_response import until_disconnected
-from server.doors.errors import ApiError
+from server.doors.errors import ApiError, limit_message
 from server.doors.live.door_context import DoorContext
 from server.live.inbox import ClientDisconnected
 from server.live.live_sessions import LiveSession
@@ -78,7 +80,13 @@ class RunningCalls:
         slots, identity = self._context.slots, live.identity
         process = self._processes.choose()
         pending = ticket_within_wait(slots, live)
-        call = WebRtcCall(identity, process, lambda receive: self._clients.paced(receive, identity))
+        pace = self._clients.pace_of(identity, {})
+
+        async def refuse(error: AccessRefusedError) -> None:
+            await call.send_text(limit_message(request.url.path, str(error)))
+            await call.close(CloseCode.POLICY_VIOLATION, LIMIT_REASON)
+
+        call = WebRtcCall(identity, process, lambda receive: pace.paced(receive, refuse))
         try:
             made = await set_up(call)
             answer = await _answer(request, call, sdp)

@@ -1,9 +1,9 @@
 """Messages of a chat completion as messages of the worker's request, one for one: errors name the same places."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from server.access.shares import run_shared
 from server.doors.core.picture_urls import PictureUrlError, PictureUrls
 from server.doors.core.request_fields import RequestFields, item_fields
 from server.doors.core.turn_response import base64_text
@@ -93,7 +93,7 @@ async def fetch_pictures(messages: list[dict[str, Any]], picture_urls: PictureUr
         except PictureUrlError as error:
             raise invalid(param, expected=error.expected, got=error.got) from None
         n_bytes += len(data)
-        part["data"] = await asyncio.to_thread(base64_text, data)
+        part["data"] = await run_shared(base64_text, data)
 
 
 def max_slices(fields: RequestFields) -> int | None:

@@ -1,6 +1,5 @@
 """The parts of an answer, from the events of one turn, or of two for a spoken answer that may call functions."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from server.access.identity import Identity
+from server.access.shares import run_shared
 from server.doors.chat.request import ChatOrder
 from server.doors.chat.stop_filter import StopFilter
 from server.doors.core.chat_turn import ChatTurns, TurnEvent, TurnFinished, TurnPath, TurnRequest, TurnSound, TurnText
@@ -153,4 +153,4 @@ class AnswerSplitter:
 
 async def joined_sound(parts: list[np.ndarray]) -> np.ndarray:
     """All sound of an answer, [n] float32 at 24 kHz."""
-    return await asyncio.to_thread(np.concatenate, parts) if parts else np.zeros(0, np.float32)
+    return await run_shared(np.concatenate, parts) if parts else np.zeros(0, np.float32)

@@ -1,6 +1,5 @@
 """`POST /v1/chat/completions`: a conversation and its answer, in text or by voice, whole or as a stream."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from server.access.identity import identity_of
+from server.access.shares import run_shared
 from server.admission import Admission
 from server.doors.chat.audio_answers import AudioAnswers
 from server.doors.chat.completions import CompletionHead, completion, completion_chunks
@@ -70,9 +70,7 @@ def completion_routes(door: ChatDoor) -> APIRouter:
     @router.post(PATH, responses=RESPONSES, openapi_extra={"requestBody": BODY}, response_class=Response)
     async def complete(request: Request) -> Response:
         body, identity = await request.body(), identity_of(request)
-        order = await asyncio.to_thread(
-            chat_order, body, lambda audio_id: door.answers.transcript(audio_id, identity.owner)
-        )
+        order = await run_shared(chat_order, body, lambda audio_id: door.answers.transcript(audio_id, identity.owner))
         del body
         model = door.names.resolve_for(order.model, identity)
         if (refusal := door.admission.refusal(request, "chat")) is not None:
@@ -93,7 +91,7 @@ async def _voice(door: ChatDoor, order: ChatOrder) -> dict[str, object]:
     if order.audio is None:
         return {}
     voice, reference = order.audio.voice, order.audio.ref_audio
-    return await asyncio.to_thread(voice_fields, door.voices, voice, reference, param="audio.voice")
+    return await run_shared(voice_fields, door.voices, voice, reference, param="audio.voice")
 
 
 async def _closing(chunks: AsyncGenerator[bytes], parts: AsyncGenerator[AnswerPart]) -> AsyncGenerator[bytes]:

@@ -19,6 +19,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from server.access.identity import Identity
+from server.access.shares import run_shared
 from server.dispatch.workers import Worker, WorkerLease
 from server.doors.errors import ApiError
 from server.live.closes import BUSY, CANCELLED, DRAINING, SessionEnd
@@ -128,7 +129,7 @@ class ChatTurns:
             raise error_of_end(SessionEnd(DRAINING))
         if self._budget.is_exhausted:
             raise error_of_end(SessionEnd(BUSY))
-        text = await asyncio.to_thread(json_text, request.fields)  # sounds and pictures take long
+        text = await run_shared(json_text, request.fields)  # sounds and pictures take long
         session = LiveSession(new_session_id(Kind.CHAT), Kind.CHAT, identity)
         turn = DoorTurn(self._slots, session, request.path, text)
         if request.path is TurnPath.CHAT:

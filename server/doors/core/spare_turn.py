@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from server.access.identity import Identity
+from server.access.shares import run_shared
 from server.doors.core.chat_turn import DoorTurn, TurnPath, error_of_end
 from server.doors.errors import ApiError
 from server.live.closes import DRAINING, RECLAIMED, SessionEnd
@@ -50,7 +51,7 @@ class SpareTurn(DoorTurn):
             lease = spare.lease
             assert lease is not None, "expected a lease of a slot that is granted"
             self.has_slot = True
-            self._request = await asyncio.to_thread(lambda: json_text(self._make_fields()))
+            self._request = await run_shared(lambda: json_text(self._make_fields()))
             try:
                 link = await self._connect(lease)
             except (WorkerRefusedError, WorkerLostError) as error:

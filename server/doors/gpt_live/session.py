@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from server.access.identity import Identity
+from server.access.shares import run_shared
 from server.doors.core.event_writer import Base64Text
 from server.doors.core.transcriber import Transcriber
 from server.doors.errors import ApiError
@@ -206,7 +207,7 @@ class GptLiveSession:
                 raise EventError("unsupported_event", f"{event.type}: expected sound on the track, got an event")
             case GptLiveAppendAudio():
                 is_large = len(event.audio) > LARGE_EVENT
-                samples = await asyncio.to_thread(self._decoded, event) if is_large else self._decoded(event)
+                samples = await run_shared(self._decoded, event) if is_large else self._decoded(event)
                 self.hear(samples)
             case Mute() | Unmute():
                 self._is_muted = isinstance(event, Mute)
@@ -244,7 +245,7 @@ class GptLiveSession:
         voice = None if output is None else output.voice
         self._voice = DEFAULT_VOICE if voice is None else voice if isinstance(voice, str) else voice.id
         try:
-            self._registered_voice = await asyncio.to_thread(self._voices.resolve, self._voice)
+            self._registered_voice = await run_shared(self._voices.resolve, self._voice)
         except ApiError as error:
             raise EventError("invalid_value", error.message, "session.audio.output.voice") from None
         if config.delegation is not None:

@@ -10,6 +10,7 @@ import numpy as np
 from starlette.websockets import WebSocket
 
 from server.access.identity import identity_of
+from server.access.shares import run_shared
 from server.dispatch.dispatcher import PendingSession
 from server.doors.core.door_ticket import accept_socket, ticket_within_wait
 from server.doors.core.event_writer import ClientGoneError, EventWriter
@@ -205,7 +206,7 @@ class GptLiveConnection:
             if len(text) > MAX_FRAME:
                 raise GptLiveOverError(FRAME_TOO_BIG)
             try:
-                event = await asyncio.to_thread(read_event, text) if len(text) > LARGE_EVENT else read_event(text)
+                event = await run_shared(read_event, text) if len(text) > LARGE_EVENT else read_event(text)
             except EventRefusedError as refused:
                 self._send.error(refused.error, refused.event_id)
                 continue

@@ -1,10 +1,10 @@
 """The pictures and the sound of an item that a client creates. Decoding runs on threads."""
 
-import asyncio
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from server.access.shares import run_shared
 from server.doors.core.picture_urls import PictureUrls
 from server.doors.live.pictures import picture_behind
 from server.doors.live.sound.wire_sound import SoundInput, WireFormat
@@ -36,5 +36,5 @@ async def media_of(given: GivenItem, form: WireFormat, max_slices: int, picture_
             media.pictures.append((data, max_slices if part.detail == "high" else 1))
     sounds = [decoded_sound(part.audio, "item.content.audio") for part in given.content if part.audio]
     if sounds:
-        media.sound = await asyncio.to_thread(SoundInput(form).push, b"".join(sounds))
+        media.sound = await run_shared(SoundInput(form).push, b"".join(sounds))
     return media

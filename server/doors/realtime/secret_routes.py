@@ -1,6 +1,5 @@
 """Routes that make ephemeral secrets for browsers, each with the settings of its sessions."""
 
-import asyncio
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +12,7 @@ from server.access.access import Access
 from server.access.client_secrets import ClientSecret
 from server.access.identity import IdentityKind, identity_of
 from server.access.refusal import AccessRefusedError
+from server.access.shares import run_shared
 from server.doors.core.transcriber import Transcriber
 from server.doors.errors import ApiError, ApiErrorBody
 from server.doors.model_names import ModelNames
@@ -64,12 +64,14 @@ def secret_routes(access: Access, names: ModelNames, voices: VoiceNames, transcr
             raise ApiError(403, "key: expected an API key, got an ephemeral secret")
         config = initial_config(names, identity, session)
         try:
-            await asyncio.to_thread(voices.resolve, config.voice)
+            await run_shared(voices.resolve, config.voice)
         except ApiError as error:
             raise error.renamed(PARAMS) from None
         try:
             secret = access.secrets.make(identity, access.keys, seconds, session)
         except AccessRefusedError as error:
+            if error.limit is not None:
+                access.count(error.limit)
             raise ApiError(429, str(error), headers={"retry-after": str(error.retry_after_s)}) from None
         if not transcriber.is_enabled:
             config = replace(config, transcription=None)

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from server.access.identity import Identity
+from server.access.shares import run_shared
 from server.doors.core.chat_turn import ChatTurns
 from server.doors.core.picture_urls import PictureUrls
 from server.doors.core.transcriber import Transcriber
@@ -169,7 +170,7 @@ class RealtimeSession:
 
     async def _voice_of(self, name: str, owner: str = "session") -> str | None:
         try:
-            return await asyncio.to_thread(self._context.voices.resolve, name)
+            return await run_shared(self._context.voices.resolve, name)
         except ApiError as error:
             raise EventError("invalid_value", error.message, f"{owner}.audio.output.voice") from None
 
@@ -189,10 +190,8 @@ class RealtimeSession:
     async def _on_append(self, event: events.AppendAudio) -> None:
         if self.playback is not None:
             raise EventError("invalid_value", "input_audio_buffer.append: expected sound in the call's track only")
-        if len(event.sound) > LARGE_SOUND:
-            samples = await asyncio.to_thread(self._input.push, event.sound)
-        else:
-            samples = self._input.push(event.sound)
+        push, sound = self._input.push, event.sound
+        samples = await run_shared(push, sound) if len(sound) > LARGE_SOUND else push(sound)
         self._turns.append(len(samples) / 16)
         if self.is_duplex:
             self.lane.append(samples)

@@ -9,6 +9,7 @@ import numpy as np
 from starlette.websockets import WebSocket
 
 from server.access.identity import identity_of
+from server.access.shares import run_shared
 from server.dispatch.dispatcher import PendingSession
 from server.doors.core.door_ticket import MAX_WAIT_S, accept_socket, ticket_within_wait
 from server.doors.core.event_writer import ClientGoneError, EventWriter
@@ -197,7 +198,7 @@ class RealtimeConnection:
             if len(text) > MAX_FRAME:
                 raise SessionOverError(FRAME_TOO_BIG)
             try:
-                given = await asyncio.to_thread(read_event, text) if len(text) > LARGE_EVENT else read_event(text)
+                given = await run_shared(read_event, text) if len(text) > LARGE_EVENT else read_event(text)
             except EventRefusedError as refused:
                 self._send.error(refused.error, refused.event_id)
                 continue

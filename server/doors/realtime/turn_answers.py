@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from server.access.identity import Identity
+from server.access.shares import run_shared
 from server.doors.core.chat_turn import ChatTurns, TurnFinished, TurnRequest, TurnSound, TurnText
 from server.doors.core.tool_calls import FoundCall, ToolCallReader
 from server.doors.errors import ApiError
@@ -122,7 +123,7 @@ class TurnAnswers:
     async def _answer(
         self, response: RealtimeResponse, config: RealtimeConfig, voice: str | None, items: list[ConversationItem]
     ) -> ResponseEnd:
-        request = await asyncio.to_thread(turn_request, config, voice, items)
+        request = await run_shared(turn_request, config, voice, items)
         if "tools" not in request.fields:
             return await self._speak(response, config, request)
         end, text = await self._call(response, config, request)

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from server.access.identity import Identity, identity_of
+from server.access.shares import run_shared
 from server.admission import Admission
 from server.doors.core.chat_turn import ChatTurns, TurnFinished, TurnPath, TurnRequest, TurnSound
 from server.doors.core.sound_formats import ENCODERS, MEDIA_TYPES, SoundEncoder
@@ -66,11 +67,11 @@ def speech_routes(door: SpeechDoor) -> APIRouter:
     @router.post(PATH, responses=RESPONSES, openapi_extra={"requestBody": BODY}, response_class=Response)
     async def speech(request: Request) -> Response:
         body, identity = await request.body(), identity_of(request)
-        order = await asyncio.to_thread(speech_order, body)
+        order = await run_shared(speech_order, body)
         door.names.resolve_for(order.model, identity)
         if (refusal := door.admission.refusal(request, "chat")) is not None:
             raise ApiError(403, refusal)
-        tts = await asyncio.to_thread(voice_fields, door.voices, order.voice, order.ref_audio)
+        tts = await run_shared(voice_fields, door.voices, order.voice, order.ref_audio)
         fields: dict[str, object] = {"text": order.text, "tts": tts, "seed": order.seed}
         turn = TurnRequest(TurnPath.SPEECH, fields)
         if order.stream == "sse":

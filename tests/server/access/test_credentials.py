@@ -131,20 +131,20 @@ def test_secrets_open_realtime_sockets_until_they_expire(tmp_path: Path) -> None
 
 
 def test_secret_ends_with_its_key(tmp_path: Path) -> None:
-    access = Access.of(user_and_admin(tmp_path))
+    access = Access.of(user_and_admin(tmp_path), lambda _: None)
     key = access.keys.named("user")
     assert key is not None
     secret = access.secrets.make(key.identity(""), access.keys, 600, {})
-    others = Access.of(user_and_admin(tmp_path / "other").model_copy())
+    others = Access.of(user_and_admin(tmp_path / "other").model_copy(), lambda _: None)
     assert access.secrets.find(secret.value, others.keys, "") is not None
-    removed = Access.of(user_and_admin(tmp_path)).keys
+    removed = Access.of(user_and_admin(tmp_path), lambda _: None).keys
     object.__setattr__(removed, "_keys", ())
     assert access.secrets.find(secret.value, removed, "") is None
 
 
 def test_cookies_end_with_time_and_key(tmp_path: Path) -> None:
     now = 1000.0
-    keys = Access.of(user_and_admin(tmp_path)).keys
+    keys = Access.of(user_and_admin(tmp_path), lambda _: None).keys
     cookies = PageCookies(tmp_path / "page_secret", lambda: now)
     user = keys.named("user")
     assert user is not None

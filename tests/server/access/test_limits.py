@@ -1,13 +1,11 @@
 """Limits and quotas: exact with parallel requests, per key and per address, kept over a restart."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from server.access.clients import Clients, TokenBucket
 from server.access.identity import Identity, IdentityKind, KeyLimits
 from server.access.refusal import AccessRefusedError
 from server.access.usage import DAY_S, DayUsage
@@ -17,7 +15,6 @@ from server.live.live_sessions import LiveSession, LiveSessions
 from server.live.quota_watch import QuotaWatch
 from tests.server.access.keyed_gateway import ADMIN, USER, bearer, user_and_admin
 from tests.server.routes.asgi_gateway import IDLE, asgi_client, gateway_of
-from worker.config.access import ClientLimits
 
 KEY = Identity("user", IdentityKind.KEY, "192.0.2.1", KeyLimits(sessions=2, requests_per_day=3, minutes_per_day=1))
 NOON = 20_000 * DAY_S + DAY_S / 2
@@ -155,63 +152,3 @@ def test_counters_survive_a_restart_and_end_with_the_day(tmp_path: Path) -> None
 def test_damaged_counters_begin_again(tmp_path: Path, content: str) -> None:
     (tmp_path / "usage.json").write_text(content)
     assert usage_in(tmp_path).of("user").requests == 0
-
-
-def test_sockets_and_requests_of_an_address(tmp_path: Path) -> None:
-    now = 0.0
-    clients = Clients(ClientLimits(sockets=2, requests_per_s=1.0), usage_in(tmp_path), lambda: now)
-    one, other, here = (Identity(address=text) for text in ("192.0.2.1", "192.0.2.2", "::1"))
-    for identity in (one, other):
-        clients.open_socket(identity)
-        clients.open_socket(identity)
-        with pytest.raises(AccessRefusedError) as caught:
-            clients.open_socket(identity)
-        assert caught.value.status == 429 and caught.value.retry_after_s
-    for _ in range(100):
-        clients.open_socket(here)
-        clients.count_request(here)
-    clients.close_socket(one)
-    clients.open_socket(one)
-    for _ in range(10):
-        clients.count_request(one)
-    with pytest.raises(AccessRefusedError):
-        clients.count_request(one)
-    now = 2.0
-    clients.count_request(one)
-    clients.count_request(replace(KEY, address="192.0.2.1"))  # a key is a client of its own
-    assert len(clients) == 3
-    clients.close_socket(other)
-    clients.close_socket(other)
-    now = 500.0
-    clients.count_request(KEY)
-    assert len(clients) == 2, "expected clients without sockets to be forgotten"
-
-
-def test_bucket_refuses_without_counting() -> None:
-    bucket = TokenBucket(2.0, 0.0)
-    assert [bucket.take(0.0) for _ in range(20)] == [0.0] * 20
-    assert bucket.take(0.0) == bucket.take(0.0) == 0.5
-    assert bucket.take(0.5) == 0.0 and bucket.take(0.5) > 0
-    assert bucket.spend(10, 100.0) == 0.0 and bucket.spend(30, 100.0) == 10.0
-
-
-def test_fast_senders_are_slowed_down(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        clients = Clients(ClientLimits(messages_per_s=100.0, mb_per_s=0.1), usage_in(tmp_path))
-        sender = Identity(address="192.0.2.1")
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "websocket.receive", "bytes": b"x" * 1000}
-
-        paced = clients.paced(receive, sender)
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        for _ in range(1000):  # the burst of 1 MB
-            await paced()
-        burst_s, begun = loop.time() - begun, loop.time()
-        for _ in range(20):
-            await paced()
-        assert loop.time() - begun > 0.1, f"expected 0.2 s for 20 kB, got {loop.time() - begun:.3f} s after {burst_s}"
-        assert clients.paced(receive, Identity(address="127.0.0.1")) is receive
-
-    asyncio.run(scenario())

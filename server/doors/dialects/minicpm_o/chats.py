@@ -1,12 +1,12 @@
 """The chat mode of the MiniCPM-o ecosystem: each input is a whole conversation, answered by a turn of its own."""
 
-import asyncio
 import time
 from typing import Any
 
 import numpy as np
 
 from server.access.identity import Identity
+from server.access.shares import run_shared
 from server.doors.core.chat_turn import (
     ChatTurns,
     DoorTurn,
@@ -55,7 +55,7 @@ class ModeChats:
             name, text = (
                 ("tts_ref_audio", given.tts_ref_audio) if given.tts_ref_audio else ("ref_audio", given.ref_audio)
             )
-            self._voice = await asyncio.to_thread(voice_sound, text, name)
+            self._voice = await run_shared(voice_sound, text, name)
             self._prompt, self._is_created = message.payload.system_prompt, True
             self._form.created(None)
         elif not isinstance(message, InputAppend):

@@ -9,6 +9,7 @@ from typing import get_args
 from starlette.websockets import WebSocket
 
 from server.access.identity import identity_of
+from server.access.shares import run_shared
 from server.dispatch.dispatcher import PendingSession
 from server.dispatch.queue import RequestType
 from server.doors.core.chat_turn import error_of_end
@@ -163,7 +164,7 @@ class ModeConnection:
                     raise WireError(ErrorCode.BAD_MESSAGE, "message", expected="a text frame", got="a binary one")
                 if len(text) > MAX_FRAME:
                     raise SessionOverError(FRAME_TOO_BIG)
-                message = await asyncio.to_thread(read_message, text) if len(text) > LARGE_EVENT else read_message(text)
+                message = await run_shared(read_message, text) if len(text) > LARGE_EVENT else read_message(text)
             except WireError as error:
                 self._put(error_event(error.code, str(error)))
                 continue

@@ -8,6 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from server.access.shares import run_shared
 from server.doors.core.unit_session import UnitSession
 from server.doors.dialects.ends import CONTEXT_FULL
 from server.doors.dialects.minicpm_o.client_messages import (
@@ -77,7 +78,7 @@ class ModeUnits:
         units = self._units
         assert units is not None, "handle: expected a worker's session"
         if isinstance(message, ModeInit | ModeUpdate):
-            prepare = await asyncio.to_thread(_with_voice, message)
+            prepare = await run_shared(_with_voice, message)
             put, name = self._put, self._session_id
             self._form = NewerForm(put, name, self._mode) if isinstance(message, ModeInit) else OlderForm(put, name)
             units.send(prepare)
@@ -85,7 +86,7 @@ class ModeUnits:
             if self._form is None:
                 raise _not_prepared(message.type)
             unit = read_unit(message)
-            chunk = await asyncio.to_thread(unit.chunk) if unit.frame_base64_list else unit.chunk()
+            chunk = await run_shared(unit.chunk) if unit.frame_base64_list else unit.chunk()
             while len(self._input_ids) >= MAX_WAITING or self._n_bytes > MAX_WAITING_BYTES:
                 self._answered.clear()
                 await self._answered.wait()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from server.access.shares import run_shared
 from server.doors.core.request_fields import RequestFields
 from server.doors.core.turn_voice import voice_fields
 from server.doors.dialects.ends import CONTEXT_FULL, refused_context
@@ -184,11 +185,11 @@ class OmniSession:
         self._check_model(session.text("model", before.model))
         sound, mark = settings.ref_audio, before.ref_audio
         if sound is not None and sound != before.ref_audio:
-            mark = await asyncio.to_thread(_fingerprint, sound)
+            mark = await run_shared(_fingerprint, sound)
         if mark != before.ref_audio or settings.voice != before.voice:
             if self.configured.is_set():
                 raise invalid("voice", expected="the voice that the session began with", got="another one")
-            self._voice = await asyncio.to_thread(voice_fields, self._voices, settings.voice, sound)
+            self._voice = await run_shared(voice_fields, self._voices, settings.voice, sound)
         settings = replace(settings, ref_audio=mark)
         is_changed = settings.instructions and settings.instructions != before.instructions
         if self.configured.is_set() and is_changed:
@@ -217,8 +218,8 @@ class OmniSession:
         slices = given.whole("max_slice_nums", 1, 16) or 1
         audio, decode = given.text("audio", "" if frames else None), self._input.decode
         is_large = len(audio) > LARGE_EVENT
-        samples = await asyncio.to_thread(decode, audio, form, rate) if is_large else decode(audio, form, rate)
-        pictures = [await asyncio.to_thread(_picture, frame) for frame in frames]
+        samples = await run_shared(decode, audio, form, rate) if is_large else decode(audio, form, rate)
+        pictures = [await run_shared(_picture, frame) for frame in frames]
         if not self.turns.append(samples, given):
             return
         for data in pictures:

@@ -13,6 +13,7 @@ from typing import NoReturn
 from starlette.websockets import WebSocket
 
 from server.access.identity import Identity, identity_of
+from server.access.shares import run_shared
 from server.dispatch.dispatcher import PendingSession
 from server.doors.core.door_ticket import accept_socket, ticket_within_wait
 from server.doors.core.event_writer import EventWriter
@@ -185,9 +186,7 @@ class OmniConnection:
                     await self._end(FRAME_TOO_BIG)
                 data = text.encode("utf-8", "replace")
                 is_large = len(data) > LARGE_EVENT
-                given = (
-                    await asyncio.to_thread(RequestFields.of_body, data) if is_large else RequestFields.of_body(data)
-                )
+                given = await run_shared(RequestFields.of_body, data) if is_large else RequestFields.of_body(data)
                 event_id = given.text("event_id", "")[:200] or None
                 await self._handle(given)
             except ApiError as error:
