@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks import report
-from benchmarks.timing import DeviceClock
+from benchmarks.timing import DeviceClock, Timing
 from models.graphs.compiler import reset_compiler
 from models.graphs.region_graphs import compile_counters
 from models.qwen3_tts.load import load_qwen3_tts
@@ -60,6 +60,32 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if wrong or too_long or (is_cuda and not has_cuda) or (needs_gpu and not is_cuda) or options.repeats < 1:
         parser.error(f"expected known modes, a device that exists and rows that fit, got {vars(options)}")
     return options
+
+
+def random_prompt(model: Qwen3TTS, n_rows: int) -> SpeechPrompt:
+    """A prompt of this many rows."""
+    config = model.config
+    voice = SpeechVoice(name=next(iter(config.speakers)))
+
+    def laid_out(n_text: int) -> SpeechPrompt:
+        texts = PromptText(role=(config.im_start_token_id, config.assistant_token_id, 1), text=(1,) * n_text)
+        return lay_out(config, texts, voice)
+
+    return laid_out(1 + n_rows - len(laid_out(1)))
+
+
+def frame_timing(clock: DeviceClock, runner: TalkerRunner, batch: int, *, rows: int, repeats: int) -> Timing:
+    """A frame of `batch` slots that have `rows` rows before the first of these frames."""
+    slots, prompt = list(range(batch)), random_prompt(runner.model, rows)
+    for slot in slots:
+        runner.open(slot, FrameSampling(), seed=slot, max_frames=runner.max_len)
+        runner.feed({slot: prompt})
+        runner.frame([slot])
+    clock.measure(lambda: runner.frame(slots), lambda: None, 2)
+    timing = clock.measure(lambda: runner.frame(slots), lambda: None, repeats)
+    for slot in slots:
+        runner.close(slot)
+    return timing
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -125,8 +151,8 @@ class FramesBench:
 
     def _timed(self, runner: TalkerRunner, batch: int) -> dict[str, Any]:
         """A prompt with its first frame for one slot, then frames of `batch` slots."""
-        slots, repeats = list(range(batch)), self.options.repeats
-        first = self._prompt(self.options.first_rows)
+        repeats = self.options.repeats
+        first = random_prompt(self.model, self.options.first_rows)
 
         def first_codes() -> None:
             runner.feed({0: first})
@@ -139,30 +165,12 @@ class FramesBench:
 
         begun = self._measure(first_codes, again, repeats)
         runner.close(0)
-        long = self._prompt(self.options.rows)
-        for slot in slots:
-            runner.open(slot, FrameSampling(), seed=slot, max_frames=self.options.max_len)
-            runner.feed({slot: long})
-            runner.frame([slot])
-        frame = self._measure(lambda: runner.frame(slots), lambda: None, repeats)
-        for slot in slots:
-            runner.close(slot)
+        frame = asdict(frame_timing(self.clock, runner, batch, rows=self.options.rows, repeats=repeats))
         return {"frame": frame, "first_codes": begun}
 
     def _measure(self, call: Callable[[], Any], before: Callable[[], None], repeats: int) -> dict[str, Any]:
         self.clock.measure(call, before, 2)
         return asdict(self.clock.measure(call, before, repeats))
-
-    def _prompt(self, n_rows: int) -> SpeechPrompt:
-        """A prompt of this many rows."""
-        config = self.model.config
-        voice = SpeechVoice(name=next(iter(config.speakers)))
-
-        def laid_out(n_text: int) -> SpeechPrompt:
-            texts = PromptText(role=(config.im_start_token_id, config.assistant_token_id, 1), text=(1,) * n_text)
-            return lay_out(config, texts, voice)
-
-        return laid_out(1 + n_rows - len(laid_out(1)))
 
     def _print(self, row: dict[str, Any]) -> None:
         pairs = [f"{row[name]['p50_ms']:.2f}/{row[name]['p95_ms']:.2f}" for name in ("frame", "first_codes")]

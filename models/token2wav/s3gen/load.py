@@ -52,7 +52,7 @@ def load_s3gen(path: str | Path, *, device: torch.device | str = "cpu", dtype: t
         model = S3Gen(_config_of(tensors, path))
     _compare(tensors, tensor_shapes(model), mismatch)
     mismatch.raise_if_any()
-    placed = {name: tensor.to(device).to(_weight_dtype(name, dtype)) for name, tensor in tensors.items()}
+    placed = {name: tensor.to(device).to(weight_dtype(name, dtype)) for name, tensor in tensors.items()}
     mismatch.add("not finite", (name for name, tensor in placed.items() if not tensor.isfinite().all()))
     mismatch.raise_if_any()
     return assign_weights(model, placed, device, dtype)
@@ -159,5 +159,6 @@ def _compare(tensors: dict[str, Tensor], expected: Shapes, mismatch: Mismatch) -
     mismatch.add("wrong shape", (f"{name}: expected {list(expected[name])}, got {list(got[name])}" for name in wrong))
 
 
-def _weight_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+def weight_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """The type of a tensor if the flow has this one; all else is float32."""
     return dtype if name.startswith(FLOW) else torch.float32

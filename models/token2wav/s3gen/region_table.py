@@ -1,6 +1,6 @@
 """S3Gen's table of regions: bucket sizes, example inputs and the compile targets.
 
-Each component is a region, so that it can have its own compile mode: `S3Regions.compile(["s3_solve"], mode=...)`.
+Each component is a region or its layers, so that it can have its own compile mode (`s3gen.components`).
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,12 @@ from models.token2wav.flow.conformer import ConformerLayer
 from models.token2wav.flow.solver import time_grid
 from models.token2wav.hift.hift import Snake
 from models.token2wav.hift.source import N_HARMONICS
+from models.token2wav.prompt.campplus import CamLayer
+from models.token2wav.prompt.s3_tokenizer import TokenizerBlock
 from models.token2wav.s3gen import regions
 from models.token2wav.s3gen.model import DEFAULT_STEPS, MEANFLOW_STEPS, PROMPT_SECONDS, S3Gen
 from models.token2wav.s3gen.regions import SolveContext
-from models.token2wav.s3gen.unet import TransformerBlock
+from models.token2wav.s3gen.unet import ResnetBlock, TransformerBlock
 from models.token2wav.settings import FRAMES_PER_TOKEN
 
 TOKENS_PER_SECOND = 25
@@ -41,8 +43,10 @@ class S3Regions(RegionTable):
     """All regions of S3Gen. It has no slots, so there is nothing to clear after a warm-up."""
 
     stacks: ClassVar = {
+        "tokenizer": ((TokenizerBlock, ("forward",)),),
+        "speaker_encoder": ((CamLayer, ("forward",)),),
         "flow.encoder": ((ConformerLayer, ("forward",)),),
-        "flow.decoder.estimator": ((TransformerBlock, ("forward",)),),
+        "flow.decoder.estimator": ((TransformerBlock, ("forward",)), (ResnetBlock, ("forward",))),
         "mel2wav": ((Snake, ("forward",)),),
     }
 

@@ -3,6 +3,7 @@
 The host side: checks, buckets and padding. An utterance has the sound of `S3Gen.sound`, whatever shares its batch.
 """
 
+import gc
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.errors import SettingsError
+from models.graphs.compiler import reset_compiler
 from models.token2wav.s3gen import regions
 from models.token2wav.s3gen.model import S3Gen, S3Voice, draw, prompt_part
 from models.token2wav.s3gen.region_table import S3Regions, S3Shapes
@@ -32,6 +34,13 @@ class S3Synthesizer:
         """Arguments as `S3Regions`; shapes: None = the default ones."""
         self.model, self.shapes = model, shapes or S3Shapes()
         self.regions = S3Regions(model, self.shapes, steps)
+
+    def release(self) -> None:
+        """Delete graphs and compiled code. They refer to the networks, whose memory is free once they are unused."""
+        self.regions.drop_graphs()
+        self.regions.uncompile()
+        reset_compiler()
+        gc.collect()
 
     def prepare(self, sounds: Sequence[tuple[Tensor, int]]) -> list[S3Voice]:
         """The voices of the first 10 s of sounds, as `S3Gen.prepare_voice`.
@@ -99,7 +108,8 @@ class S3Synthesizer:
             self._counts(values, size)
             for values in ([len(part) for part in both], [n - p for n, p in zip(n_frames, n_prompt, strict=True)])
         )
-        mu = self.regions.run(regions.encode_tokens, _stacked(both, size, length), n_tokens)
+        # Each region may reuse the memory of the one before.
+        mu = self.regions.run(regions.encode_tokens, _stacked(both, size, length), n_tokens).clone()
         mel = self.regions.run(
             regions.solve_mel,
             mu,
@@ -115,8 +125,8 @@ class S3Synthesizer:
             n_new=FRAMES_PER_TOKEN * bucket,
             n_steps=n_steps,
         )
-        mel = mel.clone()  # the next region may reuse the memory
-        f0 = self.regions.run(regions.find_pitch, mel, n_new)
+        mel = mel.clone()
+        f0 = self.regions.run(regions.find_pitch, mel, n_new).clone()
         phase = _stacked([phase.to(device) for _, phase in drawn], size, len(drawn[0][1]))
         wave = self.regions.run(regions.decode_mel, mel, f0, n_new, phase)
         counts = (n - p for n, p in zip(n_frames, n_prompt, strict=True))

@@ -132,25 +132,6 @@ def test_encoder_output_of_padding_has_no_effect(monkeypatch: pytest.MonkeyPatch
     assert_same(GUIDED.flow(*arguments), expected, "mel")
 
 
-@pytest.mark.parametrize("part", ["flow", "vocode"])
-def test_both_regions_trace_into_one_graph_each(part: str) -> None:
-    graphs = []
-
-    def count(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
-        graphs.append(graph)
-        return graph
-
-    region = GUIDED.flow if part == "flow" else GUIDED.vocode
-    torch._dynamo.reset()
-    traced = torch.compile(region, backend=count, fullgraph=True, dynamic=False)
-    for lengths in ([9, 4], [5, 8]):
-        arguments = batch(lengths, n_prompt=2, T=10)
-        if part == "vocode":
-            arguments = arguments[5], arguments[1], torch.zeros(2, 9)
-        assert_close(traced(*arguments), region(*arguments), 1e-5, f"{part} of {lengths}")
-    assert len(graphs) == 1, f"expected one graph for all lengths, got {len(graphs)}"
-
-
 def test_sound_equals_the_vocoded_mel_with_an_onset() -> None:
     speech_tokens, voice = some_tokens(8), tiny_s3gen.voice(6, 13)
     noise, phase = draw(5, N_MELS, 13 + 16)

@@ -1,0 +1,117 @@
+"""Compiled components: the waveform of the eager ones, and nothing that compiles after warm-up."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from models.graphs.region_graphs import compile_counters
+from models.layers.weights import assign_weights
+from models.token2wav.s3gen.components import COMPONENTS, S3Modes, compile_components
+from models.token2wav.s3gen.model import S3Gen
+from models.token2wav.s3gen.region_table import S3Regions, S3Shapes
+from models.token2wav.s3gen.synthesizer import S3Synthesizer, Utterance
+from tests.models.compare import assert_close
+from tests.models.token2wav.prompt.prompt_sounds import prompt
+from tests.models.token2wav.s3gen import tiny_s3gen
+from tests.models.token2wav.s3gen.test_synthesizer import tokens
+
+SHAPES = S3Shapes(batch=(2,), speech_tokens=(8,), prompt=(12,), sound=(60,))
+TOLERANCE = 1e-4  # of samples, float32
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def spoken() -> list[Utterance]:
+    return [Utterance(tokens(n, n), tiny_s3gen.voice(6, frames), seed=n) for n, frames in ((5, 12), (7, 13), (8, 12))]
+
+
+def sounds() -> list[tuple[torch.Tensor, int]]:
+    return [(torch.from_numpy(prompt(seconds, 16_000, seed=1)[0]), 16_000) for seconds in (0.5, 0.4, 0.3)]
+
+
+def test_compiled_components_equal_eager_ones_and_nothing_compiles_late() -> None:
+    """Traced, with the compiler's decompositions. Requests of other lengths and batches are the same graphs."""
+    synthesizer = S3Synthesizer(tiny_s3gen.make(), SHAPES, steps=(2,))
+    expected, voices = synthesizer.speak(spoken()), synthesizer.prepare(sounds())
+    before = compile_counters()
+    compile_components(synthesizer.regions, S3Modes(), captures=False, backend="aot_eager_decomp_partition")
+    synthesizer.regions.warm_up()
+    warm = compile_counters()
+    for got, sound in zip(synthesizer.speak(spoken()), expected, strict=True):
+        assert_close(got, sound, TOLERANCE)
+    for made, voice in zip(synthesizer.prepare(sounds()), voices, strict=True):
+        assert torch.equal(made.speech_tokens, voice.speech_tokens)
+        assert_close(made.speaker, voice.speaker, TOLERANCE)
+    assert warm["graphs"] > before["graphs"] + len(COMPONENTS) - 2, "every component but the whole solve compiles"
+    assert compile_counters() == warm, f"expected nothing compiled after warm-up, got {compile_counters()} after {warm}"
+    assert warm["graph_breaks"] == before["graph_breaks"] and synthesizer.regions.n_skipped == 0
+
+
+def test_modes_of_components(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured regions leave graphs to the capture; the whole solve takes the place of the estimator."""
+    regions = S3Regions(tiny_s3gen.make(), SHAPES)
+    calls: dict[str, object] = {}
+    for method in ("compile", "compile_parts"):
+        monkeypatch.setattr(regions, method, lambda names, mode, **_: calls.update(dict.fromkeys(names, mode)))
+    modes = S3Modes(f0="reduce-overhead", hift="max-autotune", estimator="off", tokenizer="off", encoder="off")
+    compile_components(regions, modes, captures=True)
+    expected = {"s3_pitch": "default", "mel2wav": "max-autotune-no-cudagraphs", "speaker_encoder": "default"}
+    assert calls == expected and not regions.marks_steps
+    calls.clear()
+    compile_components(regions, S3Modes.all("reduce-overhead").model_copy(update={"solve": "default"}), captures=False)
+    assert calls["s3_solve"] == "default" and "flow.decoder.estimator" not in calls
+    assert calls["s3_pitch"] == "reduce-overhead" and regions.marks_steps
+    with pytest.raises(ValidationError, match="'default', 'reduce-overhead' or 'max-autotune'"):
+        S3Modes(f0="fast")  # type: ignore[arg-type]
+
+
+def on_gpu() -> S3Gen:
+    model = tiny_s3gen.make()
+    weights = {name: tensor.cuda() for name, tensor in model.state_dict().items()}
+    with torch.device("meta"):
+        model = S3Gen(model.config)
+    return assign_weights(model, weights, "cuda", torch.float32)
+
+
+@pytest.mark.gpu
+def test_compiled_and_captured_components_on_a_gpu() -> None:
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        synthesizer = S3Synthesizer(on_gpu(), SHAPES, steps=(2,))
+        expected = synthesizer.speak(spoken())
+        compile_components(synthesizer.regions, S3Modes(), captures=True)
+        synthesizer.regions.capture()
+        warm = compile_counters()
+        for got, sound in zip(synthesizer.speak(spoken()), expected, strict=True):
+            assert_close(got, sound, TOLERANCE)
+        synthesizer.prepare(sounds())
+        assert compile_counters() == warm and synthesizer.regions.n_skipped == 0
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.gpu
+def test_unloading_with_live_graphs_gives_the_memory_back() -> None:
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    synthesizer = S3Synthesizer(on_gpu(), SHAPES, steps=(2,))
+    compile_components(synthesizer.regions, S3Modes(), captures=True)
+    synthesizer.regions.capture()
+    synthesizer.speak(spoken())
+    held = torch.cuda.memory_reserved()
+    synthesizer.release()
+    del synthesizer
+    torch.cuda.empty_cache()
+    now = torch.cuda.memory_reserved()
+    assert held > before, f"expected memory of graphs, got {held} after {before} bytes"
+    # Library workspaces stay with the process.
+    assert now - before <= 0.1 * (held - before) + 64 * 2**20, f"expected about {before} bytes, got {now} of {held}"
