@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from models.errors import ImageError
+from models.errors import ImageError, SettingsError
 from models.inputs.image import EncodedImage
 from worker.decoding import DecodingThreads
 from worker.early.trial import EarlyTrial
@@ -41,7 +41,7 @@ async def send_unit(
     Raises: as `unpacked_unit` and `SessionHandle.send`.
     """
     samples, pictures = await decoders.run(unpacked_unit, chunk, frames)
-    limits = handle.slice_limits(len(pictures), chunk.max_slice_nums)
+    limits = _slice_limits(handle, chunk, frames, len(pictures))
     cut: list[CutImage] = []
     for number, (picture, limit) in enumerate(zip(pictures, limits, strict=True)):
         ahead = frames[number].ahead if number < len(frames) else None
@@ -57,7 +57,6 @@ async def send_unit(
         force_speak=chunk.force_speak,
         close_early=chunk.close_early,
         early=early,
-        max_slice_nums=chunk.max_slice_nums,
     )
     return await decoders.run(send) if len(samples) > LONG_SOUND else send()
 
@@ -69,16 +68,26 @@ async def decode_ahead(
 
     A picture that cannot be decoded is refused with its chunk.
     """
-    done, limit = frames.ahead, handle.slice_limits(1, None)[0]
+    done = frames.ahead
     if sum(len(one.slices) for one in done) >= handle.max_early_slices:
         return
     try:
+        limit = handle.slice_limits(1, frame.message.max_slice_nums)[0]
         opened = await decoders.run(lambda: EncodedImage.of(frame.message.picture()))
         if opened.n_pixels + sum(one.opened.n_pixels for one in done) <= MAX_UNIT_PIXELS:
             slices = await decoders.run_sized(opened.n_pixels, partial(handle.send_ahead, opened, limit))
             frame.ahead = AheadPicture(opened, limit, slices)
-    except (WireError, ImageError) as error:
+    except (WireError, ImageError, SettingsError) as error:
         LOG.debug("a picture is not decoded before its unit: %s", error)
+
+
+def _slice_limits(
+    handle: SessionHandle, chunk: AudioChunk, frames: Sequence[WaitingPicture], n_pictures: int
+) -> list[int]:
+    """Most slices of each picture of a unit: its own, or what the chunk says. Raises: SettingsError."""
+    own = [one.message.max_slice_nums for one in frames] + [None] * (n_pictures - len(frames))
+    of_chunk = iter(handle.slice_limits(own.count(None), chunk.max_slice_nums))
+    return [next(of_chunk) if limit is None else handle.slice_limits(1, limit)[0] for limit in own]
 
 
 def unpacked_unit(chunk: AudioChunk, frames: Sequence[WaitingPicture]) -> tuple[np.ndarray, list[EncodedImage]]:

@@ -14,6 +14,7 @@ import numpy as np
 from server.doors.core.unit_session import UnitSession
 from server.doors.live.sound.resample import floats_of
 from server.doors.live.sound.unit_buffer import UnitBuffer
+from server.doors.live.sound.unit_edges import UnitEdges
 from server.doors.live.sound.unit_pieces import UnitPieces
 from server.doors.live.sound.wire_sound import without_padding
 from server.doors.live.wake_timer import WakeTimer
@@ -75,7 +76,7 @@ class LiveLane:
     def __init__(self, host: LiveHost, clock: Callable[[], float]):
         self._host, self._clock = host, clock
         self._buffer = UnitBuffer()
-        self._pieces = UnitPieces(self._buffer)
+        self._pieces, self._edges = UnitPieces(self._buffer), UnitEdges(self._buffer)
         self._texts: deque[_Text] = deque()
         self._unconfirmed: deque[_Text] = deque()
         self._units: UnitSession | None = None
@@ -131,6 +132,7 @@ class LiveLane:
         self._touch()
         if dropped := self._buffer.append(samples):
             LOG.warning("dropped %d samples: the client sends sound faster than real time", dropped)
+        self._edges.record_sound(len(samples), self._active_at)
         self._pump()
 
     def insert(self, message: InsertText, *, is_said: bool, on_done: Callable[[Error | None], None]) -> None:
@@ -168,6 +170,7 @@ class LiveLane:
         if isinstance(request, Prepare):
             self._is_ready = isinstance(answer, Prepared)
             self._touch()
+            self._due = self._edges.on_answer(answer, self._active_at) or self._due
             self._host.on_ready(error)
         elif isinstance(request, InsertText):
             if self._unconfirmed and self._unconfirmed[0].message is request:

@@ -14,6 +14,7 @@ from server.doors.live.event_error import EventError
 from server.doors.live.sound.detector import Heard, SpeechHeard, SpeechOver
 from server.doors.live.sound.detector_feed import DetectorFeed
 from server.doors.live.sound.unit_buffer import UnitBuffer
+from server.doors.live.sound.unit_edges import UnitEdges
 from server.doors.live.sound.unit_pieces import UnitPieces
 from server.doors.live.sound.wire_sound import without_padding
 from server.doors.live.wake_timer import WakeTimer
@@ -65,7 +66,7 @@ class DuplexLane:
         self.detector = DetectorFeed(detection.detector_settings(), self.on_heard)
         self._barge_in, self._timer, self._idle = BargeIn(), UnitTimer(), IdleTimeout()
         self._buffer = UnitBuffer()
-        self._pieces = UnitPieces(self._buffer)
+        self._pieces, self._edges = UnitPieces(self._buffer), UnitEdges(self._buffer)
         self._usage = TokenUsage()  # since the last response
         self._context = EngineContext(self._engine_settings, host.report)
         self._calls = SideCalls(lambda: self._opened_response(with_message=False), self._context.add_text)
@@ -124,6 +125,7 @@ class DuplexLane:
         self.detector.push(samples)
         if not self._is_refused and (dropped := self._buffer.append(samples)):
             self._host.report_overflow(dropped)
+        self._edges.record_sound(len(samples), now)
         self._context.begin()
         self._send_piece()
         # Fifty times a second: sound alone makes nothing due before the time that is set already.
@@ -141,7 +143,8 @@ class DuplexLane:
 
     def add_picture(self, data: bytes, max_slices: int) -> None:
         """Add an encoded picture to the unit that is being filled."""
-        self._buffer.add_picture(data, max_slices)
+        is_live = self._context.is_prepared and not self._timer.is_paused
+        self._pieces.add_picture(data, max_slices, self._context.units if is_live else None)
 
     def ask(self, *, has_options: bool) -> None:
         """The client has asked for the response that is open now, or has been quiet for so long that one begins.
@@ -232,11 +235,12 @@ class DuplexLane:
             unit = self._in_flight or self._early_unit()
             if self._pieces.ends_unit(request, answer):
                 self._on_unit(unit, answer)
-            self._pump()
-            return
-        self._context.on_answer(request, answer)
-        if isinstance(answer, Error) and isinstance(request, Prepare) and self._response is not None:
-            self._finish(failed("internal_error", answer.error))
+        else:
+            self._context.on_answer(request, answer)
+            self._edges.on_answer(answer, self._clock())
+            if isinstance(answer, Error) and isinstance(request, Prepare) and self._response is not None:
+                self._finish(failed("internal_error", answer.error))
+        self._pump()
 
     @property
     def _response(self) -> RealtimeResponse | None:
@@ -328,7 +332,8 @@ class DuplexLane:
         self._context.send_texts()
         now, is_late = self._clock(), False
         if not self._buffer.has_unit:
-            late_at, early_at = self._late_at(now), self._early_at(now)
+            state = TimerState(self._response is not None, self._spoke_at, is_idle=True)
+            late_at, early_at = self._timer.fill_at(state, now), self._early_at(now)
             dues = [at for at in (late_at, early_at) if at is not None]
             if not dues:
                 rest_at = self._sound_at + PAUSE_AFTER_S
@@ -357,10 +362,6 @@ class DuplexLane:
         is_free = self._in_flight is None and self._host.response is None and self.policy.is_free
         if is_free and not self._buffer.has_unit and (units := self._context.early_units) is not None:
             self._pieces.send(units)
-
-    def _late_at(self, now: float) -> float | None:
-        """When silence must replace missing sound; None: not until a change."""
-        return self._timer.fill_at(TimerState(self._response is not None, self._spoke_at, is_idle=True), now)
 
     def _early_at(self, now: float) -> float | None:
         """When the unit must run although its sound has not come yet; None: it waits for it."""

@@ -110,6 +110,22 @@ def test_pictures_decoded_ahead_are_not_decoded_again(limit: int | None, again: 
     assert len(decoded) == again, f"expected {again} decoded with the unit, got {decoded}"
 
 
+def test_pictures_with_slices_of_their_own_leave_the_chunks_to_the_others() -> None:
+    handle, decoders, frames = Handle(), DecodingThreads(), WaitingFrames(10**6)
+
+    async def scenario() -> None:
+        for width, limit in ((4, 5), (5, None)):
+            frame = frames.add(VideoFrame(frame=png(width), max_slice_nums=limit), 1)
+            await decode_ahead(decoders, handle, frames, frame)
+        given = AudioChunk(audio_base64=SOUND, frame_base64_list=[png(6)], max_slice_nums=2)
+        await send_unit(decoders, handle, given, frames.take(), None)
+
+    asyncio.run(scenario())
+    decoders.close()
+    assert handle.ahead == ["4 wide, 5 slices", "5 wide, 3 slices"]
+    assert handle.units == [["4 wide, 5 slices", "5 wide, 2 slices", "6 wide, 2 slices"]]
+
+
 @pytest.mark.parametrize("data", ["?", base64.b64encode(b"no picture").decode()])
 def test_bad_pictures_are_refused_with_their_chunk(data: str) -> None:
     handle, decoders, frames = Handle(), DecodingThreads(), WaitingFrames(10**6)

@@ -14,11 +14,12 @@ class UnitBuffer:
 
     Attributes:
         n_open: samples of the next unit that were taken as pieces of it.
+        n_ahead: pictures of the next unit that were taken before the others.
     """
 
     def __init__(self) -> None:
         self._parts: deque[np.ndarray] = deque()
-        self._n = self.n_open = 0
+        self._n = self.n_open = self.n_ahead = 0
         self._pictures: deque[tuple[bytes, int]] = deque(maxlen=MAX_PICTURES)
 
     @property
@@ -52,6 +53,17 @@ class UnitBuffer:
         self._take(dropped)
         return dropped
 
+    def begin_with_silence(self, n: int) -> None:
+        """Put `n` samples of silence before the waiting sound."""
+        if n:
+            self._parts.appendleft(np.zeros(n, np.float32))
+            self._n += n
+
+    @property
+    def has_picture(self) -> bool:
+        """Whether a picture waits."""
+        return bool(self._pictures)
+
     def add_picture(self, data: bytes, max_slices: int) -> None:
         """Add an encoded picture for the next unit."""
         self._pictures.append((data, max_slices))
@@ -66,7 +78,8 @@ class UnitBuffer:
         sound = self._take(min(self._n, n))
         if len(sound) < n:
             sound = np.concatenate((sound, np.zeros(n - len(sound), np.float32)))
-        return sound, self.take_pictures()
+        pictures, self.n_ahead = self.take_pictures(), 0
+        return sound, pictures
 
     def take_piece(self, n: int) -> np.ndarray:
         """Remove the next `n` samples as a piece of the next unit."""
@@ -74,8 +87,8 @@ class UnitBuffer:
         return self._take(n)
 
     def take_pictures(self) -> list[tuple[bytes, int]]:
-        """Remove all pictures."""
-        pictures = list(self._pictures)
+        """Remove all pictures. Returns: the newest ones, for which the unit has room."""
+        pictures = list(self._pictures)[self.n_ahead - MAX_PICTURES :]
         self._pictures.clear()
         return pictures
 

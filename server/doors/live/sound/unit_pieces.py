@@ -7,13 +7,15 @@ the unit; all others are answered with `incomplete`. Contains no clock and no ru
 from collections import deque
 from typing import Protocol
 
-from server.doors.live.sound.unit_buffer import UNIT_SAMPLES, UnitBuffer
+from server.doors.live.sound.unit_buffer import MAX_PICTURES, UNIT_SAMPLES, UnitBuffer
 from worker.protocol.codec import FromClient
-from worker.protocol.messages import AudioChunk, Error, Result, ServerMessage
+from worker.protocol.messages import AudioChunk, Error, Result, ServerMessage, VideoFrame
 from worker.protocol.wire import Sound
 
 PIECE = 1_600  # samples at least
 MAX_OPEN = UNIT_SAMPLES - PIECE  # samples of a unit that are sent in pieces; the rest goes with what it must do
+MAX_AHEAD = MAX_PICTURES - 1  # pictures of a unit before its sound; the last place is for the newest one
+MAX_AHEAD_BYTES = 2**20  # of such a picture, which is sent as text
 
 
 class PieceReceiver(Protocol):
@@ -29,7 +31,6 @@ class UnitPieces:
     def __init__(self, buffer: UnitBuffer):
         self._buffer = buffer
         self._unanswered: deque[tuple[AudioChunk, int]] = deque()  # with the number of samples
-        self._has_picture = False  # the open unit
 
     @property
     def oldest(self) -> AudioChunk | None:
@@ -39,15 +40,27 @@ class UnitPieces:
     def clear(self) -> None:
         """The worker's session is another one: what it was sent of the open unit is lost."""
         self._unanswered.clear()
-        self._buffer.n_open, self._has_picture = 0, False
+        self._buffer.n_open = self._buffer.n_ahead = 0
+
+    def add_picture(self, data: bytes, max_slices: int, units: PieceReceiver | None) -> None:
+        """Add an encoded picture to the unit that is being filled.
+
+        units: get it at once, to work on it while the sound is still missing; None: it waits for its unit.
+        """
+        buffer = self._buffer
+        if units is None or buffer.has_picture or buffer.n_ahead >= MAX_AHEAD or len(data) > MAX_AHEAD_BYTES:
+            buffer.add_picture(data, max_slices)
+            return
+        buffer.n_ahead += 1
+        units.send(VideoFrame(frame=data, max_slice_nums=max_slices))
 
     def send(self, units: PieceReceiver) -> None:
         """Send the sound that waits, if it is enough for a piece. The first pictures of a unit go with a piece."""
         n = min(self._buffer.n_samples, MAX_OPEN - self._buffer.n_open)
         if n < PIECE:
             return
-        pictures = [] if self._has_picture else self._buffer.take_pictures()
-        self._has_picture = self._has_picture or bool(pictures)
+        pictures = [] if self._buffer.n_ahead else self._buffer.take_pictures()[-MAX_AHEAD:]
+        self._buffer.n_ahead += len(pictures)
         piece = _chunk(Sound(self._buffer.take_piece(n)), pictures)
         self._unanswered.append((piece, n))
         units.send(piece)
@@ -55,7 +68,6 @@ class UnitPieces:
     def take_unit(self, *, force_listen: bool, force_speak: bool) -> AudioChunk:
         """The rest of the open unit, with silence for missing sound. Expected when all pieces are answered."""
         sound, pictures = self._buffer.take()
-        self._has_picture = False
         return _chunk(Sound(sound), pictures, force_listen=force_listen, force_speak=force_speak)
 
     def ends_unit(self, request: FromClient, answer: ServerMessage) -> bool:
@@ -67,7 +79,7 @@ class UnitPieces:
             return True
         _, n = self._unanswered.popleft()
         if isinstance(answer, Result) and not answer.incomplete:
-            self._buffer.n_open, self._has_picture = sum(later for _, later in self._unanswered), False
+            self._buffer.n_open, self._buffer.n_ahead = sum(later for _, later in self._unanswered), 0
             return True
         if isinstance(answer, Error):
             self._buffer.n_open = max(self._buffer.n_open - n, 0)

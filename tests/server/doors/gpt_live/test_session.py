@@ -375,3 +375,19 @@ def test_interrupt_ends_a_unit_that_a_piece_has_completed(tmp_path: Path) -> Non
         assert isinstance(worker.sent[-1], AudioChunk) and len(worker.sent[-1].samples()) == 1_600
 
     staged(tmp_path, scenario)
+
+
+def test_units_are_full_where_the_worker_has_a_place(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        lane, worker = stage.session.lane, stage.worker
+        lane.append(np.ones(3_200, np.float32))
+        lane.on_answer(await stage.start(), PREPARED.model_copy(update={"start_after_ms": 400.0}))
+        lane.append(np.ones(3_200, np.float32))
+        assert not [message for message in worker.sent if isinstance(message, AudioChunk)]
+        lane.append(np.ones(3_200, np.float32))
+        unit = worker.sent[-1]
+        assert isinstance(unit, AudioChunk), f"expected a unit 400 ms after the context, got {unit}"
+        silence = unit.samples()[: 16_000 - 9_600]
+        assert not silence.any() and unit.samples()[len(silence) :].all()
+
+    staged(tmp_path, scenario)

@@ -31,7 +31,17 @@ from tests.server.doors.realtime.event_schema import Json
 from tests.server.doors.stub_transcriber import StubTranscriber
 from worker.protocol.chat_messages import ReplyUsage
 from worker.protocol.codec import FromClient
-from worker.protocol.messages import Adjust, AudioChunk, Error, Interrupt, Prepare, Prepared, Result, ServerMessage
+from worker.protocol.messages import (
+    Adjust,
+    AudioChunk,
+    Error,
+    Interrupt,
+    Prepare,
+    Prepared,
+    Result,
+    ServerMessage,
+    VideoFrame,
+)
 from worker.protocol.wire import Sound, json_text
 
 
@@ -121,10 +131,15 @@ class SessionStage:
     def answer(self, request: FromClient, answer: ServerMessage) -> None:
         self.session.lane.on_answer(request, answer)
 
-    def prepared(self) -> None:
+    @property
+    def ahead(self) -> list[VideoFrame]:
+        """All pictures that the worker got before their units."""
+        return [one for one in self.units.sent if isinstance(one, VideoFrame)]
+
+    def prepared(self, start_after_ms: float | None = None) -> None:
         """The context is prepared."""
         [request] = [one for one in self.units.sent if isinstance(one, Prepare)]
-        self.answer(request, Prepared(prompt_length=1))
+        self.answer(request, Prepared(prompt_length=1, start_after_ms=start_after_ms))
 
     def refuse(self, kind: type[FromClient], code: str) -> None:
         """The newest message of this kind is refused."""

@@ -2,6 +2,7 @@
 
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from server.doors.core.unit_session import UnitSession
@@ -300,5 +301,55 @@ def test_units_are_whole_where_the_client_asks_for_every_response() -> None:
             assert not one.chunks
             await one.append(0.1)
             assert demands(one) == ["listen"]
+
+    run(scenario)
+
+
+def test_units_are_full_where_the_worker_has_a_place() -> None:
+    """Silence before the first sound; the times of the user's turns do not count it."""
+
+    async def scenario() -> None:
+        async with stage(SEMANTIC) as one:
+            one.pass_time(1.0)
+            await one.append(0.1)
+            one.prepared(start_after_ms=430.0)
+            for number in range(4):
+                assert not one.chunks, f"expected no unit after {100 * number} ms"
+                one.pass_time(0.1)
+                await one.append(0.1)
+            [unit] = one.chunks
+            assert np.count_nonzero(unit.samples()) == 0 and one.session.lane.detector.pushed_ms == 500
+            one.listen()
+            for _ in range(9):
+                await one.append(0.1)
+            assert len(one.chunks) == 1
+            await one.append(0.1)
+            assert len(one.chunks) == 2
+
+    run(scenario)
+
+
+def test_pictures_go_to_the_worker_before_their_unit() -> None:
+    """While sound comes; the last place of a unit is for its newest picture."""
+
+    async def scenario() -> None:
+        async with stage(SEMANTIC) as one:
+            lane = one.session.lane
+            lane.add_picture(b"0", 1)
+            assert not one.ahead, "expected that a picture before any sound waits"
+            await one.append(1.0)
+            assert one.chunks[-1].frame_base64_list == [b"0"]
+            for name in (b"1", b"2", b"3", b"4", b"5"):
+                lane.add_picture(name, 1)
+            assert [(frame.frame, frame.max_slice_nums) for frame in one.ahead] == [(b"1", 1), (b"2", 1), (b"3", 1)]
+            one.listen()
+            await one.append(1.0)
+            assert one.chunks[-1].frame_base64_list == [b"5"] and one.chunks[-1].max_slice_nums == [1]
+            lane.add_picture(bytes(2**20 + 1), 1)
+            lane.add_picture(b"6", 9)
+            assert len(one.ahead) == 3, "expected that a large picture waits, and the next one behind it"
+            one.listen()
+            await one.append(1.0)
+            assert one.chunks[-1].max_slice_nums == [1, 9]
 
     run(scenario)
