@@ -269,6 +269,10 @@ class Engine:
         """Restore the state of `mark`; see `Sessions.forget_since`."""
         return self.submit(self._sessions.forget_since, mark)
 
+    def expect_unit_times(self, seconds: Callable[[int], float]) -> Future[None]:
+        """Tell what units take before one is measured: s until `n` units that start together are answered, by `n`."""
+        return self.submit(self._loop.expect_unit_times, seconds)
+
     def query_session(self, name: str, query: Callable[[Session], Result]) -> Future[Result]:
         """Call `query` with an open session on the engine thread. Future errors: OrderError; those of `query`."""
         return self.submit(lambda: query(self._sessions.get(name)))

@@ -174,8 +174,10 @@ class Service:
             raise
         watch = CompileWatch(LOG)
         watch.start()
-        cost = measured_cost(started.warm_up.lone, started.warm_up.bursts) if settings.is_measured else None
-        admission = SessionCapacity(engine.n_slots, cost)
+        cost = measured_cost(started.warm_up.lone, started.warm_up.bursts)
+        if cost is not None:
+            engine.expect_unit_times(cost.seconds)
+        admission = SessionCapacity(engine.n_slots, cost if settings.is_measured else None)
         return Loaded(engine, started, admission, shelf, default, RecompileWatch(engine.parts), watch)
 
     def _fail(self, error: BaseException) -> None:

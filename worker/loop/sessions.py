@@ -236,7 +236,7 @@ class Sessions:
         unit = session.waiting.popleft()
         assert isinstance(unit, UnitInput), "expected a unit that may run early"
         given = session, unit.arrived, unit, self._language, self._voices
-        if not self._loop.run_early(EarlyJob(*given)):
+        if not self._loop.run_early(EarlyJob(*given), len(self._open)):
             self._expect_pictures(session, unit.frames)
             self._loop.add(DuplexJob(*given))
 

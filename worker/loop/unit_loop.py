@@ -91,12 +91,16 @@ class UnitLoop:
         """Measure units from now on, so that `run_early` knows what time is left."""
         self._headroom.turn_on()
 
-    def run_early(self, job: EarlyJob) -> bool:
-        """Run a unit of a session that has no job up to its decision, now.
+    def expect_unit_times(self, seconds: Callable[[int], float]) -> None:
+        """Times of units that the warm-up has measured; see `Headroom.expect`."""
+        self._headroom.expect(seconds)
+
+    def run_early(self, job: EarlyJob, n_sessions: int) -> bool:
+        """Run a unit of a session that has no job up to its decision, now. n_sessions: open sessions.
 
         Returns: whether it speaks and is in flight; otherwise its session is as before.
         """
-        is_kept = self._early.run(job, self.jobs)
+        is_kept = self._early.run(job, self.jobs, n_sessions)
         if is_kept:
             self._batch.take_over(job)
         return is_kept

@@ -40,14 +40,15 @@ class EarlyUnits:
         self._runner = _TrialRunner(unit_steps, voices, observer, clock)
         self._text = TextStages(self._runner)
 
-    def run(self, job: EarlyJob, in_flight: Sequence[Job]) -> bool:
+    def run(self, job: EarlyJob, in_flight: Sequence[Job], n_sessions: int) -> bool:
         """Run a unit's prefill and first token.
 
         Args:
             in_flight: the loop's jobs.
+            n_sessions: open sessions.
         Returns: whether the unit speaks and is to be finished by the loop; otherwise the session is as before.
         """
-        if job.trial.is_void or not job.may_run or not self._has_time(in_flight):
+        if job.trial.is_void or not job.may_run or not self._has_time(in_flight, n_sessions):
             return False
         session, start, shift = job.session, self._clock(), job.n_missing
         inputs = SessionInputs(session)
@@ -74,10 +75,10 @@ class EarlyUnits:
         self._runner.observer.unit_taken_back(session.id)
         return False
 
-    def _has_time(self, in_flight: Sequence[Job]) -> bool:
+    def _has_time(self, in_flight: Sequence[Job], n_sessions: int) -> bool:
         now = self._clock()
         oldest = min((job.arrived for job in in_flight if not job.is_background), default=now)
-        return self._headroom.allows(now, 1000 * (now - oldest))
+        return self._headroom.allows(now, 1000 * (now - oldest), n_sessions)
 
     def _try(self, job: EarlyJob) -> Exception | None:
         """Run the job up to its first token. Returns: why it has not come so far."""

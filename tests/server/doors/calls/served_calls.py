@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Served:
-    """A gateway and its worker. chunks: units that reached the worker."""
+    """A gateway and its worker. chunks: units that reached the worker, with all their pictures."""
 
     runner: asyncio.Runner
     gateway: RunningGateway
@@ -55,7 +55,8 @@ def serve_calls(**settings: Any) -> Iterator[Served]:
     patch, chunks, units = pytest.MonkeyPatch(), list[AudioChunk](), FakeConversation._unit
 
     async def recorded(conversation: FakeConversation, chunk: AudioChunk, received: float) -> None:
-        chunks.append(chunk)
+        pictures = [*(frame.picture() for frame in conversation._frames), *chunk.frame_base64_list]
+        chunks.append(chunk.model_copy(update={"frame_base64_list": pictures}))
         await units(conversation, chunk, received)
 
     patch.setattr(FakeConversation, "_unit", recorded)
