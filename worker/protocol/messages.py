@@ -126,9 +126,7 @@ class AudioChunk(FromClient):
     force_speak: bool = Field(False, description="speak in this unit, also in the first ones; not with `force_listen`")
     close_early: bool = Field(False, description="run the unit now: silence replaces the samples that it lacks")
     max_slice_nums: int | list[int] | None = Field(
-        None,
-        description="slices of a large picture, one number or one per picture that has none of its own; null: that "
-        "of the session",
+        None, description="slices of a large picture, one number or one per picture; null: that of the session"
     )
 
     @classmethod
@@ -167,7 +165,9 @@ class VideoFrame(FromClient):
 
     type: Literal["video_frame"] = "video_frame"
     frame: PictureField = Field(description="JPEG or another common format")
-    max_slice_nums: int | None = Field(None, description="slices of a large picture; null: as the chunk says")
+    max_slice_nums: int | None = Field(
+        None, description="slices of it; the list of the chunk leaves it out; null: as the chunk says"
+    )
 
     def picture(self) -> bytes:
         """The encoded picture. Raises: WireError bad_base64, bad_image."""

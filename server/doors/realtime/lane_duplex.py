@@ -348,8 +348,7 @@ class DuplexLane:
             is_late = early_at is None or early_at > now
         response = self._response
         if response is not None and response.first_sound_at is not None:
-            at = send_at(response.first_sound_at, response.sent_ms, now)
-            if at > now:
+            if (at := send_at(response.first_sound_at, response.sent_ms, now)) > now:
                 self._wake.set(at)
                 return
         if self._context.is_full:
