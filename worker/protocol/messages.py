@@ -166,7 +166,7 @@ class VideoFrame(FromClient):
     type: Literal["video_frame"] = "video_frame"
     frame: PictureField = Field(description="JPEG or another common format")
     max_slice_nums: int | None = Field(
-        None, description="slices of it; the list of the chunk leaves it out; null: as the chunk says"
+        None, description="slices of it, which lists of the chunk leave out; null: as the chunk"
     )
 
     def picture(self) -> bytes:

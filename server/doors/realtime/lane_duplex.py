@@ -347,10 +347,10 @@ class DuplexLane:
                 return
             is_late = early_at is None or early_at > now
         response = self._response
-        if response is not None and response.first_sound_at is not None:
-            if (at := send_at(response.first_sound_at, response.sent_ms, now)) > now:
-                self._wake.set(at)
-                return
+        sent_ms, sounds_at = (0.0, None) if response is None else (response.sent_ms, response.first_sound_at)
+        if sounds_at is not None and (at := send_at(sounds_at, sent_ms, now)) > now:
+            self._wake.set(at)
+            return
         if self._context.is_full:
             self._refuse()
         else:
