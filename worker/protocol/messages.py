@@ -165,9 +165,7 @@ class VideoFrame(FromClient):
 
     type: Literal["video_frame"] = "video_frame"
     frame: PictureField = Field(description="JPEG or another common format")
-    max_slice_nums: int | None = Field(
-        None, description="slices of it, which lists of the chunk leave out; null: as the chunk"
-    )
+    max_slice_nums: int | None = Field(None, description="slices of it; null: as the chunk says")
 
     def picture(self) -> bytes:
         """The encoded picture. Raises: WireError bad_base64, bad_image."""
