@@ -4,10 +4,11 @@ import ipaddress
 import re
 import ssl
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
 
 from models.errors import SettingsError
+from worker.protocol.gateway_messages import RESUME_QUERY
 
 SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 DUPLEX, HALF_DUPLEX = "/ws/duplex", "/ws/half_duplex"
@@ -63,6 +64,13 @@ class TargetAddress:
             name = path.rpartition("/")[2]
         full = urlunsplit((SCHEMES[parts.scheme.lower()], parts.netloc, path, query, ""))
         return cls(full, name, is_gateway, _is_local(host))
+
+    @property
+    def resuming(self) -> "TargetAddress":
+        """The address of another connection to the same session."""
+        parts = urlsplit(self.url)
+        query = "&".join(filter(None, (parts.query, f"{RESUME_QUERY}=1")))
+        return replace(self, url=urlunsplit(parts._replace(query=query)))
 
     def tls(self, context: ssl.SSLContext | None, *, insecure: bool) -> ssl.SSLContext | None:
         """The TLS context of the connection; None for ws. insecure: accept any certificate."""

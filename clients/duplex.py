@@ -9,18 +9,22 @@
 docs/client.md has a complete example. Contains no files, sound cards or pacing.
 """
 
+import asyncio
 import logging
 import ssl as tls
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
 
 from clients.address import TargetAddress
 from clients.connection import OPEN_S, open_socket
 from clients.errors import ConnectionLost, ServerError
+from clients.resumption import OnConnection, Resumption
 from clients.socket_client import Expected, OnQueue, SocketClient, fail_answer
 from worker.protocol.adjust_messages import Adjust, Adjusted
 from worker.protocol.codec import FromClient
@@ -62,6 +66,7 @@ async def connect(
     session_id: str | None = None,
     *,
     on_queue: OnQueue | None = None,
+    on_connection: OnConnection | None = None,
     ssl: tls.SSLContext | None = None,
     insecure: bool = False,
     key: str | None = None,
@@ -73,6 +78,8 @@ async def connect(
         url: ws://host:port or wss://host:port of a gateway; ws://host:port/ws/duplex of a worker; or a full path.
         session_id: letters, digits, `_` and `-`; the prefix adx_ means without pictures. None: a new id.
         on_queue: called with each queue position while the client waits.
+        on_connection: called when the connection is lost, and when the conversation goes on over another one; only
+            with `resume` in the `spec` of `prepare`.
         ssl: the TLS context for wss; None: the default one.
         insecure: whether to accept any certificate.
         key: API key of the server; None: the environment variable DUOLOGUE_API_KEY, if it is set.
@@ -84,8 +91,9 @@ async def connect(
         ServerError: if the server sends an error, such as queue_full.
     """
     address = TargetAddress.of(url, session_id)
+    reopen = partial(open_socket, address.resuming, ssl, insecure=insecure, key=key, timeout=open_timeout)
     socket = await open_socket(address, ssl, insecure=insecure, key=key, timeout=open_timeout)
-    async with DuplexClient(socket, address, on_queue) as client:
+    async with DuplexClient(socket, address, on_queue, Resumption(reopen, on_connection)) as client:
         yield client
 
 
@@ -103,9 +111,19 @@ class DuplexClient(SocketClient[ServerMessage]):
 
     _task_name = "duplex-client"
 
-    def __init__(self, socket: ClientConnection, address: TargetAddress, on_queue: OnQueue | None = None):
+    def __init__(
+        self, socket: ClientConnection, address: TargetAddress, on_queue: OnQueue | None, resumption: Resumption
+    ):
         super().__init__(socket, address, on_queue)
         self.spec = PLAIN_SPEC
+        self._resumption = resumption
+
+    async def close(self) -> None:
+        """Close the connection; `stop` before it is optional."""
+        if not self._resumption.connected.is_set():
+            self._reading.cancel()
+            self._events.put_nowait(None)
+        await super().close()
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -256,7 +274,32 @@ class DuplexClient(SocketClient[ServerMessage]):
     def _encode(self, message: FromClient) -> str | bytes:
         return write(message, self.spec)
 
+    async def _deliver(self, data: str | bytes, expected: Expected | None) -> None:
+        resumption = self._resumption
+        if resumption.connected.is_set() and (acknowledgement := resumption.acknowledgement()):
+            await self._deliver(acknowledgement, None)
+        resumption.keep(data, expected)
+        if resumption.connected.is_set():
+            try:
+                await self._socket.send(data)
+                return
+            except ConnectionClosed:
+                if not resumption.is_on:
+                    raise
+        waiting = asyncio.create_task(resumption.connected.wait())  # the resumption sends what is kept
+        try:
+            await asyncio.wait((waiting, self._reading), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+
+    async def _reconnect(self) -> bool:
+        is_lost = self._socket.protocol.close_rcvd is None  # otherwise the server has ended the conversation
+        socket = await self._resumption.resume() if is_lost and self._resumption.is_on else None
+        self._socket = socket or self._socket
+        return socket is not None
+
     def _take(self, data: str | bytes) -> None:
+        self._resumption.received()
         try:
             message = read_server(data, self.spec)
         except WireError as error:
@@ -276,6 +319,8 @@ class DuplexClient(SocketClient[ServerMessage]):
             case Error():
                 self._last_error = message
                 expected = self._expected.popleft() if self._expected else None
+                if expected is not None:
+                    self._resumption.answered(expected)
                 if expected is None or expected.answer is None:
                     self._events.put_nowait(message)
                 else:
@@ -288,8 +333,10 @@ class DuplexClient(SocketClient[ServerMessage]):
             LOG.warning("session %s: ignored an unexpected %s", self.session_id, message.type)
             return
         expected = self._expected.popleft()
+        self._resumption.answered(expected)
         if isinstance(message, Prepared):
             self.spec = message.spec
+            self._resumption.prepared(message)
         elif isinstance(message, Stopped):
             self._is_over = True
         if expected.answer is None:

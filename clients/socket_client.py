@@ -117,23 +117,34 @@ class SocketClient(ABC, Generic[Event]):
         if expected is not None:
             self._expected.append(expected)
         try:
-            await self._socket.send(data)
+            await self._deliver(data, expected)
         except ConnectionClosed:
             await asyncio.wait([self._reading])  # it fails the pending answers with the close code
             if expected is None or expected.answer is None:
                 raise self._lost() from None
 
+    async def _deliver(self, data: str | bytes, expected: Expected | None) -> None:
+        """Send the bytes of a message. expected: its answer. Raises: ConnectionClosed."""
+        await self._socket.send(data)
+
+    async def _reconnect(self) -> bool:
+        """Continue over another connection. Returns: False if the conversation has ended with its connection."""
+        return False
+
     async def _read(self) -> None:
-        """Receive all messages until the connection ends; then fail the pending requests."""
+        """Receive all messages until the conversation ends; then fail the pending requests."""
         end: Exception | None = None
-        try:
-            async for data in self._socket:
-                self._take(data)
-        except ConnectionClosed:
-            pass
-        except Exception as error:  # from a message that violates the protocol, or from on_queue
-            end = error
-            await self._socket.close()
+        while True:
+            try:
+                async for data in self._socket:
+                    self._take(data)
+            except ConnectionClosed:
+                pass
+            except Exception as error:  # from a message that violates the protocol, or from on_queue
+                end = error
+                await self._socket.close()
+            if end is not None or self._is_over or not await self._reconnect():
+                break
         if end is None and not self._is_over:
             end = self._lost()
         for expected in self._expected:

@@ -24,6 +24,7 @@ from clients.errors import ClientError
 from clients.half_duplex import connect_half_duplex
 from clients.record import TalkLog
 from clients.reply_sound import ReplySound
+from clients.resumption import ConnectionChange
 from clients.sound_card import SoundCard
 from clients.talk_options import HALF_DUPLEX_MODE, check, parser, session_config, spec, turn_settings
 from clients.terminal import interruptible, note
@@ -78,7 +79,14 @@ async def _run(args: argparse.Namespace) -> int:
             # The sound card records from the moment it is opened, so it is opened after the wait in the queue.
             async with (
                 talk.interruptible(),
-                connect(args.url, name, on_queue=_note_position, insecure=args.insecure, key=args.key) as client,
+                connect(
+                    args.url,
+                    name,
+                    on_queue=_note_position,
+                    on_connection=_note_connection,
+                    insecure=args.insecure,
+                    key=args.key,
+                ) as client,
             ):
                 prepared = await client.prepare(args.prompt, ref_audio=voice, config=config, spec=spec(args))
                 _note_session(client, prepared)
@@ -261,6 +269,12 @@ def _note_session(client: DuplexClient, prepared: Prepared) -> None:
     note(f"{text}; sound is sent as {client.spec.sound_out}")
     for sentence in prepared.notes:
         note(f"note: {sentence}")
+
+
+def _note_connection(change: ConnectionChange) -> None:
+    note(
+        f"the conversation goes on after {change.seconds:.1f} s" if change.is_back else "connection lost: trying again"
+    )
 
 
 def _note_position(message: Queued | QueueUpdate) -> None:

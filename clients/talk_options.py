@@ -92,6 +92,12 @@ def parser() -> argparse.ArgumentParser:
         help="receive sound before its unit is complete",
     )
     wire.add_argument(
+        "--resume",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="continue the conversation after a lost connection, where the server keeps it",
+    )
+    wire.add_argument(
         "--key", metavar="KEY", help=f"API key of the server (default: the environment variable {CLIENT_KEY_VARIABLE})"
     )
     wire.add_argument("--insecure", action="store_true", help="wss: accept any certificate, such as a self-signed one")
@@ -159,4 +165,4 @@ def turn_settings(args: argparse.Namespace) -> HalfDuplexSettings:
 
 def spec(args: argparse.Namespace) -> Spec:
     """The options beyond the plain protocol."""
-    return Spec(partial_results=args.partial, sound_in=args.sound, sound_out=args.sound)
+    return Spec(partial_results=args.partial, sound_in=args.sound, sound_out=args.sound, resume=args.resume)

@@ -15,6 +15,8 @@ from websockets.asyncio.server import ServerConnection, serve
 from benchmarks.serve.fake_worker import FakeWorker
 from clients.duplex import DuplexClient, connect
 from clients.errors import ConnectionLost, Refused, ServerError
+from clients.resumption import ConnectionChange
+from tests.server.live_gateway import running_gateway
 from worker.protocol.adjust_messages import Adjust, Adjusted
 from worker.protocol.gateway_messages import Queued, QueueDone, QueueUpdate
 from worker.protocol.messages import (
@@ -287,5 +289,39 @@ def test_adjust_sends_its_fields_and_returns_the_answer() -> None:
         first = read_text(received[0])
         assert isinstance(first, Adjust) and first.model_dump(include=set(given)) == given, received
         assert first.max_slice_nums == 2 and first.tts_ref_audio().shape == SECOND.shape
+
+    run(story)
+
+
+def test_a_conversation_goes_on_after_lost_connections() -> None:
+    """Each unit is processed once, also those that were lost on the way. Without the right token it gives up."""
+
+    async def story() -> None:
+        changes: list[ConnectionChange] = []
+        async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
+            url = f"ws://127.0.0.1:{gateway.port}"
+            async with connect(url, "omni_me", on_connection=changes.append) as client:
+                await client.prepare(spec=Spec(resume=True, partial_results=True, sound_in="pcm16", sound_out="pcm16"))
+                listening = asyncio.create_task(all_of(client))
+                for number in range(24):
+                    await client.send_unit(SECOND)
+                    if number in (3, 11):
+                        client._socket.transport.abort()
+                await client.interrupt()
+                client._socket.transport.abort()
+                await client.stop()
+                times = [message.current_time for message in await listening if isinstance(message, Result)]
+            assert times == list(range(1, 25)), f"expected the results of 24 units in order, got {times}"
+            assert worker.total_requests == 24, f"expected each unit once, got {worker.total_requests}"
+            assert [change.is_back for change in changes] == [False, True] * 3, changes
+            await gateway.wait_idle()
+
+            async with connect(url, "omni_me", on_connection=changes.append) as client:
+                await client.prepare(spec=Spec(resume=True))
+                client._resumption._token = "another"
+                client._socket.transport.abort()
+                with pytest.raises(ConnectionLost):
+                    await all_of(client)
+            assert [change.is_back for change in changes[6:]] == [False], changes
 
     run(story)
