@@ -33,13 +33,23 @@ class Part(NamedTuple):
 
 
 PRODUCTS = {"ours_us": ".1f", "library_us": ".1f", "gb_per_s": ".0f", "library_gb_per_s": ".0f", "error": ".1e"}
-QUANTIZED = {"ours_us": ".1f", "plain_us": ".1f", "unpacked_us": ".1f", "gb_per_s": ".0f", "error": ".1e"}
+QUANTIZED = {
+    "bf16_us": ".1f",
+    **{
+        f"{kind}_{name}": form
+        for kind in ("fp8", "int8", "int4")
+        for name, form in (("us", ".1f"), ("gb_per_s", ".0f"))
+    },
+    "fp8_tiles": "",
+    "int4_tiles": "",
+    "error": ".1e",
+}
 ATTENTION = {"ours_us": ".1f", "sdpa_us": ".1f", "flex_us": ".1f", "gb_per_s": ".0f", "error": ".1e"}
 # In the order of a run: the cases that matter least come last.
 PARTS = {
     "regions": Part("regions", "cases", {"p50_ms": ".3f", "p95_ms": ".3f", "kernels": "d", "busy_ms": ".3f"}),
     "products": Part("products", "cases", PRODUCTS),
-    "precision": Part("quantized", "region_cases", {"p50_ms": ".3f", "p95_ms": ".3f", "kernels": "d", "gb": ".2f"}),
+    "precision": Part("precision", "region_cases", {"p50_ms": ".3f", "p95_ms": ".3f", "kernels": "d", "gb": ".2f"}),
     "quantized": Part("quantized", "product_cases", QUANTIZED),
     "rows": Part("rows", "row_cases", {"ours_us": ".2f", "plain_us": ".2f", "error": ".1e"}),
     "codes": Part("rows", "speech_token_cases", {"ours_us": ".1f", "plain_us": ".1f", "same_codes": ""}),

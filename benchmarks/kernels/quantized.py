@@ -1,97 +1,212 @@
-"""Products and decode steps with quantised weights, next to the same in bfloat16.
+"""Products with quantised weights, next to the same in bfloat16, with a sweep of tile sizes.
 
-`unpacked_us` is the library's product of a weight that is dequantised at each call: what kernels of many rows replace.
+A row of the table has the fastest tiles of each kind; the result has the times of all. fp8 and int4 are swept at the
+rows of SWEPT. int8 has the tiles of fp8, and other numbers of rows have those of the next smaller one. A product of
+more than 64 rows has no tiles of this kernel and is timed as it is.
 """
 
+import os
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from concurrent.futures import ProcessPoolExecutor
+from functools import cached_property, partial
+from multiprocessing import get_context
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.kernels.regions import BATCH, KV, measure_region, released_regions, tiny_regions
 from benchmarks.kernels.timing import Case, Figures, Meter, gb_per_s, relative_error
-from benchmarks.timing import DeviceClock
-from models.checkpoint.precision import PRESETS, Kind, Weights
-from models.checkpoint.quantized import KINDS, quantize
-from models.graphs.captured import Bucket
-from models.kernels.quantized_gemm import quantized_linear
-from models.kernels.skinny_gemm import MAX_ROWS, skinny_linear
-from models.stages.region_table import Regions
-from worker.assembly.backend_flags import apply_backend_flags
-from worker.config.compile import CompileConfig
+from models.checkpoint.precision import Kind
+from models.checkpoint.quantized import KINDS, VALUE_TYPES, QuantizedMatrix, quantize
+from models.kernels.quantized_gemm import few_product, quantized_linear
+from models.kernels.rows import silu_mul
+from models.kernels.skinny_gemm import MAX_ROWS, skinny_gated_linear, skinny_parts
+from models.kernels.word_gemm import INT4_WORDS, WordTiles, word_kernel, word_launch, word_tiles
 
-SHAPES = ((6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288))  # of the language model's layers
-ROWS = (1, 8, 32, 64, 96, 512, 2048)
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+SWEPT = (1, 16, 64)
+COMPILED_ROWS = (1, 16, 32, 64)  # one for each width of the kernel's tiles
+MANY_ROWS = 512  # of the language model's layers
+MIN_COLUMNS = 4096  # of a weight that many rows multiply
+COMPILERS = 12  # processes that compile ahead
 SCALE = 0.02
-STEPS = (BATCH[0], BATCH[-1])
-PREFILL = {"batch": 1, "rows": 96, **KV}
+SAMPLE_MS = 1.5
+# (rows, words, stages, warps); int4 has tiles of one group.
+FEW = ((64, 32, 4, 4), (32, 32, 5, 2), (64, 64, 3, 4), (32, 64, 4, 2), (128, 32, 4, 4), (16, 64, 4, 1))
+MORE = ((32, 32, 4, 2), (64, 32, 4, 2), (64, 32, 3, 4), (64, 64, 3, 4))
+INT4_FEW = ((64, 4, 4), (64, 6, 4), (32, 6, 2), (128, 4, 4), (16, 8, 1), (128, 4, 8))
+INT4_MORE = ((32, 5, 2), (64, 5, 2), (64, 4, 4), (128, 3, 4))
 
 
-def region_cases(meter: Meter) -> Iterator[Case]:
-    """A decode step of one and of many sessions and a prefill, for each preset; one model is in memory at a time."""
-    apply_backend_flags(CompileConfig(), meter.device)
-    clock = DeviceClock(meter.device)
-    presets: tuple[Weights, ...] = ("int4",) if meter.is_tiny else tuple(PRESETS)
-    for weights in presets:
-        # Gigabytes, so created when their first row starts.
-        make = cache(partial(_regions, meter, weights))
-        calls: list[tuple[str, Bucket]] = [("unit_step", {"batch": n, **KV}) for n in STEPS]
-        calls.append(("unit_prefill", PREFILL))
-        if meter.is_tiny:
-            calls = [("unit_step", {"batch": 1, "kv": 64})]
-        for name, bucket in calls:
-            yield Case(f"{name}, {weights}", dict(bucket), partial(_measure_step, make, clock, name, bucket))
-        del make
+class Shape(NamedTuple):
+    """A weight [N, K]. splits: numbers of programs that share a row, to be timed; none: no sweep."""
+
+    name: str
+    N: int
+    K: int
+    splits: tuple[int, ...] = ()
+    is_gated: bool = False
 
 
-def _regions(meter: Meter, weights: Weights) -> Regions:
-    precision = PRESETS[weights]
-    return tiny_regions(precision) if meter.is_tiny else released_regions(meter, precision)
-
-
-def _measure_step(make: Callable[[], Regions], clock: DeviceClock, name: str, bucket: Bucket) -> Figures:
-    figures = measure_region(make, clock, name, bucket, {})
-    layers = make().root.llm.model.layers
-    n_bytes = sum(weight.nbytes for weight in layers.parameters())
-    return figures and {**figures, "gb": n_bytes / 1e9}
+SHAPES = (
+    Shape("llm gate, up", 24576, 4096, (1,), is_gated=True),
+    Shape("llm down", 4096, 12288, (4, 8)),
+    Shape("llm qkv", 6144, 4096, (2, 4)),
+    Shape("llm o", 4096, 4096, (4, 8)),
+    Shape("llm head", 151748, 4096),
+    Shape("tts gate, up", 6144, 768, (1,), is_gated=True),
+    Shape("tts down", 768, 3072, (2, 4, 6)),
+    Shape("tts qkv", 2304, 768, (1, 2)),
+    Shape("tts o", 768, 768, (1, 2)),
+    Shape("tts head", 6562, 768),
+)
+TINY_SHAPES = (Shape("tiny", 80, 256, (1, 2)), Shape("tiny, gated", 64, 128, (1,), is_gated=True))
 
 
 def product_cases(meter: Meter) -> Iterator[Case]:
-    """Each shape and kind, for few and for many rows."""
-    shapes, rows = (((80, 64),), (3,)) if meter.is_tiny else (SHAPES, ROWS)
-    for N, K in shapes:
-        for kind in KINDS:
-            for M in rows:
-                yield Case(f"product, {kind}", {"N": N, "K": K, "M": M}, partial(_measure, meter, kind, N, K, M))
+    """Every shape at every number of rows."""
+    shapes = TINY_SHAPES if meter.is_tiny else SHAPES
+    if meter.is_cuda:
+        _compile_ahead(meter, shapes)
+    for shape in shapes:
+        products = _Products(meter, shape)
+        many = (MANY_ROWS,) if shape.K >= MIN_COLUMNS and shape.splits else ()
+        for M in (3, 20) if meter.is_tiny else (*ROWS, *many):
+            yield Case(shape.name, {"N": shape.N, "K": shape.K, "M": M}, partial(products.measure, M))
+        del products
 
 
-def _measure(meter: Meter, kind: Kind, N: int, K: int, M: int) -> Figures:
-    n_plain = meter.n_copies(2 * N * K)
-    plain = [meter.randn(N, K, scale=SCALE) for _ in range(n_plain)]
-    first = quantize(plain[0], kind)
-    matrices = [first, *(quantize(plain[i % n_plain], kind) for i in range(1, meter.n_copies(first.nbytes)))]
-    x = meter.randn(M, K)
-
-    def ours(i: int) -> Tensor:
-        return quantized_linear(x, matrices[i % len(matrices)])
-
-    def in_bfloat16(i: int) -> Tensor:
-        weight = plain[i % n_plain]
-        return skinny_linear(x, weight) if M <= MAX_ROWS else F.linear(x, weight)
-
-    def unpacked(i: int) -> Tensor:
-        return F.linear(x, matrices[i % len(matrices)].dequantized(dtype=x.dtype))
-
-    times = [
-        meter.time_us(call, max(n, 4))
-        for call, n in ((ours, len(matrices)), (in_bfloat16, n_plain), (unpacked, len(matrices)))
+def _plans(shape: Shape, kind: Kind, M: int, *, is_tiny: bool = False) -> list[WordTiles]:
+    """What is timed: the default first. None of a shape that this kernel does not multiply."""
+    with torch.device("meta"):
+        default = word_tiles(_empty_matrix(shape, kind), M, gated=shape.is_gated) if M <= MAX_ROWS else None
+    if default is None:
+        return []
+    if kind == "int4":
+        tiles = [(rows, INT4_WORDS, stages, warps) for rows, stages, warps in (INT4_FEW if M <= 8 else INT4_MORE)]
+    else:
+        tiles = list(FEW if M <= 8 else MORE)
+    n_words = shape.K // (8 if kind == "int4" else 4)
+    plans = [
+        WordTiles(rows, words, splits, stages, warps)
+        for rows, words, stages, warps in (tiles[:1] if is_tiny else tiles)
+        for splits in shape.splits
+        if n_words % (words * splits) == 0
     ]
-    return {
-        "ours_us": times[0],
-        "plain_us": times[1],
-        "unpacked_us": times[2],
-        "gb_per_s": gb_per_s(first.nbytes, times[0]),
-        "error": relative_error(ours(0), F.linear(x.float(), first.dequantized(dtype=torch.float32))),
-    }
+    return list(dict.fromkeys([default, *plans]))
+
+
+def _empty_matrix(shape: Shape, kind: Kind) -> QuantizedMatrix:
+    """A matrix of any values, on the current device."""
+    N, K = shape.N, shape.K
+    if kind != "int4":
+        return QuantizedMatrix(torch.empty(N, K, dtype=VALUE_TYPES[kind]), torch.empty(N))
+    values, zeros = (torch.empty(sizes, dtype=torch.uint8) for sizes in ((N, K // 2), (K // 128, N)))
+    return QuantizedMatrix(values, torch.empty(K // 128, N, dtype=torch.float16), zeros)
+
+
+def _out(shape: Shape, M: int, plan: WordTiles, like: Tensor) -> Tensor:
+    if shape.is_gated:
+        return torch.empty(M, shape.N // 2, dtype=like.dtype, device=like.device)
+    dtype = like.dtype if plan.splits == 1 else torch.float32
+    return torch.empty(plan.splits, M, shape.N, dtype=dtype, device=like.device)
+
+
+def compile_plans(device: torch.device, dtype: torch.dtype, shape: Shape, kind: Kind, M: int) -> None:
+    """Compile the kernels of all plans into Triton's cache."""
+    with torch.device(device):
+        x, weight = torch.empty(M, shape.K, dtype=dtype), _empty_matrix(shape, kind)
+    for plan in _plans(shape, kind, M):
+        launch = word_launch(x, weight, _out(shape, M, plan, x), plan, gated=shape.is_gated)
+        word_kernel.warmup(*launch.args, grid=launch.grid, **launch.options)
+
+
+def _compile_ahead(meter: Meter, shapes: tuple[Shape, ...]) -> None:
+    """Compile in several processes. What fails there fails again, and is reported, where it is timed."""
+    work = [(meter.device, meter.dtype, shape, kind, M) for M in COMPILED_ROWS for shape in shapes for kind in KINDS]
+    n = min(COMPILERS, os.cpu_count() or 1)
+    with ProcessPoolExecutor(n, mp_context=get_context("spawn")) as pool:
+        for done in [pool.submit(compile_plans, *one) for one in work]:
+            done.exception()
+
+
+class _Products:
+    """The weights of one shape in each kind, in more copies than fit in the L2 cache."""
+
+    def __init__(self, meter: Meter, shape: Shape):
+        self.meter, self.shape = meter, shape
+        self.fastest: dict[Kind, WordTiles | None] = dict.fromkeys(KINDS)
+
+    @cached_property
+    def plain(self) -> list[Tensor]:
+        N, K = self.shape.N, self.shape.K
+        return [self.meter.randn(N, K, scale=SCALE) for _ in range(self.meter.n_copies(2 * N * K))]
+
+    @cached_property
+    def matrices(self) -> dict[Kind, list[QuantizedMatrix]]:
+        found = {}
+        for kind in KINDS:
+            first = quantize(self.plain[0], kind)
+            n = self.meter.n_copies(first.nbytes)
+            found[kind] = [QuantizedMatrix(*(one.clone() for one in first.tensors())) for _ in range(n)]
+        return found
+
+    def measure(self, M: int) -> Figures:
+        x, is_gated = self.meter.randn(M, self.shape.K), self.shape.is_gated
+        figures: Figures = {"bf16_us": self._time(partial(self._plain, x), len(self.plain)), "error": 0.0, "sweep": []}
+        for kind, matrices in self.matrices.items():
+            want = self._gated(F.linear(x.float(), matrices[0].dequantized(dtype=torch.float32)))
+            outs: dict[tuple[int, int], Tensor] = {}
+            best: float | None = None
+            for plan in self._chosen(kind, M):
+                call = partial(self._quantized, x, matrices, plan)
+                us, got = self._time(call, len(matrices)), call(0)
+                row: Figures = {"kind": kind, "us": us, "tiles": None if plan is None else plan._asdict()}
+                if plan is not None:
+                    row["same_bits"] = torch.equal(outs.setdefault((plan.words, plan.splits), got), got)
+                    got = got if is_gated else got.float().sum(0)
+                row["error"] = relative_error(got, want)
+                figures["error"] = max(figures["error"], row["error"])
+                figures["sweep"].append(row)
+                if best is None or (us is not None and us < best):
+                    best, self.fastest[kind] = us, plan
+            figures |= {f"{kind}_us": best, f"{kind}_gb_per_s": gb_per_s(matrices[0].nbytes, best)}
+            figures[f"{kind}_tiles"] = _label(self.fastest[kind])
+        return figures
+
+    def _chosen(self, kind: Kind, M: int) -> list[WordTiles | None]:
+        """The plans to time; None: the product as it is."""
+        plans: list[WordTiles | None] = [*_plans(self.shape, kind, M, is_tiny=self.meter.is_tiny)]
+        if not plans:
+            return [None]
+        if self.meter.is_tiny or (M in SWEPT and kind != "int8" and self.shape.splits):
+            return plans
+        own = self.fastest["fp8" if kind == "int8" else kind]
+        return plans[:1] if own is None or not self.shape.splits else [own]
+
+    def _plain(self, x: Tensor, i: int) -> Tensor:
+        weight = self.plain[i % len(self.plain)]
+        if len(x) > MAX_ROWS:
+            return self._gated(F.linear(x, weight))
+        return skinny_gated_linear(x, weight) if self.shape.is_gated else skinny_parts(x, weight)
+
+    def _quantized(self, x: Tensor, matrices: list[QuantizedMatrix], plan: WordTiles | None, i: int) -> Tensor:
+        """The product, or its partial sums, which the next kernel of a layer adds."""
+        weight = matrices[i % len(matrices)]
+        if plan is None:
+            return self._gated(quantized_linear(x, weight))
+        out = _out(self.shape, len(x), plan, x)
+        few_product(x, weight, out, plan, gated=self.shape.is_gated)
+        return out
+
+    def _gated(self, product: Tensor) -> Tensor:
+        return silu_mul(product.to(self.meter.dtype)) if self.shape.is_gated else product
+
+    def _time(self, call: Callable[[int], Any], n: int) -> float | None:
+        return self.meter.time_us(call, max(n, 4), SAMPLE_MS)
+
+
+def _label(plan: WordTiles | None) -> str:
+    """Rows x words / splits, stages, warps."""
+    return "-" if plan is None else f"{plan.rows}x{plan.words}/{plan.splits} s{plan.stages} w{plan.warps}"

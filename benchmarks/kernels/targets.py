@@ -1,12 +1,16 @@
-"""Compiles the kernels of quantised weights for other GPUs, without a device: code size and shared memory.
+"""Compiles the kernels of quantised weights for other GPUs, without a device: registers, stack and shared memory.
 
 `python -m benchmarks.kernels.targets` compiles every kernel for every target; a kernel that does not compile, or needs
-more shared memory than a target has, is an error. Sizes of tiles are those of the released language model.
+more shared memory than a target has, is an error. A stack has the registers that did not fit. Sizes of tiles are those
+of the released language model. Kernels of words are those of the layers; the others multiply weights of other sizes.
 """
 
 import argparse
 import os
+import re
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -20,13 +24,16 @@ from triton.compiler import ASTSource
 
 from models.checkpoint.precision import Kind
 from models.checkpoint.quantized import KINDS, QuantizedMatrix
-from models.kernels import quantized_gemm
+from models.kernels import quantized_gemm, word_gemm
 from models.kernels.quantized_gemm import many_tiles, quantized_tiles
+from models.kernels.word_gemm import word_tiles
 
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}  # of a program, by compute capability
-KERNELS = ("few", "gated", "many")
-SHAPES = {"few": (4096, 12288), "gated": (24576, 4096), "many": (4096, 4096)}  # N, K
-FEW_ROWS, MANY_ROWS = (1, 64), 512
+KERNELS = ("words", "gated words", "few", "gated", "many")
+GATE_UP, DOWN = (24576, 4096), (4096, 12288)
+SHAPES = {"words": DOWN, "gated words": GATE_UP, "few": DOWN, "gated": GATE_UP, "many": (4096, 4096)}  # N, K
+FEW_ROWS, WORD_ROWS, MANY_ROWS = (1, 64), (1, 16, 64), 512
+USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 
 class TargetKernel(NamedTuple):
@@ -58,6 +65,9 @@ def cases(kernel: str, kind: Kind, capability: int) -> Iterator[TargetKernel]:
             tiles.warps, tiles.stages,
         )  # fmt: skip
         return
+    if kernel.endswith("words"):
+        yield from _word_cases(weight, kernel, types, {**common, "PDL": capability >= 90})
+        return
     gated = kernel == "gated"
     plan = quantized_tiles(weight)
     for rows in FEW_ROWS:
@@ -72,16 +82,59 @@ def cases(kernel: str, kind: Kind, capability: int) -> Iterator[TargetKernel]:
         )  # fmt: skip
 
 
+def _word_cases(
+    weight: QuantizedMatrix, kernel: str, types: dict[str, str], common: dict[str, Any]
+) -> Iterator[TargetKernel]:
+    gated = kernel == "gated words"
+    for rows in WORD_ROWS:
+        plan = word_tiles(weight, rows, gated=gated)
+        assert plan is not None, f"{weight.shape}: expected a weight that is read as words"
+        constants = {"BN": plan.rows, "BM": 8 if rows <= 8 else rows, "BK": plan.words, "STAGES": plan.stages}
+        constants |= {"FP8": weight.kind == "fp8", "GATED": gated, **common}
+        signature = {
+            **types,
+            "x_words": "*i64",
+            "values": "*i32",
+            "zeros": "*i32",
+            "out": "*bf16" if gated else "*fp32",
+        }
+        signature |= {"scale": "*i32" if common["INT4"] else "*fp32"}
+        signature |= dict.fromkeys(("ROWS", "x_stride", "TILES"), "i32")
+        name = f"{kernel} {weight.kind}, {rows} rows"
+        yield TargetKernel(name, word_gemm.word_kernel, constants, signature, plan.warps, plan.stages)
+
+
 def compiled(case: TargetKernel, capability: int) -> dict[str, int]:
-    """Bytes of machine code and of shared memory. Raises: what Triton or the assembler raise."""
+    """Registers of a thread, and bytes of its stack, of machine code and of shared memory.
+
+    Raises: what Triton or the assembler raise.
+    """
     names = list(case.kernel.arg_names)
     signature = {name: case.signature.get(name, "constexpr") for name in names}
     constants = {(names.index(name),): value for name, value in case.constants.items()}
-    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in case.signature if name != "M"}
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in case.signature if name not in ("M", "TILES")}
     source = ASTSource(fn=case.kernel, signature=signature, constexprs=constants, attrs=aligned)
     options = {"num_warps": case.warps, "num_stages": case.stages}
     found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    return {"code_bytes": len(found.asm["cubin"]), "shared_bytes": found.metadata.shared}
+    registers, stack = _usage(found.asm["cubin"])
+    return {
+        "registers": registers,
+        "stack_bytes": stack,
+        "code_bytes": len(found.asm["cubin"]),
+        "shared_bytes": found.metadata.shared,
+    }
+
+
+def _usage(code: bytes) -> tuple[int, int]:
+    """Registers and bytes of stack of a thread, as the assembler's tool prints them."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = USAGE.search(printed)
+    assert found is not None, f"expected registers and stack, got {printed}"
+    return int(found[1]), int(found[2])
 
 
 def _matrix(N: int, K: int, kind: Kind) -> QuantizedMatrix:
@@ -104,7 +157,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS))
     args = parser.parse_args(argv)
     n_failed = 0
-    print(f"{'kernel':24}{'target':>8}{'code':>10}{'shared':>10}{'s':>8}")
+    print(f"{'kernel':28}{'target':>8}{'registers':>11}{'stack':>8}{'code':>10}{'shared':>10}{'s':>8}")
     for capability in args.targets:
         for kernel in args.kernels:
             for kind in args.kinds:
@@ -115,14 +168,15 @@ def main(argv: list[str] | None = None) -> int:
 
 def _report(case: TargetKernel, capability: int) -> bool:
     start = time.perf_counter()
-    label = f"{case.name:24}{f'sm_{capability}':>8}"
+    label = f"{case.name:28}{f'sm_{capability}':>8}"
     try:
         found = compiled(case, capability)
     except Exception as error:  # of the compiler or the assembler: reported, and the others still compile
         print(f"{label} {type(error).__name__}: {str(error)[-300:]}")
         return False
     fits = found["shared_bytes"] <= SHARED_BYTES[capability]
-    figures = f"{found['code_bytes']:>10}{found['shared_bytes']:>10}{time.perf_counter() - start:>8.1f}"
+    figures = f"{found['registers']:>11}{found['stack_bytes']:>8}"
+    figures += f"{found['code_bytes']:>10}{found['shared_bytes']:>10}{time.perf_counter() - start:>8.1f}"
     print(label + figures + ("" if fits else f"  expected at most {SHARED_BYTES[capability]} bytes"))
     return fits
 

@@ -50,7 +50,7 @@ class Meter:
             part.normal_(0.0, scale)
         return tensor
 
-    def time_us(self, call: Callable[[int], Any], n: int) -> float | None:
+    def time_us(self, call: Callable[[int], Any], n: int, sample_ms: float = SAMPLE_MS) -> float | None:
         """Microseconds per call of call(0) ... call(n - 1), captured in one graph; the median of several samples."""
         call(0)
         if not self.is_cuda:
@@ -61,7 +61,7 @@ class Meter:
             for i in range(n):
                 call(i)
         graph.replay()
-        times = max(1, min(50, int(SAMPLE_MS / max(_replays_ms(graph, 1), 1e-3))))
+        times = max(1, min(50, int(sample_ms / max(_replays_ms(graph, 1), 1e-3))))
         return 1e3 * float(np.median([_replays_ms(graph, times) for _ in range(SAMPLES)])) / times / n
 
 

@@ -16,6 +16,7 @@ from models.checkpoint.quantized import QuantizedMatrix
 from models.kernels.dots import add_dot
 from models.kernels.launch import has_native_fp8, launch_options
 from models.kernels.skinny_gemm import MAX_ROWS, SMALL_WEIGHT, TileSizes, sum_parts, tile_sizes
+from models.kernels.word_gemm import WordTiles, word_product, word_tiles
 
 # 2 ** 120: between the exponents of a float that has the bits of an fp8 number, and of that number.
 _FP8_STEP = tl.constexpr(1.329227995784916e36)
@@ -206,10 +207,24 @@ def quantized_tiles(weight: QuantizedMatrix) -> TileSizes:
     return plan._replace(columns=weight.group // 2, splits=splits)
 
 
-def _few(x: Tensor, weight: QuantizedMatrix, out: Tensor, plan: TileSizes, *, gated: bool = False) -> None:
+def few_tiles(weight: QuantizedMatrix, n_rows: int, *, gated: bool = False) -> WordTiles | TileSizes:
+    """Tile sizes for n_rows rows of x, in words where the weight allows it (`models.kernels.word_gemm`)."""
+    plan = word_tiles(weight, n_rows, gated=gated)
+    if plan is not None:
+        return plan
+    return quantized_tiles(weight)._replace(splits=1) if gated else quantized_tiles(weight)
+
+
+def few_product(
+    x: Tensor, weight: QuantizedMatrix, out: Tensor, plan: WordTiles | TileSizes, *, gated: bool = False
+) -> None:
+    """Write x [M, K], M <= 64, times weight [N, K] to out, [splits, M, N], or if gated [M, N / 2]."""
     M, (rows, K), N = len(x), weight.shape, out.shape[-1]
     assert M <= MAX_ROWS, f"rows: expected at most {MAX_ROWS}, got {M}"
     assert x.shape[1] == K, f"columns: expected {K}, got {x.shape[1]}"
+    if isinstance(plan, WordTiles):
+        word_product(x, weight, out, plan, gated=gated)
+        return
     assert x.stride(1) == 1 and all(one.is_contiguous() for one in weight.tensors()), "expected contiguous rows"
     stored = weight.values.shape[1]
     _few_kernel[(triton.cdiv(N, plan.rows), plan.splits)](
@@ -223,11 +238,11 @@ def _few(x: Tensor, weight: QuantizedMatrix, out: Tensor, plan: TileSizes, *, ga
 
 def quantized_parts(x: Tensor, weight: QuantizedMatrix) -> Tensor:
     """As `skinny_parts`: x [M, K], M <= 64. Returns: [P, M, N] float32, or [1, M, N] in x's dtype."""
-    plan = quantized_tiles(weight)
+    plan = few_tiles(weight, len(x))
     dtype = x.dtype if plan.splits == 1 else torch.float32
     out = torch.empty(plan.splits, len(x), len(weight), dtype=dtype, device=x.device)
     if len(x):
-        _few(x, weight, out, plan)
+        few_product(x, weight, out, plan)
     return out
 
 
@@ -242,22 +257,16 @@ def quantized_linear(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None = N
     """
     if len(x) > MAX_ROWS:
         return _many(x.contiguous(), weight, bias)
-    plan = quantized_tiles(weight)
-    if plan.splits > 1:
-        out = sum_parts(quantized_parts(x, weight), x.dtype)
-    else:
-        out = torch.empty(len(x), len(weight), dtype=x.dtype, device=x.device)
-        if len(x):
-            _few(x, weight, out, plan)
+    parts = quantized_parts(x, weight)
+    out = sum_parts(parts, x.dtype) if len(parts) > 1 else parts[0]
     return out if bias is None else out + bias
 
 
 def quantized_gated_linear(x: Tensor, weight: QuantizedMatrix) -> Tensor:
     """As `skinny_gated_linear`: x [M, K], M <= 64, weight [2 I, K], the gate's rows first. Returns: [M, I]."""
-    plan = quantized_tiles(weight)._replace(splits=1)
     out = torch.empty(len(x), len(weight) // 2, dtype=x.dtype, device=x.device)
     if len(x):
-        _few(x, weight, out, plan, gated=True)
+        few_product(x, weight, out, few_tiles(weight, len(x), gated=True), gated=True)
     return out
 
 

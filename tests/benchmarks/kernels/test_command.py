@@ -27,7 +27,7 @@ def test_every_part_runs(tmp_path, capsys):
         "regions": {"unit_step", "speech_step", "speech_step, library", "flow", "hift", "flow, library"},
         "products": {"product", "all of tiny"},
         "precision": {"unit_step, int4"},
-        "quantized": {"product, fp8", "product, int8", "product, int4"},
+        "quantized": {"tiny", "tiny, gated"},
         "rows": {"add_rms_norm", "add_layer_norm", "qkv_rows", "silu_mul"},
         "codes": {"draw_codes"},
         "tokens": {"choose_tokens"},

@@ -13,7 +13,7 @@ from tests.models.compare import assert_same
 
 pytest.importorskip("triton")
 
-from models.kernels import quantized_gemm
+from models.kernels import quantized_gemm, word_gemm
 from models.kernels.quantized_gemm import (
     ManyTiles,
     quantized_gated_linear,
@@ -23,9 +23,10 @@ from models.kernels.quantized_gemm import (
 )
 from models.kernels.rows import silu_mul
 from models.kernels.skinny_gemm import MAX_ROWS, TILE_SIZES, TileSizes
+from models.kernels.word_gemm import INT4_WORDS, WordTiles, word_tiles
 
 K = 256
-CUTS = [TileSizes(32, 32), TileSizes(64, 64, splits=2)]
+CUTS = [TileSizes(32, 32), TileSizes(64, 64, splits=2), WordTiles(32, 32), WordTiles(64, 16, splits=2)]
 MANY = ManyTiles(32, 64, 32)
 # Sums of 256 products in float32, in another order.
 MAX_ERROR = 2e-6
@@ -59,14 +60,23 @@ def check(got: Tensor, want: Tensor, most: float = MAX_ERROR) -> None:
     assert error <= most, f"expected a relative error of at most {most}, got {error:.3g}"
 
 
+def use_tiles(monkeypatch: pytest.MonkeyPatch, plan: TileSizes | WordTiles, weight: QuantizedMatrix) -> None:
+    if isinstance(plan, WordTiles):
+        own = plan if weight.zeros is None else plan._replace(words=INT4_WORDS)
+        monkeypatch.setattr(quantized_gemm, "word_tiles", lambda *args, **options: own)
+    else:
+        monkeypatch.setattr(quantized_gemm, "word_tiles", lambda *args, **options: None)
+        monkeypatch.setitem(TILE_SIZES, weight.shape, plan)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("plan", CUTS)
-def test_few_rows(kind: Kind, plan: TileSizes, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, weight = drawn(5, K), quantize(drawn(70, K, seed=1), kind)  # 70: the last tile is partly filled
-    monkeypatch.setitem(TILE_SIZES, (70, K), plan)
+def test_few_rows(kind: Kind, plan: TileSizes | WordTiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = drawn(5, K), quantize(drawn(72, K, seed=1), kind)  # 72: the last tile is partly filled
+    use_tiles(monkeypatch, plan, weight)
     check(quantized_linear(x, weight), exact(x, weight))
     parts = quantized_parts(x, weight)
-    assert parts.shape == (plan.splits, 5, 70)
+    assert parts.shape == (plan.splits, 5, 72)
     check(parts.double().sum(0), exact(x, weight))
     together = quantized_linear(x, weight)
     x[:2], x[3:] = float("nan"), float("inf")
@@ -74,11 +84,27 @@ def test_few_rows(kind: Kind, plan: TileSizes, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gated(kind: Kind) -> None:
-    x, halves = drawn(3, K).half(), [quantize(drawn(70, K, seed=seed), kind) for seed in (1, 2)]
+@pytest.mark.parametrize("plan", CUTS[::2])
+def test_gated(kind: Kind, plan: TileSizes | WordTiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, halves = drawn(3, K).half(), [quantize(drawn(68, K, seed=seed), kind) for seed in (1, 2)]
+    use_tiles(monkeypatch, plan, weight := concatenated(halves))
     product = torch.cat([exact(x, half) for half in halves], 1).half()
-    got = quantized_gated_linear(x, concatenated(halves))
+    got = quantized_gated_linear(x, weight)
     check(got, silu_mul(product).double(), 2e-3)
+
+
+def test_which_weights_are_read_as_words() -> None:
+    def tiles(N: int, K: int, kind: Kind, M: int = 1, *, gated: bool = False) -> WordTiles | None:
+        return word_tiles(quantize(torch.zeros(N, K), kind), M, gated=gated)
+
+    for kind in KINDS:
+        few, many = tiles(768, 3072, kind), tiles(768, 3072, kind, MAX_ROWS)
+        assert few is not None and many is not None and few.splits > 1, (kind, few, many)
+        assert few[1:3] == many[1:3], f"{kind}: expected sums in one order for all numbers of rows, got {few}, {many}"
+        gated = tiles(768, 3072, kind, gated=True)
+        assert gated is not None and gated.splits == 1, (kind, gated)
+    assert tiles(70, 256, "int8") is not None and tiles(70, 256, "int4") is None, "expected rows by fours for int4"
+    assert tiles(72, 192, "int4") is None and tiles(72, 48, "fp8") is None, "expected whole groups and tiles"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,6 +135,72 @@ def test_no_rows_and_too_many() -> None:
     assert quantized_linear(drawn(0, 64), weight).shape == (0, 32)
     with pytest.raises(AssertionError, match=f"at most {MAX_ROWS}, got {MAX_ROWS + 1}"):
         quantized_gated_linear(drawn(MAX_ROWS + 1, 64), weight)
+
+
+def run_ptx(code: str, *operands: int) -> int:
+    """The result of a block of PTX: $0 of operands $1, $2, ..., of 32 or 64 bits."""
+    names = {f"${i}": operand for i, operand in enumerate(operands, 1)}
+
+    def value(text: str) -> int:
+        return names[text] if text in names else int(text, 0)
+
+    def bfloat16_pairs(*words: int) -> list[Tensor]:
+        return [
+            torch.tensor([word & 0xFFFF, word >> 16]).to(torch.uint16).view(torch.bfloat16).double() for word in words
+        ]
+
+    for line in code.strip("{} \n").replace("{", "").replace("}", "").split(";"):
+        operation, _, rest = line.strip().partition(" ")
+        if not operation or operation == ".reg":
+            continue
+        to, *of = [part.strip() for part in rest.split(",")]
+        if operation == "mov.b64":
+            low, high = to, of[0]
+            names |= {low: value(of[1]) & 0xFFFFFFFF, high: value(of[1]) >> 32}
+            continue
+        a, *others = [value(part) for part in of]
+        if operation == "prmt.b32":
+            both = others[0] << 32 | a
+            result = sum(((both >> 8 * (others[1] >> 4 * i & 7)) & 255) << 8 * i for i in range(4))
+        elif operation == "fma.rn.bf16x2":
+            x, y, z = bfloat16_pairs(a, *others)
+            first, second = (x * y + z).bfloat16().view(torch.uint16).tolist()
+            result = second << 16 | first
+        elif operation == "lop3.b32":
+            assert others[2] == 0xEA, f"expected (a & b) | c, got {line}"
+            result = (a & others[0]) | others[1]
+        elif operation == "and.b32":
+            result = a & others[0]
+        else:
+            assert operation in ("mov.b32", "shr.u32"), f"expected a known operation, got {line}"
+            result = a >> others[0] if others else a
+        names[to] = result
+    return names["$0"]
+
+
+def numbers(word: int) -> list[float]:
+    return torch.tensor([word & 0xFFFF, word >> 16]).to(torch.uint16).view(torch.bfloat16).tolist()
+
+
+def test_bits_of_words_become_bfloat16_pairs() -> None:
+    """The inline PTX, which the interpreter does not run, by its definition."""
+    fp8 = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).float().tolist()
+    for byte in range(256):
+        other = byte * 7 % 256
+        for i in range(4):
+            words = [one << 8 * i | 0x5A5A5A5A & ~(255 << 8 * i) for one in (byte, other)]
+            got = numbers(run_ptx(getattr(word_gemm, f"INT8_{i}").value, *words))
+            assert got == [(one ^ 128) - 128 for one in (byte, other)], f"int8, byte {i}: {byte}, {other}: got {got}"
+            if byte & 127 != 127 and other & 127 != 127:
+                got = numbers(run_ptx(getattr(word_gemm, f"FP8_{i}").value, *words))
+                assert got == [fp8[byte], fp8[other]], f"fp8, byte {i}: {byte}, {other}: got {got}"
+    for i in range(8):
+        words = [0xFEDCBA98, 0x76543210]
+        got = numbers(run_ptx(getattr(word_gemm, f"INT4_{i}").value, *words))
+        assert got == [128 + 8 + i, 128 + i], f"int4, value {i}: got {got}"
+    for i in range(4):
+        got_word = run_ptx(getattr(word_gemm, f"COLUMN_{i}").value, 0x4444333322221111, 0x8888777766665555)
+        assert got_word == (0x5555 + 0x1111 * i) << 16 | 0x1111 * (i + 1), f"column {i}: got {got_word:x}"
 
 
 @gpu
