@@ -24,7 +24,7 @@ from worker.loop.session_handle import CutImage
 
 LISTEN, SPEAK, TALK = "LISTEN", "SPEAK", "TALK"
 SPOKEN_UNITS = 4  # of a turn of a session that talks; then it listens for as many
-STAGES = [one.name for one in fields(StageTimes) if one.name != "load"]
+STAGES = [one.name for one in fields(StageTimes) if one.name not in ("load", "gaps")]
 TEXT_TOKENS = 8  # of a speaking unit
 RESULT_TIMEOUT_S = 600.0
 

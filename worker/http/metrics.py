@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from worker.compile.state import TargetPhase
 from worker.early.trial import EarlyEnd, EarlyOutcome
-from worker.loop.results import ReplyResult, UnitResult
+from worker.loop.results import ReplyResult, StageTimes, UnitResult
 from worker.protocol.messages import Result
 from worker.status import State
 
@@ -47,6 +47,7 @@ class WorkerMetrics:
         self._unit = histogram("unit_seconds", "from the start of a unit to its result", "decision")
         self._stage = histogram("stage_seconds", "duration of a stage of a unit", "stage")
         self._first_sound = histogram("first_sound_seconds", "from a unit's arrival to its first sound")
+        self._gaps = histogram("playback_gap_seconds", "silence in a turn at a player that has nothing left", "cause")
         self._lag = histogram("lag_seconds", "from a chunk's arrival to the start of its unit")
         self._early = counter("early_units_total", "units that might run before their second was full", "end")
         self._early_seconds = counter("early_seconds_total", "time of the engine thread for such units", "end")
@@ -91,8 +92,13 @@ class WorkerMetrics:
             self._stage.labels(stage).observe(getattr(times, stage) / 1000)
         if times.first_sound is not None:
             self._first_sound.observe(times.first_sound / 1000)
+        self._count_gaps(times)
         if message.headroom_ms is not None and message.headroom_ms < 0:
             self._missed.inc()
+
+    def _count_gaps(self, times: StageTimes) -> None:
+        for gap in times.gaps:
+            self._gaps.labels(gap.cause).observe(gap.seconds)
 
     def _count_early(self, early: EarlyOutcome) -> None:
         self._early.labels(early.end.value).inc()
@@ -108,6 +114,7 @@ class WorkerMetrics:
         self.totals["requests"] += 1
         self.totals["ms"] += event.times.total
         self._replies.labels(event.stopped).inc()
+        self._count_gaps(event.times)
         self._reply.observe(event.times.total / 1000)
         if event.times.first_sound is not None:
             self._reply_sound.observe(event.times.first_sound / 1000)

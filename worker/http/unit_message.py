@@ -43,7 +43,7 @@ def result_message(
     wall_ms = 1000 * (now - clock.started)
     lag_ms = 1000 * (clock.started - clock.received) + times.wait
     # Finalizing happens after the result is sent, so `finalize` and `total` are not known yet.
-    stages = {name: value for name, value in asdict(times).items() if name not in ("finalize", "total", "load")}
+    stages = {name: value for name, value in asdict(times).items() if name not in ("finalize", "total", "load", "gaps")}
     return Result(
         is_listen=event.is_listen,
         text="" if event.is_listen else event.text,

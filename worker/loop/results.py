@@ -11,6 +11,7 @@ SOUND_RATE = 24_000
 UNIT_MS = 1000.0
 StageName = Literal["see", "hear", "prefill", "decode", "condition", "speech", "sound", "finalize"]
 StopReason = Literal["stop", "length", "interrupted"]
+GapCause = Literal["engine", "order", "client"]
 
 
 class UnitLoad(NamedTuple):
@@ -22,6 +23,17 @@ class UnitLoad(NamedTuple):
 
     seconds: float
     n_jobs: float
+
+
+class PlaybackGap(NamedTuple):
+    """Silence in a turn at a client whose player has nothing left.
+
+    cause: `client`: the unit itself arrived after that; `order`: the sound waited for the first sound of others;
+    `engine`: anything else.
+    """
+
+    seconds: float
+    cause: GapCause
 
 
 @dataclass
@@ -45,13 +57,15 @@ class StageTimes:
     first_sound: float | None = None  # from arrival to the first sound that was emitted; None without sound
     first_vocoder: float | None = None  # of it: from the launch of its window at the vocoder on
     load: UnitLoad | None = None  # None for a unit that ran early, and for a reply
+    gaps: list[PlaybackGap] = field(default_factory=list)  # before its sounds
 
     def add(self, stage: StageName, ms: float) -> None:
         """Add `ms` milliseconds to a stage."""
         setattr(self, stage, getattr(self, stage) + ms)
 
 
-NO_STAGES = frozenset({"total", "first_sound", "first_vocoder", "load"})  # fields of `StageTimes` that are no stages
+# Fields of `StageTimes` that are no stages.
+NO_STAGES = frozenset({"total", "first_sound", "first_vocoder", "load", "gaps"})
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,8 @@ class SoundStage:
             now, unplayed = self._batch.clock(), job.session.unplayed
             if unplayed.is_silent and not job.is_background:
                 self._order.count_first_sound(now - job.arrived)
-            unplayed.add(len(pcm) / SOUND_RATE, now)
+            if (gap := unplayed.add(len(pcm) / SOUND_RATE, now, job.arrived)) is not None:
+                job.times.gaps.append(gap)
             job.emit_sound(pcm, launched, now)
         if window.last:
             self._batch.voices.begin_turn(job.session)

@@ -106,7 +106,10 @@ def transcript(outcomes: Sequence[UnitOutcome], head: dict[str, Any], delay_ms: 
 def times(outcomes: Sequence[UnitOutcome]) -> list[dict[str, Any]]:
     """The stage times of each unit with a result, in ms."""
     results = [(one.index, asdict(one.event.times)) for one in outcomes if not isinstance(one.event, Failure)]
-    return [{"index": index, **{key: ms for key, ms in held.items() if key != "load"}} for index, held in results]
+    return [
+        {"index": index, **{key: ms for key, ms in held.items() if key not in ("load", "gaps")}}
+        for index, held in results
+    ]
 
 
 def to_json(document: dict[str, Any]) -> bytes:

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from worker.http.metrics import PREFIX, SECONDS, WorkerMetrics
-from worker.loop.results import StageTimes, UnitResult
+from worker.loop.results import PlaybackGap, StageTimes, UnitResult
 from worker.protocol.messages import Result
 
 
@@ -57,7 +57,9 @@ def unit(is_listen: bool, headroom_ms: float, first_sound: float | None = None) 
 def test_counts_units_by_decision():
     metrics = WorkerMetrics()
     metrics.unit(*unit(True, 900.0))
-    metrics.unit(*unit(False, 800.0, first_sound=60.0))
+    spoken, message = unit(False, 800.0, first_sound=60.0)
+    spoken.times.gaps.append(PlaybackGap(0.25, "engine"))
+    metrics.unit(spoken, message)
     metrics.unit(*unit(False, -1.0, first_sound=70.0))
     event, message = unit(True, 900.0)
     metrics.unit(replace(event, is_incomplete=True), message)  # a piece of a unit
@@ -68,6 +70,7 @@ def test_counts_units_by_decision():
         ("deadline_misses_total", (), 1),
         ("first_sound_seconds_count", (), 2),
         ("first_sound_seconds_sum", (), 0.13),
+        ("playback_gap_seconds_sum", (("cause", "engine"),), 0.25),
         ("stage_seconds_sum", (("stage", "decode"),), 0.09),
         ("unit_seconds_count", (("decision", "speak"),), 2),
         ("lag_seconds_sum", (), 0.012),

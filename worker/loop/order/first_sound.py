@@ -43,7 +43,10 @@ class FirstSoundOrder:
         now, margin, jobs = self._clock(), self.margin_s, list(jobs)
         if not self.is_on or margin is None or not any(is_urgent(job, now) for job in jobs):
             return set()
-        return {job for job in jobs if now < latest_start(job, margin)}
+        found = {job for job in jobs if now < latest_start(job, margin)}
+        for job in found:
+            job.session.unplayed.wait()
+        return found
 
     def first_of(self, jobs: Sequence[Job]) -> list[Job]:
         """The jobs whose clients have nothing to play; all of them if there is none."""

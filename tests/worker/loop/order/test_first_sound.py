@@ -1,5 +1,6 @@
 """First sound before other work: who waits, for how long, and that waiting changes no result."""
 
+from collections import deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,8 @@ from worker.loop.order.first_sound import (
     is_urgent,
     latest_start,
 )
-from worker.loop.order.unplayed_sound import UnplayedSound
-from worker.loop.results import PartialResult
+from worker.loop.order.unplayed_sound import PLAYER_S, UnplayedSound
+from worker.loop.results import PartialResult, PlaybackGap
 
 NOW = 100.0
 HELLO, LISTEN = "<|speak|>Hello there", "<|listen|>"
@@ -86,12 +87,16 @@ def test_only_jobs_with_sound_left_wait_and_only_for_a_first_sound(
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.floats(0.02, 1)), min_size=1, max_size=12))
 def test_playback_ends_when_all_sound_is_played(sent: list[tuple[float, float]]) -> None:
-    """A client that plays at once and goes on at once after a gap."""
-    unplayed, now, ends = UnplayedSound(), 5.0, 5.0
+    """A client that plays at once and goes on at once after a gap; gaps are those of one that begins 200 ms later."""
+    unplayed, now, ends, buffer_ends = UnplayedSound(), 5.0, 5.0, 0.0
     for pause, seconds in sent:
         now += pause
         assert unplayed.is_over(now) == (ends <= now)
-        unplayed.add(seconds, now)
+        buffer_ends = now + PLAYER_S if unplayed.is_silent else buffer_ends
+        gap = unplayed.add(seconds, now, arrived=now - 0.5)
+        late = now - buffer_ends
+        assert (None if late <= 0 else (late, "client" if late > 0.5 else "engine")) == gap or abs(late - 0.5) < 1e-6
+        buffer_ends = max(buffer_ends, now) + seconds
         ends = max(ends, now) + seconds
         assert not unplayed.is_silent and unplayed.ends == pytest.approx(ends)
     unplayed.begin_turn()
@@ -114,6 +119,29 @@ def test_no_job_starves(steps: list[float], left: float, stays: bool) -> None:
         now[0] += step
         is_late = now[0] >= NOW + min(MAX_WAIT_S, left - MIN_MARGIN_S)
         assert (job in order.waiting([job, other])) == (stays and not is_late)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 5)), min_size=2, max_size=8), st.floats(0.005, 0.04))
+def test_sound_that_waits_for_others_leaves_no_gap(sessions: list[tuple[float, int]], step: float) -> None:
+    """Turns of some seconds, each beginning at its own time, on an engine whose iterations all take as long."""
+    n_steps, now = 4, [0.0]
+    order = FirstSoundOrder(lambda: now[0])
+    order.count_first_sound((n_steps + 1) * step)
+    units = deque(sorted((begin + second, number) for number, (begin, n) in enumerate(sessions) for second in range(n)))
+    playback, gaps, left = [UnplayedSound() for _ in sessions], list[PlaybackGap](), dict[FakeJob, int]()
+    while units or left:
+        while units and units[0][0] <= now[0]:
+            arrived, number = units.popleft()
+            left[FakeJob(arrived, SimpleNamespace(unplayed=playback[number], reference=False), True)] = n_steps
+        working = set(left) - order.waiting(left)
+        now[0] += step
+        for job in working:
+            left[job] -= 1
+            if not left[job]:
+                del left[job]
+                gap = job.session.unplayed.add(1.0, now[0], job.arrived)
+                gaps += [] if gap is None else [gap]
+    assert not [gap for gap in gaps if gap.cause == "order"], f"expected no gap because of the order, got {gaps}"
 
 
 # --- in the loop ----------------------------------------------------------------------------------
