@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from server.access.limit import Limit
 from server.dispatch.dispatcher import Dispatcher
 from worker.protocol.codes import ErrorCode
+from worker.protocol.live_http import TransportLimit
 from worker.protocol.wire import clean
 from worker.status import State
 
@@ -73,7 +74,7 @@ class GatewayMetrics:
         self._transcriptions = counter("transcriptions_total", "transcriptions of users' speech that ended", "outcome")
         self._errors = counter("errors_total", "error messages sent to clients", "code")
         self._limits = counter("limits_total", "times that a limit refused, closed or slowed a client", "limit")
-        for limit in Limit:
+        for limit in (*Limit, *TransportLimit):
             self._limits.labels(limit)
         self._lost = counter("workers_lost_total", "number of times a worker became unreachable", "worker")
         self._calls = gauge("open_calls", "WebRTC calls that are not over")
@@ -141,7 +142,7 @@ class GatewayMetrics:
         """Count an error message sent to a client."""
         self._errors.labels(code if code in CODES else "other").inc()
 
-    def record_limit(self, limit: Limit) -> None:
+    def record_limit(self, limit: Limit | TransportLimit) -> None:
         """Count that a client has reached a limit."""
         self._limits.labels(limit).inc()
 

@@ -54,6 +54,7 @@ from server.routes.preset_bodies import FrontendDefaults, VoiceLimits
 from worker.config.service import Config
 from worker.key_text import WORKER_SECRET_HEADER
 from worker.protocol.connection import begin, live_server, stop_signal
+from worker.protocol.live_http import TransportLimits
 from worker.voice_registry import voice_folder
 
 LOG = logging.getLogger(__name__)
@@ -116,15 +117,19 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
         # A full collection over everything that was imported would block the loop for 0.1 s.
         gc.collect()
         gc.freeze()
-        server = live_server(app, **files)
+        limits = config.service.limits
+        transport = TransportLimits(
+            limits.connections, limits.header_timeout_s, limits.body_timeout_s, gateway.metrics.record_limit
+        )
+        server = live_server(app, transport, **files)
         stop = stop_signal()
         serving = await begin(server, bound_socket, "http" if tls is None else "https")
         if serving is None:
             return 1
         watch.start()
         gateway.recordings.open()
-        limits = RetentionLimits(config.recording.session_retention_days, config.recording.max_storage_gb)
-        retention = RetentionTask(gateway.recordings.store, limits)
+        kept = RetentionLimits(config.recording.session_retention_days, config.recording.max_storage_gb)
+        retention = RetentionTask(gateway.recordings.store, kept)
         retention.start()
         loop_watch = LoopWatch(gateway.metrics)
         loop_watch.start()

@@ -20,7 +20,7 @@ from server.access.refusal import limit_reached
 from server.access.token_bucket import TokenBucket
 from server.access.usage import DayUsage
 from worker.config.access import ClientLimits
-from worker.protocol.connection import HELD
+from worker.protocol.live_http import HELD
 
 PRUNE_S = 60.0  # interval at which clients without sockets and sessions are forgotten
 BUSY_RETRY_S = 5.0  # retry-after of a client with too many sockets or sessions

@@ -137,7 +137,7 @@ async def running_gateway(
     reports: Path = Path("/nonexistent"),
     options: Json | None = None,
     is_recording: bool = False,
-    limits: SessionLimits | None = None,
+    session_limits: SessionLimits | None = None,
     picture_urls: PictureUrls | None = None,
     **service: Any,
 ) -> AsyncIterator[RunningGateway]:
@@ -148,7 +148,7 @@ async def running_gateway(
         reports: folder for diagnostics.
         options: of uvicorn.
         is_recording: record sessions, below `data_dir` of the service.
-        limits: of sessions of the OpenAI API.
+        session_limits: of sessions of the OpenAI API.
         picture_urls: fetches pictures.
         service: settings of the section `service`.
     """
@@ -164,8 +164,8 @@ async def running_gateway(
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_S, **plain) as http,
         ):
             gateway, watch = build_gateway(config, worker_http, ServeOptions(addresses, reports))
-            if limits is not None:
-                gateway = replace(gateway, session_limits=limits)
+            if session_limits is not None:
+                gateway = replace(gateway, session_limits=session_limits)
             if picture_urls is not None:
                 gateway = replace(gateway, picture_urls=picture_urls)
             server = live_server(build_app(gateway), **(options or {}))

@@ -70,3 +70,18 @@ class ClientLimits(Settings):
     metrics_per_s: float = Field(
         10.0, ge=0.1, le=1_000_000, description="requests a second of one address for `/metrics`"
     )
+    connections: int = Field(
+        256, ge=1, le=1_000_000, description="open HTTP connections of one address; addresses of this machine: any"
+    )
+    header_timeout_s: float = Field(
+        10.0,
+        ge=0.1,
+        le=3600,
+        description="seconds for a TLS handshake, and for a request's headers from the connection or their first byte",
+    )
+    body_timeout_s: float = Field(
+        20.0,
+        ge=0.1,
+        le=3600,
+        description="seconds after which a body that brings less than 1 kB a second on average ends the connection",
+    )

@@ -9,22 +9,22 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
-import h11
 import uvicorn
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
-from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
 from models.errors import SettingsError
 from worker.protocol.codes import CloseCode
-from worker.protocol.held_bytes import ConnectionBytes, HeldBytes
+from worker.protocol.held_bytes import ConnectionBytes
+from worker.protocol.live_http import HELD, LiveConfig, LiveHttp, TransportLimits, bytes_of_transport
 
 LOG = logging.getLogger(__name__)
 POLL_S = 0.05
@@ -36,8 +36,6 @@ MAX_READ_BYTES = 2**14
 # does not show the pongs.
 STUCK_S = 20.0
 CONNECTION = "connection"  # key of the TCP socket in the scope's state
-HELD = "held_bytes"  # key of the connection's bytes in the scope's state
-HEAD_S = 30.0  # from the first byte of a request, or from the connection, to the end of the request's headers
 MEMORY = "memory"  # reason of the close of a connection whose messages take too much of it
 FRAGMENT_BYTES = 128  # memory of a part of a message on top of its data
 WATCH_S = 0.25
@@ -60,55 +58,6 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
-class LiveConfig(uvicorn.Config):
-    """uvicorn's settings, and what all connections of a server share. held: bytes that they hold."""
-
-    held: HeldBytes
-
-
-class LiveHttp(H11Protocol):
-    """uvicorn's HTTP protocol, which closes connections without a complete request.
-
-    Puts the connection's bytes into the scope's state, for routes that read whole bodies.
-    """
-
-    _head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        super().connection_made(transport)
-        self._bytes = _bytes_of(self.config, transport, transport.abort)
-        self.app_state = {**self.app_state, HELD: self._bytes}
-        self._watch_head()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch_head()
-
-    def _watch_head(self) -> None:
-        """Limit the time to the end of the headers that the client has begun to send."""
-        if self.conn.their_state is not h11.IDLE:
-            self._stop_watching()
-        elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_S, self.transport.abort)
-
-    def _stop_watching(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        self._release()
-        super().handle_websocket_upgrade(event)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._release()
-        super().connection_lost(exc)
-
-    def _release(self) -> None:
-        self._stop_watching()
-        self._bytes.close()
-
-
 class LiveProtocol(WebSocketsSansIOProtocol):
     """uvicorn's WebSocket protocol for clients that send far ahead and are not read for a while.
 
@@ -122,7 +71,7 @@ class LiveProtocol(WebSocketsSansIOProtocol):
     _n_queued = 0  # bytes of `queue`
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._bytes = _bytes_of(self.config, transport, self._shed)
+        self._bytes = bytes_of_transport(self.config, transport, self._shed)
         self.app_state = {**self.app_state, CONNECTION: transport.get_extra_info("socket"), HELD: self._bytes}
         # asyncio's limit of bytes per read. uvicorn parses each read as a whole, and the default 256 KB can hold 40 000
         # empty frames, which would block the event loop for a second.
@@ -229,11 +178,6 @@ class LiveProtocol(WebSocketsSansIOProtocol):
         self.schedule_ping()
 
 
-def _bytes_of(config: uvicorn.Config, transport: asyncio.BaseTransport, shed: Callable[[], None]) -> ConnectionBytes:
-    peer = transport.get_extra_info("peername")
-    return cast(LiveConfig, config).held.open(peer[0] if isinstance(peer, tuple) else None, shed)
-
-
 def bytes_of(connection: HTTPConnection) -> ConnectionBytes | None:
     """The bytes that a request's or a socket's connection holds; None if another server runs the application."""
     held: ConnectionBytes | None = connection.scope.get("state", {}).get(HELD)
@@ -247,12 +191,28 @@ class LiveServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, with the time limit for TLS handshakes, for which uvicorn has no option."""
+        if not self.config.is_ssl:
+            await super().startup(sockets)
+            return
+        assert isinstance(self.config, LiveConfig)
+        loop = asyncio.get_running_loop()
+        create_server = loop.create_server
+        seconds = self.config.transport.header_s
+        loop.create_server = partial(create_server, ssl_handshake_timeout=seconds)  # type: ignore[method-assign]
+        try:
+            await super().startup(sockets)
+        finally:
+            loop.create_server = create_server  # type: ignore[method-assign]
 
-def live_server(app: Any, **options: Any) -> LiveServer:
+
+def live_server(app: Any, transport: TransportLimits | None = None, **options: Any) -> LiveServer:
     """A server for `app` with the options that live sockets need.
 
     Args:
         app: an ASGI application.
+        transport: limits of connections; None: the defaults, which are counted nowhere.
         options: further options of `uvicorn.Config`.
     """
     config = LiveConfig(
@@ -268,7 +228,7 @@ def live_server(app: Any, **options: Any) -> LiveServer:
         timeout_graceful_shutdown=2,
         **options,
     )
-    config.held = HeldBytes()
+    config.transport = transport or TransportLimits()
     return LiveServer(config)
 
 

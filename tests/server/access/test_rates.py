@@ -24,6 +24,7 @@ from server.access.usage import DayUsage
 from server.metrics import GatewayMetrics
 from worker.config.access import ClientLimits
 from worker.config.service import ROOT
+from worker.protocol.live_http import TransportLimit
 
 KEY = Identity("user", IdentityKind.KEY, "192.0.2.1")
 NO_SETTING = {"client_secrets", "requests_per_day", "minutes_per_day"}  # of a key, or constant
@@ -211,7 +212,7 @@ def test_a_client_runs_one_job_at_a_time_and_cannot_occupy_the_threads() -> None
 def test_every_limit_is_documented_with_its_setting_and_metric() -> None:
     text = (ROOT / "docs" / "limits.md").read_text()
     rows = dict(re.findall(r"^\| `([a-z_]+)` \| ([^|]+?) \|", text, re.MULTILINE))
-    names = {limit.value for limit in Limit}
+    names = {limit.value for limit in (*Limit, *TransportLimit)}
     assert rows.keys() == names, f"expected a row for each of {names ^ rows.keys()} and no other"
     for name, field in ClientLimits.model_fields.items():
         if field.default is not None:

@@ -19,6 +19,7 @@ from tests.server.live_gateway import (
     scripted_worker,
     wait_until,
 )
+from worker.config.access import ClientLimits
 from worker.protocol.connection import MAX_READ_BYTES, LiveProtocol
 
 MB = 2**20
@@ -121,7 +122,8 @@ def test_flood_of_small_messages_does_not_block_others() -> None:
             async for _ in connection:
                 pass
 
-        async with scripted_worker(discard, slots=2) as port, running_gateway(port) as gateway:
+        limits = ClientLimits(socket_messages_per_s=1_000_000.0)
+        async with scripted_worker(discard, slots=2) as port, running_gateway(port, limits=limits) as gateway:
             await gateway.wait_for_slot()
             first = await (await gateway.connect("first")).with_slot()
             other = await (await gateway.connect("other")).with_slot()

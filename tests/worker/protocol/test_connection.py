@@ -1,17 +1,19 @@
-"""The server of gateway and worker with clients that send endless handshakes, requests and messages."""
+"""The server of gateway and worker with clients that never end handshakes, requests and messages."""
 
 import socket
 import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from worker.protocol import connection
-from worker.protocol.connection import LiveConfig, LiveServer, listen, live_server
+from tests.server.certificates import make_certificate
+from worker.protocol.connection import LiveServer, listen, live_server
+from worker.protocol.live_http import LiveConfig, TransportLimits
 
 SECONDS = 20.0  # limit of each wait
 KEY = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
@@ -23,6 +25,8 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     """Accepts sockets, except those of /late, and sends back the length of each message; answers every request."""
     assert scope["type"] in ("http", "websocket")
     if scope["type"] == "http":
+        while scope["path"] == "/body" and (await receive()).get("more_body", False):
+            pass
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
         return
@@ -38,8 +42,8 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextmanager
-def serving() -> Iterator[LiveServer]:
-    server, listening = live_server(echo), listen("127.0.0.1", 0)
+def serving(limits: TransportLimits | None = None, **options: Any) -> Iterator[LiveServer]:
+    server, listening = live_server(echo, limits, **options), listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     try:
@@ -95,7 +99,7 @@ def part_of(data: bytes, *, first: bool = True, last: bool = False) -> bytes:
 def held(server: LiveServer) -> int:
     config = server.config
     assert isinstance(config, LiveConfig)
-    return config.held.total
+    return config.transport.held.total
 
 
 def wait_held(server: LiveServer, expected: range) -> None:
@@ -131,19 +135,57 @@ def test_a_refused_handshake_is_no_error(server: LiveServer, caplog: pytest.LogC
     assert not [record.message for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_closes_a_connection_without_a_whole_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_S", 0.3)
-    with serving() as server, connected(server) as silent, connected(server) as slow, connected(server) as second:
+def test_closes_a_connection_without_a_whole_request() -> None:
+    counted: list[str] = []
+    limits = TransportLimits(header_s=1.5, body_s=0.5, count=counted.append)
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(limits))
+        silent, slow, second, body, drip = (stack.enter_context(connected(server)) for _ in range(5))
         slow.sendall(b"GET / HTTP/1.1\r\nHost:")
         second.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET")
+        body.sendall(b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n\r\nunfinished")
+        drip.sendall(b"POST /body HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
         socket_client = upgraded(server)
-        for client in (silent, slow):
+        dripping = threading.Thread(target=send_until_closed, args=(drip, b"1\r\nx\r\n"))
+        dripping.start()
+        for client in (silent, slow, body, drip):
             with suppress(ConnectionResetError):
                 assert answer(client) == b""
         assert second.recv(100).startswith(b"HTTP/1.1 200")
+        with suppress(ConnectionResetError):
+            assert b"HTTP" not in answer(second)
         with socket_client:  # a WebSocket has no such limit
             socket_client.sendall(part_of(b"hello", last=True))
             assert socket_client.recv(10) == b"\x81\x015"
+        dripping.join(SECONDS)
+    assert sorted(counted) == ["body_timeout_s"] * 2 + ["header_timeout_s"] * 3, counted
+
+
+def send_until_closed(client: socket.socket, data: bytes) -> None:
+    with suppress(OSError):
+        while True:
+            client.sendall(data)
+            time.sleep(0.02)
+
+
+def test_closes_an_unfinished_tls_handshake(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path, "server")
+    files = {"ssl_certfile": cert, "ssl_keyfile": key}
+    with serving(TransportLimits(header_s=0.3), **files) as server, connected(server) as silent:
+        assert silent.recv(1) == b"", "expected the end of a connection without a handshake"
+        with connected(server) as half:
+            half.sendall(b"\x16\x03\x01\x02\x00")  # the head of a record
+            with suppress(ConnectionResetError):
+                assert half.recv(1) == b""
+
+
+def test_an_address_has_a_limited_number_of_connections() -> None:
+    limits, group = TransportLimits(max_connections=2), "192.0.2.1"
+    assert [limits.open(group) for _ in range(3)] == [True, True, False]
+    assert limits.open("192.0.2.2") and limits.open(None) and limits.open(None) and limits.open(None)
+    for _ in range(3):
+        limits.close(group)
+    assert limits.open(group) and limits.n_open == {group: 1, "192.0.2.2": 1}
 
 
 def test_counts_unfinished_messages_until_they_are_received(server: LiveServer) -> None:
@@ -176,7 +218,7 @@ def test_closes_after_an_invalid_frame_before_the_handshake(
 @pytest.mark.parametrize("path", ["", "late"], ids=["accepted", "before the handshake"])
 def test_closes_the_connection_that_holds_most(server: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     assert isinstance(server.config, LiveConfig)
-    monkeypatch.setattr(server.config.held, "_max_total", 1_000_000)
+    monkeypatch.setattr(server.config.transport.held, "_max_total", 1_000_000)
     with upgraded(server) as small, upgraded(server, path) as large:
         large.sendall(part_of(700_000 * b"x"))
         wait_held(server, range(700_000, 701_000))

@@ -65,7 +65,7 @@ async def live(limits: SessionLimits | None = None, **cycle: int) -> AsyncIterat
 
     limits: of sessions. cycle: of the worker's units.
     """
-    async with FakeWorker(**cycle) as worker, running_gateway(worker, limits=limits) as gateway:
+    async with FakeWorker(**cycle) as worker, running_gateway(worker, session_limits=limits) as gateway:
         url = f"ws://127.0.0.1:{gateway.port}/v1/live/sessions"
         async with websockets.connect(url, compression=None, proxy=None) as socket:
             yield LiveClient(socket)

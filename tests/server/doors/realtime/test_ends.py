@@ -30,7 +30,10 @@ def in_session(
     """Run a check of one session. limits: of sessions."""
 
     async def scenario() -> None:
-        async with FakeWorker(n_listen=1000, n_speak=2) as worker, running_gateway(worker, limits=limits) as gateway:
+        async with (
+            FakeWorker(n_listen=1000, n_speak=2) as worker,
+            running_gateway(worker, session_limits=limits) as gateway,
+        ):
             async with realtime(gateway.port) as client:
                 await check(gateway, client)
             await gateway.wait_idle()

@@ -207,7 +207,7 @@ def test_a_mode_may_have_its_own_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scenario() -> None:
         limits = SessionLimits(video_mode_s=0.3)
-        async with FakeWorker() as worker, running_gateway(worker, limits=limits) as gateway:
+        async with FakeWorker() as worker, running_gateway(worker, session_limits=limits) as gateway:
             audio, video = [await connect(gateway.port, f"mode={mode}") for mode in ("audio", "video")]
             await video.created()
             assert await video.closed() == ("timeout", 1000)
