@@ -119,7 +119,11 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
         gc.freeze()
         limits = config.service.limits
         transport = TransportLimits(
-            limits.connections, limits.header_timeout_s, limits.body_timeout_s, gateway.metrics.record_limit
+            limits.connections,
+            limits.header_timeout_s,
+            limits.body_timeout_s,
+            limits.unread_timeout_s,
+            gateway.metrics.record_limit,
         )
         server = live_server(app, transport, **files)
         stop = stop_signal()

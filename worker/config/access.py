@@ -85,3 +85,9 @@ class ClientLimits(Settings):
         le=3600,
         description="seconds after which a body that brings less than 1 kB a second on average ends the connection",
     )
+    unread_timeout_s: float = Field(
+        15.0,
+        ge=0.1,
+        le=3600,
+        description="seconds for which a WebSocket's client may take no data, or leave a ping unanswered",
+    )

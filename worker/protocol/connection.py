@@ -24,7 +24,7 @@ from websockets.frames import Frame
 from models.errors import SettingsError
 from worker.protocol.codes import CloseCode
 from worker.protocol.held_bytes import ConnectionBytes
-from worker.protocol.live_http import HELD, LiveConfig, LiveHttp, TransportLimits, bytes_of_transport
+from worker.protocol.live_http import HELD, LiveConfig, LiveHttp, TransportLimit, TransportLimits, bytes_of_transport
 
 LOG = logging.getLogger(__name__)
 POLL_S = 0.05
@@ -35,6 +35,7 @@ MAX_READ_BYTES = 2**14
 # A client that accepts no data for this long counts as gone. Pings cannot detect it: a connection that is not read
 # does not show the pongs.
 STUCK_S = 20.0
+PING_S = 10.0  # interval of the pings of WebSockets
 CONNECTION = "connection"  # key of the TCP socket in the scope's state
 MEMORY = "memory"  # reason of the close of a connection whose messages take too much of it
 FRAGMENT_BYTES = 128  # memory of a part of a message on top of its data
@@ -69,8 +70,11 @@ class LiveProtocol(WebSocketsSansIOProtocol):
     _n_counted = 0  # bytes that are counted as held by this protocol
     _n_fragments = 0  # bytes of `frames`
     _n_queued = 0  # bytes of `queue`
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(self.config, LiveConfig)
+        self._limits = self.config.transport
         self._bytes = bytes_of_transport(self.config, transport, self._shed)
         self.app_state = {**self.app_state, CONNECTION: transport.get_extra_info("socket"), HELD: self._bytes}
         # asyncio's limit of bytes per read. uvicorn parses each read as a whole, and the default 256 KB can hold 40 000
@@ -158,6 +162,25 @@ class LiveProtocol(WebSocketsSansIOProtocol):
 
     # --- clients that do not read --------------------------------------------------------------------
 
+    def pause_writing(self) -> None:
+        """Wait for a client whose buffers are full, for a limited time."""
+        super().pause_writing()
+        self._stop_waiting()
+        self._unread = self.loop.call_later(self._limits.unread_s, self._on_unread)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _on_unread(self) -> None:
+        self._limits.count(TransportLimit.UNREAD)
+        self.transport.abort()  # a close would wait for the client
+
     def handle_ping(self) -> None:
         """Answer a ping, or abort if the client does not read: its pongs would accumulate in memory."""
         if self.writable.is_set():
@@ -172,7 +195,7 @@ class LiveProtocol(WebSocketsSansIOProtocol):
     def keepalive_timeout(self) -> None:
         if not self.read_paused:
             super().keepalive_timeout()
-            self.transport.abort()  # a close would wait for a client that does not read
+            self._on_unread()
             return
         self.pong_timer = self.pending_ping_payload = None
         self.schedule_ping()
@@ -215,6 +238,8 @@ def live_server(app: Any, transport: TransportLimits | None = None, **options: A
         transport: limits of connections; None: the defaults, which are counted nowhere.
         options: further options of `uvicorn.Config`.
     """
+    limits = transport or TransportLimits()
+    options = {"ws_ping_interval": PING_S, "ws_ping_timeout": limits.unread_s, **options}
     config = LiveConfig(
         app,
         http=LiveHttp,
@@ -228,7 +253,7 @@ def live_server(app: Any, transport: TransportLimits | None = None, **options: A
         timeout_graceful_shutdown=2,
         **options,
     )
-    config.transport = transport or TransportLimits()
+    config.transport = limits
     return LiveServer(config)
 
 

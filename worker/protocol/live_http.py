@@ -26,6 +26,7 @@ class TransportLimit(StrEnum):
     CONNECTIONS = "connections"
     HEADER = "header_timeout_s"
     BODY = "body_timeout_s"
+    UNREAD = "unread_timeout_s"
 
 
 def _count_nothing(_: TransportLimit) -> None:
@@ -41,12 +42,15 @@ class TransportLimits:
         header_s: seconds from the first byte of a request, or from the connection, to the end of the request's
             headers; also of a TLS handshake.
         body_s: seconds in which a body must bring `MIN_BODY_BYTES` a second on average.
+        unread_s: seconds without progress after which a client of a WebSocket counts as gone: it takes no data, or does
+            not answer a ping.
         count: called for each connection that is closed.
     """
 
     max_connections: int = 256
     header_s: float = 10.0
     body_s: float = 20.0
+    unread_s: float = 60.0
     count: Callable[[TransportLimit], None] = _count_nothing
     held: HeldBytes = field(default_factory=HeldBytes)
     n_open: Counter[str] = field(default_factory=Counter)

@@ -9,7 +9,7 @@ import pytest
 from websockets.asyncio.server import ServerConnection
 
 from benchmarks.serve.fake_worker import FakeWorker
-from server.live import client_end, inbox, sockets
+from server.live import inbox, sockets
 from server.live.sockets import MAX_IN_FLIGHT
 from tests.server.live_gateway import (
     ANSWER_S,
@@ -21,6 +21,7 @@ from tests.server.live_gateway import (
 )
 from worker.config.access import ClientLimits
 from worker.protocol.connection import MAX_READ_BYTES, LiveProtocol
+from worker.protocol.live_http import TransportLimits
 
 MB = 2**20
 
@@ -168,22 +169,23 @@ def test_silent_client_that_never_reads_is_disconnected(monkeypatch: pytest.Monk
     run(scenario)
 
 
-def test_sending_client_that_never_reads_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_whose_buffers_stay_full_is_disconnected() -> None:
     """The gateway does not read it either while its buffers are full, so missing pongs do not reveal it."""
-    monkeypatch.setattr(client_end, "STUCK_S", 0.5)
-    monkeypatch.setattr(sockets, "CLOSE_TIMEOUT_S", 0.2)
 
     async def scenario() -> None:
         async def pour(connection: ServerConnection) -> None:
             while True:
                 await connection.send("x" * MB)
 
-        async with scripted_worker(pour) as port, running_gateway(port) as gateway:
+        counted: list[str] = []
+        options = {"transport": TransportLimits(unread_s=0.5, count=counted.append), "ws_ping_interval": None}
+        async with scripted_worker(pour) as port, running_gateway(port, options=options) as gateway:
             await gateway.wait_for_slot()
             client = await (await gateway.connect(sock=small_buffers(gateway.port), max_queue=1)).with_slot()
             client.socket.transport.pause_reading()
             await client.send("x" * MB)
             await gateway.wait_idle()
+            assert counted == ["unread_timeout_s"]
 
     run(scenario)
 
