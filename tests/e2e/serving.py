@@ -1,5 +1,6 @@
 """Gateway and worker processes for browser tests."""
 
+import asyncio
 import json
 import os
 import socket
@@ -8,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +69,59 @@ class ServerProcess:
         self.process.wait()
         self._reader.join()
         self.process.stdout.close()
+
+
+class CutProxy:
+    """A TCP proxy in front of a port of this machine, on a thread, whose connections can be cut. port: its own."""
+
+    def __init__(self, target: int):
+        self.port, self._target = 0, target
+        self._loop = asyncio.new_event_loop()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="cut-proxy", daemon=True)
+        self._thread.start()
+        starting = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._serve, "127.0.0.1", 0), self._loop)
+        self.port = starting.result(START_S).sockets[0].getsockname()[1]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers |= {writer, there_writer}
+        await asyncio.gather(self._pass(reader, there_writer), self._pass(there_reader, writer))
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(2**16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+        self._writers.discard(writer)
+
+    def cut(self) -> None:
+        """Abort all connections, without a close frame or a FIN."""
+
+        async def abort() -> None:
+            for writer in list(self._writers):
+                writer.transport.abort()
+
+        asyncio.run_coroutine_threadsafe(abort(), self._loop).result(START_S)
+
+    def close(self) -> None:
+        """Stop, with all connections."""
+
+        async def end() -> None:
+            serving = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
+
+        self.cut()
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(START_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
 
 
 def free_port() -> int:

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, BrowserContext
 
 from tests.e2e.browser import OpenPage
 from tests.e2e.plain_server import Answers, plain_server
-from tests.e2e.serving import TALKATIVE, ServerProcess, fake_worker, gateway, gateway_with_fake_worker
+from tests.e2e.serving import TALKATIVE, CutProxy, ServerProcess, fake_worker, gateway, gateway_with_fake_worker
 from worker.protocol.wire import Sound
 
 ROOT = Path(__file__).parents[2]
@@ -133,7 +133,8 @@ def test_settings_are_remembered_and_sent(open_page: Callable[..., OpenPage]) ->
     again.start()
     [prepare] = again.sent_kind("prepare")
     assert prepare["system_prompt"] == "Be brief." and prepare["config"] == {"seed": 5, "temperature": 0.5}, prepare
-    assert prepare["spec"] == {"version": 1, "partial_results": True, "sound_in": "pcm16", "sound_out": "pcm16"}
+    spec = {"version": 1, "partial_results": True, "sound_in": "pcm16", "sound_out": "pcm16", "resume": True}
+    assert prepare["spec"] == spec, prepare["spec"]
     voice = Sound.of(prepare["ref_audio_base64"]).samples("voice")
     assert 16000 < len(voice) <= 20 * 16000 and np.abs(voice).max() > 0.05, (
         f"expected a voice, got {len(voice)} samples"
@@ -196,21 +197,38 @@ def test_queue_positions_and_full_queue(browser: Browser, tmp_path: Path) -> Non
 
 
 def test_reconnects_by_itself_after_each_kind_of_loss(context: BrowserContext, tmp_path: Path) -> None:
-    """Killed gateway, killed worker, stopped gateway: the page says so, reconnects and keeps the transcript."""
+    """Cut connection, killed gateway, killed worker, stopped gateway: the page says so and keeps the transcript.
+
+    It goes on with the same session after the first, and reconnects after the others.
+    """
     with ExitStack() as stack:
         worker = stack.enter_context(fake_worker(*TALKATIVE))
         with gateway(tmp_path, [worker.port]) as server:
-            page = OpenPage(context, server.port).start()
+            proxy = CutProxy(server.port)
+            stack.callback(proxy.close)
+            page = OpenPage(context, proxy.port).start()
             page.wait_text("#turns", "second 2")
+            for n_connections in (2, 3):
+                n = page.report["units"]
+                page.wait(lambda n=n: page.report["units"] > n, "a unit that was just sent")
+                proxy.cut()
+                page.wait(lambda n=n_connections: len(page.addresses) >= n, "another connection")
+                page.wait_state("listening", "speaking")
+                page.wait_units(page.report["units"] + 1)
+            report, prepares = page.report, page.sent_kind("prepare")
+            assert len({address.partition("?")[0] for address in page.addresses}) == 1, page.addresses
+            assert len(prepares) == 1 and not report["errors"], f"expected one session, got {prepares}, {report}"
+            times = [result["current_time"] for result in report["results"]]
+            assert times == list(range(1, len(times) + 1)), f"expected each result once, got {times}"
         page.wait_text("#card-title", "Connection lost")
-        page.wait_text("#card-text", "Trying again in")
-        assert page.page.locator(".live .turn.open").count() == 0, "expected no turn that still speaks"
+        page.wait_text("#card-text", "The conversation is kept")
         server = stack.enter_context(gateway(tmp_path, [worker.port], "--drain-timeout", "0.1", port=server.port))
         page.wait_state("listening", "speaking")
         n = len(page.report["results"])
         page.wait_units(n + 1)
         worker.kill()
         page.wait_text("#card-text", "The transcript stays")
+        assert page.page.locator(".live .turn.open").count() == 0, "expected no turn that still speaks"
         worker = stack.enter_context(fake_worker(*TALKATIVE, "--port", str(worker.port)))
         page.wait_state("listening", "speaking")
         text = page.text("#turns")

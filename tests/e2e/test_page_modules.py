@@ -311,6 +311,29 @@ def test_page_begins_when_the_server_has_asked_for_it(page: Page) -> None:
     assert got == ["at once", "at once received", "ended received", "later received", "later"], got
 
 
+def test_resumption_counts_messages_and_sends_again_what_has_not_arrived(page: Page) -> None:
+    body = """const one = new lib.Resumption();
+        const got = [one.survives(1006)];
+        for (const text of ["prepare", "a", "b"]) one.keep(text);
+        for (const type of ["queued", "queue_done"]) one.count({ type });
+        one.count({ type: "prepared", resume_token: "t1", resume_grace_s: 30 });
+        for (let n = 0; n < 6; n++) one.count({ type: "result" });
+        got.push(one.acknowledgement(), one.survives(1006), one.survives(1000), one.survives(4001));
+        one.count(null);
+        got.push(one.acknowledgement(), one.acknowledgement(), one.request());
+        one.count({ type: "session_resumed" });
+        got.push(one.resumed({ resume_token: "t2", received: 1, lost: 0 }));
+        got.push(one.request().received, one.request().token);
+        got.push(one.resumed({ resume_token: "t3", received: 3, lost: 1 }));
+        one.keep("x".repeat(9 * 2 ** 20));
+        got.push(one.resumed({ resume_token: "t4", received: 3, lost: 0 }));
+        return got"""
+    got = call(page, "live/conversation/resumption.js", body)
+    request = {"type": "resume_session", "token": "t1", "received": 8}
+    acknowledged = [None, True, False, False, {"type": "received", "count": 8}, None, request]
+    assert got == [False, *acknowledged, ["a", "b"], 8, "t2", None, None], got
+
+
 def test_loudness_of_a_sine(page: Page) -> None:
     """A sine at half scale has -9.03 dB; the weighting's constant is -0.69 dB."""
     body = """const step = (2 * Math.PI * 997) / 48000;

@@ -193,7 +193,7 @@ function showState(state, details) {
     if (captions.entries.length) captions.note("caption_new");
   }
   if (state === "listening" && "recording" in details) onPrepared(details);
-  if (state === "reconnecting") captions.note("caption_lost");
+  if (state === "reconnecting" && !details.isKept) captions.note("caption_lost");
   if (["preparing", "connecting"].includes(state) && before === "queued") {
     chime(conversation.sound?.context);
     callUser(() => conversation.state);

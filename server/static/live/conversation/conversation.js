@@ -34,6 +34,7 @@ export class Conversation {
   #inserts = new Inserts();
   #retry = 0; // timer
   #wasLive = false;
+  #kept = "listening"; // state that a resumed session returns to
   #screen = new WakeLock();
   #attempt = 0;
   #outgoing = new Outgoing();
@@ -150,6 +151,8 @@ export class Conversation {
       timeout: (message) => this.#fail(timeoutCode(message, this.state), ""),
       error: (message) => this.#onError(message),
       unreadable: (error) => this.#onUnreadable(error),
+      lost: ({ delayS }) => this.#keep({ code: "server_gone", delayS, isKept: true }),
+      resumed: () => this.#keep(),
       closed: ({ opened }) => this.#lose(opened ? "server_gone" : "server_unreachable", ""),
     });
   }
@@ -232,9 +235,8 @@ export class Conversation {
   stop() {
     if (!this.isOpen) return;
     this.#attempt += 1;
-    const session = this.#session;
-    if (session && this.stats.units) session.report("session_summary", this.stats.summary());
-    session?.stop();
+    if (this.stats.units) this.#session?.report("session_summary", this.stats.summary());
+    this.#session?.stop();
     this.#end("ended");
   }
 
@@ -346,10 +348,18 @@ export class Conversation {
     this.#retry = setTimeout(() => attempt === this.#attempt && this.reconnect(), 1000 * delayS);
   }
 
+  /** The session is kept after a lost connection. @param {object} [details] of the wait; none: the session goes on */
+  #keep(details) {
+    if (this.state !== "reconnecting") this.#kept = this.state === "paused" ? "paused" : "listening";
+    const state = details ? "reconnecting" : this.#kept;
+    this.sound.capture.run(state === "listening");
+    this.#setState(state, details);
+  }
+
   /** Reconnect now. */
   reconnect() {
     clearTimeout(this.#retry);
-    if (this.state !== "reconnecting") return;
+    if (this.state !== "reconnecting" || this.#session?.retry()) return;
     this.#connect(this.#attempt).catch((error) => this.#fail(startErrorCode(error), error.message));
   }
 
@@ -361,30 +371,25 @@ export class Conversation {
 
   /** Close the socket. Nothing of it is received any more. */
   #drop() {
-    const session = this.#session;
+    this.#session?.close();
     this.#session = null;
-    session?.close();
   }
 
+  /** Close the socket and all devices. */
   #end(state, details) {
     clearTimeout(this.#retry);
     if (state === "ended") this.#session = null; // closes itself after the server's answer
     else this.#drop();
-    this.#release(state);
-    this.#setState(state, details);
-    this.#ui.micLevel(0);
-    this.#ui.modelLevel(0);
-  }
-
-  /** Close all devices. */
-  #release(reason) {
     const { flushes } = this.stats;
     this.#turns?.abandon();
     this.#inserts.clear();
-    this.sound?.close().then((flush) => flush && flushes.push({ ms: flush.ms, why: reason, lost_samples: flush.lost }));
+    this.sound?.close().then((flush) => flush && flushes.push({ ms: flush.ms, why: state, lost_samples: flush.lost }));
     this.sound = this.#turns = null;
     this.#screen.release();
     this.#camera.close();
+    this.#setState(state, details);
+    this.#ui.micLevel(0);
+    this.#ui.modelLevel(0);
   }
 
   #setState(state, details = {}) {

@@ -1,9 +1,10 @@
 /** The WebSocket of a conversation: queue, prepare, units and the server's messages. */
 
 import { decodeMessage, encodeChunk } from "../../shared/audio/wire.js";
+import { Resumption } from "./resumption.js";
 
-export const REQUESTED_SPEC = { version: 1, partial_results: true, sound_in: "pcm16", sound_out: "pcm16" };
-const PLAIN_SPEC = { version: 1, partial_results: false, sound_in: "base64", sound_out: "base64" };
+export const REQUESTED_SPEC = { version: 1, partial_results: true, sound_in: "pcm16", sound_out: "pcm16", resume: true };
+const PLAIN_SPEC = { version: 1, partial_results: false, sound_in: "base64", sound_out: "base64", resume: false };
 const STOP_TIMEOUT_MS = 1500; // for the server's `stopped`, before the page closes the socket
 const OPEN_TIMEOUT_MS = 15000;
 const STOPPED = /"type":\s*"stopped"/;
@@ -14,8 +15,8 @@ export function newSessionId(prefix) {
   return prefix + Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-export function socketUrl(sessionId) {
-  const url = new URL(`/ws/duplex/${sessionId}`, location.href);
+export function socketUrl(sessionId, query = "") {
+  const url = new URL(`/ws/duplex/${sessionId}${query}`, location.href);
   url.protocol = location.protocol === "https:" ? "wss:" : "ws:";
   return url;
 }
@@ -28,29 +29,77 @@ export class Session {
   #isClosed = false;
   #isStopping = false;
   #isPrepared = false;
+  #resumption = new Resumption();
+  #isResuming = false;
   spec = PLAIN_SPEC;
   id;
 
   /**
    * @param {string} id @param {object} prepare fields of the message besides `spec`
    * @param {object} on called by message type; also "open", "unreadable" with the Error for a message
-   *   that cannot be parsed, and "closed" with {code, reason, opened}, once
+   *   that cannot be parsed, "lost" with {delayS} when the connection is lost and the session may go on, "resumed" with
+   *   {seconds} when it does, and "closed" with {code, reason, opened}, once
    */
   constructor(id, prepare, on) {
     this.id = id;
     this.#prepare = prepare;
     this.#on = on;
+    this.#open("");
+  }
+
+  #open(query) {
     let opened = false;
-    this.#socket = new WebSocket(socketUrl(id));
-    this.#socket.binaryType = "arraybuffer";
-    this.#socket.onopen = () => {
+    const socket = new WebSocket(socketUrl(this.id, query));
+    this.#socket = socket;
+    socket.binaryType = "arraybuffer";
+    socket.onopen = () => {
       opened = true;
       clearTimeout(this.#timer);
-      on.open?.();
+      if (this.#isResuming) socket.send(JSON.stringify(this.#resumption.request()));
+      else this.#on.open?.();
     };
-    this.#socket.onmessage = ({ data }) => this.#take(data);
-    this.#socket.onclose = ({ code, reason }) => this.#close({ code, reason, opened });
-    this.#timer = setTimeout(() => this.#close({ code: 1006, reason: "", opened }), OPEN_TIMEOUT_MS);
+    const lose = (event) => {
+      if (socket !== this.#socket) return;
+      if (this.#resumption.survives(event.code) && !this.#isStopping && !this.#isClosed) this.#resumeLater(event);
+      else this.#close(event);
+    };
+    socket.onmessage = ({ data }) => socket === this.#socket && this.#take(data);
+    socket.onclose = ({ code, reason }) => lose({ code, reason, opened });
+    this.#timer = setTimeout(() => lose({ code: 1006, reason: "", opened }), OPEN_TIMEOUT_MS);
+  }
+
+  /** Try again after a while to continue over another connection. */
+  #resumeLater(event) {
+    clearTimeout(this.#timer);
+    this.#isResuming = true;
+    const delayS = this.#resumption.next();
+    if (delayS === null) {
+      this.#close(event);
+      return;
+    }
+    this.#on.lost?.({ delayS });
+    this.#timer = setTimeout(() => this.retry(), 1000 * delayS);
+  }
+
+  /** Continue over another connection now. @returns {boolean} whether the session waits for one */
+  retry() {
+    if (!this.#isResuming || this.#isClosed) return false;
+    clearTimeout(this.#timer);
+    this.#socket.close();
+    this.#open("?resume=1");
+    return true;
+  }
+
+  #takeResumed(message) {
+    const seconds = this.#resumption.lostS;
+    const missing = message.type === "session_resumed" ? this.#resumption.resumed(message) : null;
+    if (missing === null) {
+      this.#close({ code: 1006, reason: "", opened: true });
+      return;
+    }
+    this.#isResuming = false;
+    for (const data of missing) this.#socket.send(data);
+    this.#on.resumed?.({ seconds });
   }
 
   #take(data) {
@@ -64,7 +113,13 @@ export class Session {
     try {
       message = decodeMessage(data, this.spec.sound_out);
     } catch (error) {
+      this.#resumption.count(null);
       this.#on.unreadable?.(error);
+      return;
+    }
+    this.#resumption.count(message);
+    if (this.#isResuming) {
+      this.#takeResumed(message);
       return;
     }
     if (message.type === "queue_done") {
@@ -81,14 +136,21 @@ export class Session {
 
   /** @param {object} message sent as JSON; dropped if the connection is not open */
   send(message) {
-    if (this.#socket.readyState === WebSocket.OPEN) this.#socket.send(JSON.stringify(message));
+    this.#send(JSON.stringify(message));
+  }
+
+  #send(data) {
+    if (this.#socket.readyState !== WebSocket.OPEN || this.#isResuming) return false;
+    this.#resumption.keep(data);
+    this.#socket.send(data);
+    return true;
   }
 
   /** Send one second of sound at 16 kHz and its pictures. @returns {boolean} whether the connection is open */
   sendUnit(samples, pictures, fields) {
-    if (this.#socket.readyState !== WebSocket.OPEN) return false;
-    this.#socket.send(encodeChunk(fields, samples, pictures, this.spec.sound_in));
-    return true;
+    const acknowledgement = this.#resumption.acknowledgement();
+    if (acknowledgement) this.send(acknowledgement);
+    return this.#send(encodeChunk(fields, samples, pictures, this.spec.sound_in));
   }
 
   report(event, fields) {
@@ -117,7 +179,7 @@ export class Session {
     clearTimeout(this.#timer);
     if (this.#isClosed) return;
     this.#isClosed = true;
-    this.#socket.close();
+    this.#socket.close(1000); // other codes would keep the session
     if (!this.#isStopping) this.#on.closed?.(event);
   }
 }

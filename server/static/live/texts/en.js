@@ -165,6 +165,7 @@ export const en = {
   your_turn: "Your turn!",
   reconnecting_in: "Trying again in {seconds} s.",
   reconnecting_now: "Trying again …",
+  reconnecting_kept: "The conversation is kept, and goes on where it was.",
   reconnecting_text: "The transcript stays; the model will not remember what was said.",
   state_reconnecting: "Reconnecting",
   state_not_started: "Not started",

@@ -158,6 +158,7 @@ export const zh = {
   your_turn: "轮到你了！",
   reconnecting_in: "{seconds} 秒后重试。",
   reconnecting_now: "正在重试……",
+  reconnecting_kept: "对话仍保留着，会从断开处继续。",
   reconnecting_text: "文字记录会保留；之前的内容它不会记得。",
   state_reconnecting: "重新连接中",
   state_not_started: "未开始",

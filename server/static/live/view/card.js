@@ -30,7 +30,7 @@ export function cardOf(state, { kind, details, leftS, durationS, server }) {
       return { title: t(`${state}_title`), text: "", action: "cancel", calm: true };
     case "reconnecting": {
       const wait = leftS < 0.5 ? t("reconnecting_now") : t("reconnecting_in", { seconds: Math.ceil(leftS) });
-      return { title: errorOf(details).title, text: `${wait} ${t("reconnecting_text")}`, action: "reconnect" };
+      return { title: errorOf(details).title, text: `${wait} ${t(details.isKept ? "reconnecting_kept" : "reconnecting_text")}`, action: "reconnect" };
     }
     case "paused":
       return { title: t("paused_title"), text: leftS > 0 ? t("paused_text", { time: clock(leftS) }) : "", action: "resume" };
