@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from launcher.devices import cpu_fallback_note, find_devices, run_program
+from launcher.leftovers import end_leftovers
 from launcher.lock import FolderLockedError, lock_folder, remove_stale_pid_files
 from launcher.options import parser, settings
 from launcher.plan import LaunchPlan, RunSecrets, make_plan
@@ -37,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         if errors := folder_problems(plan.folder):
             return _print_errors(errors)
         with lock_folder(plan.folder):
+            end_leftovers(plan.folder, plan.drain_s + RestartPolicy().grace_s, _print_note)
             found = run_preflight(plan, config, os.environ)
             for note in (*notes, *found.notes):
                 print(f"note: {note}", file=sys.stderr)
@@ -71,6 +73,10 @@ def launch(plan: LaunchPlan, policy: RestartPolicy | None = None) -> int:
     if failure:
         print(f"error: {failure}", file=sys.stderr)
     return status
+
+
+def _print_note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _print_errors(errors: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.leftovers import end_leftovers
 from launcher.lock import FolderLockedError, lock_folder
 from launcher.managed_process import ChildProcess, Program
 from tests.launcher.launch_stubs import STUB
@@ -130,12 +131,17 @@ def test_full_disk_does_not_end_supervision(root: Path, tmp_path: Path, monkeypa
 
 
 def test_killed_launcher_leaves_no_process_and_no_lock(tmp_path: Path) -> None:
-    with stubs(tmp_path) as killed:
+    lines: list[str] = []
+    with stubs(tmp_path, {"ignores_sigterm": True}) as killed:
         killed.ready()
+        worker = killed.pid("worker_0")
         killed.process.kill()
         killed.wait()
+        wait_until(lambda: "worker_0 term" in killed.events(), "SIGTERM from the kernel")
+        end_leftovers(tmp_path, 0.2, lines.append)
+        assert f"worker 0 (pid {worker})" in lines[0] and "killed: it did not end" in lines[-1], lines
         killed.expect_none_left()
-        assert "worker_0 term" in killed.events(), "expected SIGTERM from the kernel, got none"
+        killed.set_behavior("worker_0", {})
     assert (tmp_path / "worker_0.pid").exists()
     (tmp_path / "worker_5.pid").write_text((tmp_path / "worker_0.pid").read_text())
     (tmp_path / "worker_0.log").write_text("of the killed one\n")
