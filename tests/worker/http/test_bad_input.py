@@ -10,34 +10,29 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.worker.http.client_scripts import ALOUD, QUIET, assert_same_results, base64_of, chunk, picture_of, sound_of
-from tests.worker.http.processes import WorkerProcess, running
+from tests.worker.http.processes import WorkerProcess
 from tests.worker.http.scripted_client import ScriptedClient
+from tests.worker.http.small_worker import N_SLOTS
 from tests.worker.protocol.invalid_messages import BINARY, HARMLESS, noise, setting
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import AudioChunk, Error, Interrupted, Paused, Prepare, Prepared, Result, Resumed
 
-N_SLOTS = 3
 MIB = 2**20
-SMALL = {
-    "duplex": {"euler_steps": 1, "context_rows": 4096, "session": {"window": {"high_tokens": 800, "low_tokens": 600}}}
-}
 
 
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    flags = ("--max-sessions", str(N_SLOTS), "--max-warmup-chunks", "2")
-    with running(tmp_path_factory.mktemp("worker"), *flags, config=SMALL) as process:
-        yield process
-        assert process.process.poll() is None, f"expected a running worker, got:\n{process.log}"
-        faults = [line for line in process.lines if " ERROR worker" in line or " ERROR asyncio" in line]
-        assert not faults, f"expected no fault of the worker's own, got {faults}"
+@pytest.fixture(scope="module", autouse=True)
+def _no_faults(worker: WorkerProcess) -> Iterator[None]:
+    """Check that the worker runs on and logs no fault of its own."""
+    first = len(worker.lines)
+    yield
+    assert worker.process.poll() is None, f"expected a running worker, got:\n{worker.log}"
+    faults = [line for line in worker.lines[first:] if " ERROR worker" in line or " ERROR asyncio" in line]
+    assert not faults, f"expected no fault of the worker's own, got {faults}"
 
 
 @pytest.fixture(autouse=True)
-def _all_slots(worker: WorkerProcess) -> Iterator[None]:
-    """Check that the test leaves all slots free."""
-    yield
-    worker.wait_free(N_SLOTS)
+def _all_slots(all_slots_free: None) -> None:
+    """Every test leaves all slots free."""
 
 
 @pytest.fixture(scope="module")
