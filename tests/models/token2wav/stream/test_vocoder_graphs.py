@@ -28,8 +28,9 @@ SHAPES = VocoderShapes(batch=(2,), speech_tokens=(10, 28), columns=(256,), promp
 VOICES = [make_voice(0, 30), make_voice(1, 55)]  # need 210 and 260 columns: both bucket sizes
 TURNS, N_UNITS = (7, 3), 17  # units per turn of each session; all kinds of chunks occur together
 N_GRAPHS = 1 + 2 * 2 + 2  # begin, flow, hift; compiled as wholes, with one number of steps. Voices run eagerly.
-# Tracing takes the time: with one size of chunks, four graphs. All sizes are captured by another test.
-TRACED_SHAPES, N_TRACED = replace(SHAPES, speech_tokens=(28,)), 1 + 2 + 1
+# Tracing takes the time: with one size of chunks, three graphs; of HiFT, which never compiles as a whole, none. All
+# sizes are captured by another test.
+TRACED_SHAPES, N_TRACED = replace(SHAPES, speech_tokens=(28,)), 1 + 2
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +87,7 @@ def test_many_units_compile_nothing_after_warm_up():
     expected = list(many(plain, N_UNITS))
     assert sum(map(len, expected)) >= 25 * 24_000
     before = compile_counters()
-    traced.regions.compile(backend="eager")
+    traced.regions.compile(["begin", "flow"], backend="eager")
     traced.regions.warm_up()
     warm, addresses, n_bytes = compile_counters(), [t.data_ptr() for t in tensors(traced)], traced.n_bytes
     assert warm["graphs"] - before["graphs"] == N_TRACED
