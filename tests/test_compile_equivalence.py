@@ -32,6 +32,8 @@ from worker.loop.observer import Observer
 from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import Failure, UnitResult
 from worker.loop.session_handle import SessionHandle
+from worker.start.voices import ReferenceSound
+from worker.start.warmup import WarmUpMedia, warm_up
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -212,6 +214,18 @@ def test_units_after_warm_up_compile_nothing(bench: Bench) -> None:
     )
     assert 5 < n_listen < 2 * N_UNITS - 10, f"expected units of both kinds, got {n_listen} that listen"
     assert n_voiced > 20, f"expected units with sound, got {n_voiced}"
+    assert bench.watch.check() == CompileCounts(), f"after warm-up: {bench.watch.check()}"
+
+
+def test_warm_up_compiles_nothing_more(bench: Bench) -> None:
+    """Its units, alone and in batches of every size, use existing graphs only."""
+    media = WarmUpMedia(TINY.parent / "warmup.mp4", TINY.parent / "ref_audio" / "default.wav")
+    audio_16k = ReferenceSound.audio_16k
+    with mock.patch.object(ReferenceSound, "audio_16k", lambda sound: audio_16k(sound)[:16_000]):
+        report = warm_up(bench.engine, media, voice=lambda _: make_voice(0), log=lambda _: None, max_units=2)
+    assert report.compiled_graphs == 0, f"expected no graph left to compile, got {report.compiled_graphs}"
+    sizes = [burst.n for burst in report.bursts]
+    assert report.tts_triggered and set(sizes) == set(SHAPES.batch), f"expected batches of {SHAPES.batch}, got {sizes}"
     assert bench.watch.check() == CompileCounts(), f"after warm-up: {bench.watch.check()}"
 
 

@@ -36,7 +36,7 @@ N_UNITS = 5
 UNCOMPILED = CompileConfig(enabled=True, targets=(), cuda_graphs="on")
 ONE, FEW = ("vpm",), ("vpm", "llm.model")
 # Of both tables, by layer and whole. tests/test_compile_equivalence.py compiles all targets, and test_warmup the LLM.
-TRACED = ("resampler", "tts.model", "apm", "token2wav.hift")
+TRACED = ("resampler", "token2wav.hift")
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

@@ -4,7 +4,6 @@ import queue
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,6 @@ from tests.worker.loop.engines import (
     voice,
 )
 from worker.admission.unit_cost import measured_cost
-from worker.compile.compile_engine import compile_engine, uncompile_engine
-from worker.config.compile import CompileConfig
 from worker.config.session import WindowConfig
 from worker.engine import Engine
 from worker.loop.results import Event, Failure, StageTimes, UnitResult
@@ -252,6 +249,7 @@ def test_leaves_later_sessions_unchanged() -> None:
 
 
 def test_counts_graphs_that_compile_meanwhile() -> None:
+    """tests/test_compile_equivalence.py has the warm-up of a compiled engine."""
     with make_engine(n_slots=1) as engine:
         regions = engine.parts.unit_steps.regions
         regions.compile(["mel_unit"], backend="eager")
@@ -261,22 +259,6 @@ def test_counts_graphs_that_compile_meanwhile() -> None:
         assert first.compiled_graphs == n >= 1, f"expected {n} graphs, got {first.compiled_graphs}"
         again, _ = warm(engine, 1)
         assert again.compiled_graphs == 0, f"expected none the second time, got {again.compiled_graphs}"
-
-
-def test_compiled_engine_compiles_nothing_more() -> None:
-    """Units of every kind, alone and concurrent, use existing graphs only. The LLM has a graph for each batch size."""
-    with make_engine(Director(listen=0.4, turn_end=0.0)) as engine:
-        compiled = CompileConfig(enabled=True, targets=("llm.model",))
-        config = engine.config.model_copy(update={"compile": compiled})
-        try:
-            compiling = engine.submit(partial(compile_engine, engine.parts, config, backend="eager"))
-            assert compiling.result(4 * PATIENCE_S).counts.graphs > 0
-            report, _ = warm(engine, 3)
-        finally:
-            engine.submit(uncompile_engine, engine.parts).result(PATIENCE_S)  # other tests have the same model
-        assert_clean(engine)
-    assert report.compiled_graphs == 0, f"expected no graph left to compile, got {report.compiled_graphs}"
-    assert report.tts_triggered and report.n_burst_units
 
 
 # --- what may go wrong ---------------------------------------------------------------------------
