@@ -13,6 +13,7 @@ from models.token2wav.voice.voice import Voice
 from worker.chat.config import ReplyConfig
 from worker.chat.media_parts import MediaDecoder
 from worker.chat.requests import with_voice_message
+from worker.loop.command_queue import ignore_result
 from worker.loop.results import Event, Failure, ReplyResult
 from worker.loop.session_handle import SessionHandle
 from worker.protocol.chat_messages import SpeechFields, VoiceMode
@@ -133,7 +134,7 @@ class ChatAnswer:
 
     def _interrupt(self, session: SessionHandle) -> None:
         # The answer may end before the request arrives: its error is retrieved, so that it is not logged.
-        session.break_speech().add_done_callback(lambda done: done.exception())
+        ignore_result(session.break_speech())
 
     def _emit(self, event: Event) -> None:
         """Accept an event of the engine, on the engine's thread."""

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections import deque
-from concurrent.futures import Future
 from dataclasses import replace
 
 from worker.early.pause_listener import PauseListener
@@ -22,6 +21,7 @@ from worker.http.socket_conversation import ConversationEnd
 from worker.http.system_prompts import adjustment, prepared_prompt
 from worker.http.unit_input import decode_ahead, send_unit
 from worker.http.unit_message import TurnCounters, UnitClock, partial_message, result_message
+from worker.loop.command_queue import ignore_result
 from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import Event, Failure, InsertedText, PartialResult, UnitResult
 from worker.loop.session_handle import SessionHandle
@@ -277,7 +277,6 @@ class DuplexConversation:
     async def _unit(self, chunk: AudioChunk, received: float) -> None:
         keep = self._spec.backlog == "keep"
         await self._wait_in_flight(0 if keep else self._handle.max_waiting_units - 1)
-        trial = await self._pauses.trial_of(chunk)
         clock = UnitClock(received, time.monotonic())
         frames = self._frames.take()
         try:
@@ -287,6 +286,7 @@ class DuplexConversation:
                 raise not_now(ErrorCode.PAUSED, "Worker is paused")
             self._in_flight.append(clock)
             try:
+                trial = await self._pauses.trial_of(chunk)
                 sending = send_unit(self._service.decoders, self._handle, chunk, frames, trial)
                 await asyncio.wrap_future(await sending)
             except BaseException:
@@ -295,6 +295,7 @@ class DuplexConversation:
                 raise
         except Exception:
             await self._wait_in_flight(0)  # earlier units are answered before this error
+            ignore_result(self._handle.forget_ahead())  # pictures of the refused unit
             raise
         if keep:
             await self._wait_in_flight(0)
@@ -343,10 +344,9 @@ class DuplexConversation:
         if self._interrupting and not self._turn_open:
             # The interrupt has ended the turn, or there was none: it does not apply to the next turn.
             self._interrupting = False
-            _ignore_result(self._handle.clear_break())
-        backlog = sum(isinstance(one.message, AudioChunk) for one in self._inbox) + len(self._in_flight)
+            ignore_result(self._handle.clear_break())
         message = result_message(
-            event, clock, ends_turn=ends_turn, speaks=self._speaks, n_parts=n_parts, backlog=backlog
+            event, clock, ends_turn=ends_turn, speaks=self._speaks, n_parts=n_parts, backlog=self._n_unanswered
         )
         if self._spec.counters:
             message = self._counters.counted(message, event)
@@ -356,10 +356,15 @@ class DuplexConversation:
         self._service.count_unit(event, clock.received)
         self._send(message)
 
+    @property
+    def _n_unanswered(self) -> int:
+        """Chunks that were received and have no answer."""
+        return sum(isinstance(one.message, AudioChunk) for one in self._inbox) + len(self._in_flight)
+
     def _interrupt(self) -> None:
-        if self._prepared and (self._turn_open or self._in_flight):
+        if self._prepared and (self._turn_open or self._n_unanswered):
             self._interrupting = True
-            _ignore_result(self._handle.break_speech())
+            ignore_result(self._handle.break_speech())
 
     def end(self, error: Error, end: ConversationEnd) -> None:
         """Send an error and set how the conversation ends."""
@@ -393,8 +398,3 @@ class DuplexConversation:
     def _handle(self) -> SessionHandle:
         assert self._session is not None, "expected a session while `run` runs, got None"
         return self._session
-
-
-def _ignore_result(future: "Future[None]") -> None:
-    """Retrieve the exception, so that the future of an interrupt that came too late is not logged."""
-    future.add_done_callback(lambda done: done.exception())

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
+from models.errors import AudioError, ContextOverflowError, ImageError
 from models.stages.step_types import Counters
 from models.stages.unit_steps import UnitSteps
 from worker.loop.job import Job
@@ -19,6 +20,7 @@ from worker.loop.session import Session, SessionPhase
 from worker.loop.voice_manager import VoiceManager
 
 LOG = logging.getLogger(__name__)
+CLIENT_ERRORS = (AudioError, ContextOverflowError, ImageError)  # a client has caused them, and gets them
 
 Result = TypeVar("Result", covariant=True)
 Params = ParamSpec("Params")
@@ -182,7 +184,10 @@ class BatchRunner:
 
     def _report(self, job: Job, error: Exception) -> None:
         event = job.fail(error)
-        LOG.warning("session %s: %s", job.session.id, error, exc_info=error)
+        if isinstance(error, CLIENT_ERRORS):
+            LOG.info("session %s: %s", job.session.id, error)
+        else:
+            LOG.warning("session %s: %s", job.session.id, error, exc_info=error)
         job.session.send(event)
         self.observer.result_sent(job.session.id, event)
 

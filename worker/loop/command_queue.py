@@ -112,3 +112,8 @@ class CommandQueue:
                 return
             if command is not None:
                 command.refuse(self._error())
+
+
+def ignore_result(future: Future[None]) -> None:
+    """Retrieve the exception of a command, so that one which comes too late is not logged."""
+    future.add_done_callback(lambda done: done.exception())

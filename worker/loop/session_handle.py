@@ -127,6 +127,10 @@ class SessionHandle:
             self._commands.submit(self._sessions.expect_picture, self._session, slices)
         return slices
 
+    def forget_ahead(self) -> Future[None]:
+        """Drop what `send_ahead` has sent since the last `send`: its unit was refused."""
+        return self._commands.submit(self._sessions.forget_pictures_ahead, self._session)
+
     @property
     def max_early_slices(self) -> int:
         """Slices that `send_ahead` may encode before their unit; 0: it saves no time."""

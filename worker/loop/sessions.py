@@ -178,6 +178,10 @@ class Sessions:
             session.expect_frame(slices)
             self._expect_pictures(session, [slices])
 
+    def forget_pictures_ahead(self, session: Session) -> None:
+        """Do not expect the pictures of `expect_picture`: their unit was refused."""
+        session.forget_frames_ahead()
+
     def _expect_pictures(self, session: Session, frames: list[list[ImagePatches]]) -> None:
         if not session.reference:
             self._loop.pictures.expect(session, [part for frame in frames for part in frame])

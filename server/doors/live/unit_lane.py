@@ -83,6 +83,7 @@ class LiveLane:
         self._is_ready = self._is_speaking = self._must_speak = self._must_listen = False
         self._text_sent = ""  # of the unit in flight
         self._in_flight = self._is_dropped = self._is_forced = False  # is_forced: to speak
+        self._last_dropped: AudioChunk | None = None  # up to it, what a piece completes is dropped
         self._due: float | None = None  # when the next unit should be complete; None: units pause
         self._context_len = 0
         self._active_at = clock()
@@ -94,6 +95,7 @@ class LiveLane:
         """Begin a context on a worker. history: texts that come before the first unit."""
         self._units, self._is_ready = units, False
         self._is_speaking = self._is_dropped = self._must_listen = False
+        self._last_dropped = None
         self._pieces.clear()
         units.send(prepare)
         for text in history:
@@ -144,7 +146,9 @@ class LiveLane:
     def interrupt(self) -> None:
         """End the model's turn: what the unit in flight still makes is dropped, and the next unit listens."""
         self._must_listen, self._must_speak = self._is_speaking or self._in_flight, False
-        if self._in_flight and not self._is_dropped and self._units is not None:
+        if not self._in_flight:
+            self._last_dropped = self._pieces.newest
+        if (self._in_flight or self._last_dropped) and not self._is_dropped and self._units is not None:
             self._is_dropped = True
             self._units.send(Interrupt())
 
@@ -158,6 +162,7 @@ class LiveLane:
         """Pass on a part of the unit in flight, which a piece of its sound may have completed."""
         if not self._in_flight and self._pieces.oldest is not None:
             self._in_flight, self._is_forced = True, False
+            self._must_listen = self._must_listen or self._is_dropped
         if self._is_dropped:
             return
         self._text_sent += partial.text
@@ -186,7 +191,10 @@ class LiveLane:
 
     def _on_unit(self, request: AudioChunk, answer: ServerMessage) -> None:
         is_piece = request is self._pieces.oldest
+        is_last_dropped = request is self._last_dropped
         if not self._pieces.ends_unit(request, answer):
+            if is_last_dropped:  # none of the pieces before the interrupt has completed a unit
+                self._is_dropped, self._last_dropped = False, None
             return
         if is_piece and self._due is not None:
             self._due = self._clock() + UNIT_S  # it has run early
@@ -198,7 +206,7 @@ class LiveLane:
                 self._on_result(answer)
         elif isinstance(answer, Error):
             LOG.warning("a unit failed: %s", answer.error)
-        self._is_dropped, self._text_sent = False, ""
+        self._is_dropped, self._last_dropped, self._text_sent = False, None, ""
         self._host.on_unit()
 
     def _on_result(self, result: Result) -> None:

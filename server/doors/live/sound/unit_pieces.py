@@ -37,6 +37,11 @@ class UnitPieces:
         """The piece whose answer comes next; None: all are answered."""
         return self._unanswered[0][0] if self._unanswered else None
 
+    @property
+    def newest(self) -> AudioChunk | None:
+        """The last piece without an answer; None: all are answered."""
+        return self._unanswered[-1][0] if self._unanswered else None
+
     def clear(self) -> None:
         """The worker's session is another one: what it was sent of the open unit is lost."""
         self._unanswered.clear()

@@ -391,3 +391,36 @@ def test_units_are_full_where_the_worker_has_a_place(tmp_path: Path) -> None:
         assert not silence.any() and unit.samples()[len(silence) :].all()
 
     staged(tmp_path, scenario)
+
+
+def test_interrupt_drops_what_the_pieces_before_it_complete(tmp_path: Path) -> None:
+    """Before the first partial of an early unit; a unit of later sound is as any other."""
+
+    async def scenario(stage: Stage) -> None:
+        lane, worker, timeline = stage.session.lane, stage.worker, stage.session.timeline
+        times = {"cost_all_ms": 1.0, "server_send_ts": 0.0, "wall_clock_ms": 1.0, "current_time": 1}
+        waits = Result(is_listen=True, incomplete=True, kv_cache_length=1, **times)
+        worker.runs_early = True
+        lane.on_answer(await stage.start(), PREPARED)
+        for completes in (False, True):
+            lane.append(np.zeros(1_600, np.float32))
+            before = worker.sent[-1]
+            lane.interrupt()
+            assert isinstance(worker.sent[-1], Interrupt), f"expected an interrupt, got {worker.sent[-1]}"
+            lane.append(np.zeros(1_600, np.float32))
+            after = worker.sent[-1]
+            if completes:
+                lane.on_partial(Partial(current_time=1, part=1, text="So", audio_data=tone("pcm16", 24_000)))
+                lane.on_answer(before, spoken(end_of_turn=False).model_copy(update={"early": True}))
+                assert timeline.waiting_ms == 0, "expected what came before the interrupt to be dropped"
+                lane.on_answer(after, waits)
+                lane.append(np.zeros(14_400, np.float32))
+                assert worker.sent[-1].force_listen, "expected the turn to end"
+            else:
+                lane.on_answer(before, waits)
+                lane.on_partial(Partial(current_time=1, part=1, text="So", audio_data=tone("pcm16", 24_000)))
+                lane.on_answer(after, spoken(end_of_turn=True).model_copy(update={"early": True}))
+                assert timeline.waiting_ms > 900, "expected a unit of later sound to be heard"
+                timeline.clear()
+
+    staged(tmp_path, scenario)

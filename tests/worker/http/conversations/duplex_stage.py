@@ -77,6 +77,10 @@ class Handle:
         self.calls.append(f"{role}: {text}")
         return self.sending or done()
 
+    def forget_ahead(self) -> Future[None]:
+        self.calls.append("forget")
+        return done()
+
     def break_speech(self) -> Future[None]:
         self.calls.append("break")
         return done()

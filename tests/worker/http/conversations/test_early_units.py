@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from tests.worker.early.test_pause import LoudnessNetwork
@@ -14,7 +15,8 @@ from worker.config.session import SessionConfig
 from worker.early import pause_listener
 from worker.early.trial import EarlyEnd, EarlyOutcome, EarlyTrial
 from worker.loop.results import UnitResult
-from worker.protocol.messages import Prepare, Prepared, Result
+from worker.protocol.messages import Interrupt, Interrupted, Prepare, Prepared, Result
+from worker.protocol.wire import Sound
 
 OUTCOMES = (
     EarlyOutcome(EarlyEnd.COMMITTED, 625.0, 20.0),
@@ -112,3 +114,22 @@ async def test_trial_is_void_when_the_client_leaves() -> None:
     await say(stage, SPOKEN, SILENT)
     stage.conversation.leave()
     assert stage.handle.trials[1].is_void
+
+
+@staged
+async def test_interrupt_reaches_a_piece_that_has_not_reached_the_engine() -> None:
+    """It is the answer to all that came before it, and to nothing after."""
+    stage = await prepared()
+    await stage.say(SPOKEN.model_copy(), Interrupt())
+    await stage.sent(1)
+    assert stage.handle.calls == ["break", "send"]
+    stage.answer(is_listen=True, is_incomplete=True)
+    assert isinstance(await stage.hear(), Result) and isinstance(await stage.hear(), Interrupted)
+    assert stage.handle.calls == ["break", "send", "clear"]
+
+
+@staged
+async def test_pictures_of_a_refused_unit_are_not_expected() -> None:
+    stage = await prepared()
+    await stage.say(SPOKEN.model_copy(update={"audio_base64": Sound(np.array([np.nan], np.float32))}))
+    assert (await stage.hear()).code == "bad_audio" and stage.handle.calls == ["forget"]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
+from models.errors import ImageError
 from models.inputs.image import ImagePatches, image_patches, open_image, plan
 from tests.worker.engine.failing_regions import broken, counted, of_slot, poisoned
 from tests.worker.loop.engines import (
@@ -28,6 +29,7 @@ from tests.worker.loop.engines import (
 )
 from worker.config.session import SessionConfig, WindowConfig
 from worker.early.trial import EarlyTrial
+from worker.loop.duplex_job import MAX_WAITING_FRAMES
 from worker.loop.early.edge_forecast import EdgeForecast
 from worker.loop.early.headroom import Headroom
 from worker.loop.prompt.system_prompt import Adjustment
@@ -261,14 +263,18 @@ def test_pictures_wait_for_an_expected_unit() -> None:
 
 
 @pytest.mark.parametrize("has_time", [True, False])
-def test_closed_session_frees_its_pictures(has_time: bool) -> None:
+@pytest.mark.parametrize("closes", [True, False])
+def test_closed_session_and_refused_unit_free_their_pictures(closes: bool, has_time: bool) -> None:
     small = engine(True)
-    session, slices = small.open("a"), picture(1)
-    small.sessions.expect_picture(session, slices)
+    session = small.open("a")
+    small.sessions.expect_picture(session, picture(1))
     if has_time:
         small.settle()
     assert held(small) == 1
-    small.sessions.close(session)
+    if closes:
+        small.sessions.close(session)
+    else:
+        small.sessions.forget_pictures_ahead(session)
     assert held(small) == 0 and small.loop.is_idle
 
 
@@ -283,6 +289,16 @@ def test_pictures_that_fail_are_encoded_with_their_unit() -> None:
     small.settle()
     (result,) = small.take("a")
     assert isinstance(result, UnitResult) and result.n_slices == 1, f"expected a result, got {result}"
+
+
+def test_too_many_waiting_pictures_are_refused_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    small = engine(False)
+    session, slices = small.open("a"), picture(1)
+    small.sessions.unit(session, replace(make_unit(0, 3_000), frames=[slices] * (MAX_WAITING_FRAMES + 1)))
+    small.settle()
+    (failure,) = small.take("a")
+    assert isinstance(failure, Failure) and isinstance(failure.error, ImageError), f"expected a refusal, got {failure}"
+    assert not caplog.records and not session.frames_waiting, f"expected no warning, got {caplog.text}"
 
 
 def test_pictures_beyond_the_room_of_a_slot_are_encoded_with_their_unit() -> None:
