@@ -28,6 +28,7 @@ from models.checkpoint.packing import (
     unpacked,
 )
 from models.checkpoint.precision import Kind
+from models.checkpoint.pt_errors import pt_failure
 from models.checkpoint.public_int4 import PublicInt4, PublicLayout, matrix_shape, problems_of_parts, public_layout
 from models.checkpoint.quantized import QuantizedMatrix
 from models.errors import CheckpointError
@@ -264,8 +265,7 @@ def read_pt(path: Path) -> dict[str, Tensor]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch.load raises OSError, RuntimeError, UnpicklingError and others
-        first_line = str(error).partition("\n")[0]
-        raise CheckpointError(str(path), expected="a state dict saved by torch.save", got=first_line) from None
+        raise CheckpointError(str(path), expected="a state dict saved by torch.save", got=pt_failure(error)) from None
     is_quantized = False
     if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
         if is_quantized := DECLARED_AS in loaded:

@@ -84,11 +84,13 @@ class Tokenizer:
     def load(cls, path: str | Path) -> Self:
         """The tokenizer of a checkpoint folder: `tokenizer.json`, or without it `vocab.json` and `merges.txt`.
 
-        Raises: TokenError if a file is missing or unreadable, or a special token is missing.
+        Raises: TokenError if a file is missing or unreadable, or a special token is missing; ConfigError for a damaged
+            JSON file, also one that is not needed.
         """
         folder = Path(path)
         config = folder / "tokenizer_config.json"
         settings = read_json(config) if config.exists() else {}
+        _check_tables(folder)
         whole = folder / "tokenizer.json"
         try:
             engine = Engine.from_file(str(whole)) if whole.exists() else _from_vocab_and_merges(folder, settings)
@@ -205,6 +207,15 @@ def unvoiced_ids(tokenizer: Tokenizer) -> list[int]:
 def forbidden_speech_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Ids that are not sampled while the text is voiced, ascending."""
     return tuple(sorted({*unvoiced_ids(tokenizer), *tokenizer.bad_token_ids}))
+
+
+def _check_tables(folder: Path) -> None:
+    """Check `vocab.json` and `added_tokens.json`, which `tokenizer.json` replaces: damage to a folder shows."""
+    for file in (folder / "vocab.json", folder / "added_tokens.json"):
+        table = read_json(file) if file.exists() else {}
+        for token, number in table.items():
+            if type(number) is not int or number < 0:
+                raise TokenError(f"{file}: {token!r}", expected="a token id", got=repr(number))
 
 
 def _from_vocab_and_merges(folder: Path, settings: dict[str, Any]) -> Engine:

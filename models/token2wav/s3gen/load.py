@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from models.checkpoint.pt_errors import pt_failure
 from models.errors import CheckpointError, SettingsError
 from models.layers.weights import Mismatch, assign_weights, on_meta, tensor_shapes
 from models.token2wav.load.parts import hift_config_of
@@ -66,8 +67,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError) as error:
         raise CheckpointError(str(path), expected="a complete safetensors or .pt file", got=error) from None
     except Exception as error:  # the errors of torch.load have no common base class
-        first_line = str(error).partition("\n")[0]
-        raise CheckpointError(str(path), expected="a state dict saved by torch.save", got=first_line) from None
+        raise CheckpointError(str(path), expected="a state dict saved by torch.save", got=pt_failure(error)) from None
     if not isinstance(loaded, dict) or not all(isinstance(name, str) for name in loaded):
         raise CheckpointError(str(path), expected="a dict of named tensors", got=type(loaded).__name__)
     return loaded

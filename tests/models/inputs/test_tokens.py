@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Engine
 
-from models.errors import TokenError
+from models.errors import ModelError, TokenError
 from models.inputs.pretrained import load_pretrained
 from models.inputs.tokens import UNVOICED, TextStream, Tokenizer, forbidden_speech_ids, unvoiced_ids
 
@@ -181,6 +181,15 @@ def test_refuses_an_added_token_with_another_id_than_declared(tmp_path):
     assert f'"{last}":' in text
     (folder / "tokenizer_config.json").write_text(text.replace(f'"{last}":', f'"{last + 2}":'))
     with pytest.raises(TokenError, match=f"expected id {last + 2}, got {last}"):
+        Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize("name", ["vocab.json", "added_tokens.json"])
+@pytest.mark.parametrize(("end", "expected"), [("", "a JSON file, got "), (': "x"}', "a token id, got 'x'")])
+def test_refuses_damaged_tables_that_are_not_needed(tmp_path, name, end, expected):
+    folder = copy_of_tiny(tmp_path, name)
+    (folder / name).write_text('{"<a>": 1, "<b>"' + end)
+    with pytest.raises(ModelError, match=f"{name}.*: expected {expected}"):
         Tokenizer.load(folder)
 
 
