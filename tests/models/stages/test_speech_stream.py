@@ -196,17 +196,17 @@ def test_reindexed_keys_are_rotated_except_in_reference(speaker: WholeCallSpeake
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("chunk", [torch.zeros(5, 33), torch.zeros(1, 5, 32), torch.zeros(32), torch.zeros(0, 32)])
-def test_refuses_chunk_of_another_shape(speaker: WholeCallSpeaker, kind: str, chunk: torch.Tensor) -> None:
+def test_refuses_chunk_of_another_shape(speaker: WholeCallSpeaker, kind: str) -> None:
     speaker.start_turn(0, DRAWN, eos=7000)
     stream = BatchedStream(speaker, 0, kind, window=20, max_speech_tokens=8)
     for _ in range(3):
         stream.push(rows(3), False)
     before, held = copy_state(speaker.runner.state), speaker.rows(0)
-    with pytest.raises(ShapeError, match=r"expected conditioning rows \[1 or more, 32\], got"):
-        stream.push(chunk, False)
-    assert speaker.rows(0) == held
-    assert_same(speaker.runner.state, before)
+    for shape in ((5, 33), (1, 5, 32), (32,), (0, 32)):
+        with pytest.raises(ShapeError, match=r"expected conditioning rows \[1 or more, 32\], got"):
+            stream.push(torch.zeros(shape), False)
+        assert speaker.rows(0) == held, f"{shape}: expected {held} rows, got {speaker.rows(0)}"
+        assert_same(speaker.runner.state, before)
 
 
 @pytest.mark.parametrize("kind", KINDS)
