@@ -1,6 +1,7 @@
-"""`precompile.py` and `start_all.sh` as users run them: start, conversation, queue, stop.
+"""`start_all.sh` as users run it: start, conversation, queue, stop.
 
-All tests of this file share one start, which takes the longest, and run in this order. The last one ends it.
+All tests of this file share one start and run in this order. The last one ends it. A worker that starts compiled, from
+the cache of `precompile.py`, is in tests/worker/http/test_life.py.
 """
 
 import asyncio
@@ -36,12 +37,10 @@ class StartAll:
     def __init__(self, root: Path, folder: Path, config: dict[str, Any]):
         self.folder = folder
         command = ["bash", "start_all.sh", "--config", str(folder / "config.json"), "--log-dir", str(folder / "tmp")]
-        # As users start it: the compiler has processes of its own, which must end too.
-        environ = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_COMPILE_THREADS"}
         self.process = subprocess.Popen(
             command,
             cwd=root,
-            env={**environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -82,29 +81,21 @@ class StartAll:
 
 @pytest.fixture(scope="module")
 def started(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartAll]:
-    """Everything started, after `precompile.py` compiled it."""
+    """Everything started, without a compiled model."""
     folder = tmp_path_factory.mktemp("start_all")
     gateway_port, worker_port = free_ports(2)
     config = {
         "service": {
             "gateway_port": gateway_port,
             "worker_base_port": worker_port,
-            "compile": {"targets": ["vpm"]},
+            "compile": False,
             "cache_dir": str(folder / "kernels"),
-            "max_warmup_chunks": 5,
+            "max_warmup_chunks": 2,
             "drain_timeout_s": 5,
         },
         "duplex": {"max_sessions": N_SLOTS},
     }
     (folder / "config.json").write_text(json.dumps(config))
-    compiled = subprocess.run(
-        [sys.executable, "precompile.py", "--config", str(folder / "config.json"), "--device", "cpu"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=START_S,
-    )
-    assert compiled.returncode == 0, f"expected precompile.py to end with 0, got:\n{compiled.stderr}"
     running = StartAll(root, folder, config)
     try:
         running.wait_ready()
@@ -113,15 +104,6 @@ def started(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
         if running.process.poll() is None:
             os.killpg(running.process.pid, signal.SIGTERM)
             running.process.wait(STOP_S)
-
-
-def test_start_uses_cache_of_precompile(started: StartAll) -> None:
-    port = started.ask("/workers")["workers"][0]["port"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
-        cache = json.load(answer)["compile"]["cache"]
-    assert cache["hits"] > 0 and cache["misses"] == 0, f"expected hits only, got {cache}"
-    lines = [line for line in started.lines if line.startswith("worker 0") and "ready" in line]
-    assert lines and f"{cache['hits']}" in lines[-1], f"expected a line with the number of hits, got:\n{started.output}"
 
 
 def test_client_gets_an_audible_reply(started: StartAll, root: Path, tmp_path: Path) -> None:

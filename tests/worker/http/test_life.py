@@ -1,10 +1,13 @@
-"""The life cycle of a compiled worker in real processes: start, unload and load, drain, failed starts.
-
-tests/e2e/test_start_all.py starts a worker from the cache of another process.
+"""The life cycle of a compiled worker in real processes: start from the cache of `precompile.py`, unload and load,
+drain, failed starts.
 """
 
+import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -13,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.worker.http.processes import WorkerProcess, running
@@ -69,18 +73,32 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def cache(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that `precompile.py` filled for these settings."""
+    folder = tmp_path_factory.mktemp("cache")
+    file = folder / "config.json"
+    file.write_text(json.dumps(COMPILING), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "precompile.py", "--config", str(file), "--device", "cpu", *FLAGS],
+        cwd=root,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=COMPILE_S,
+    )
+    assert done.returncode == 0, f"expected precompile.py to end with 0, got:\n{done.stderr}"
+    return folder
 
 
 def launch(folder: Path, cache: Path, *flags: str, **options: Any) -> Any:
-    environ = {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    # As users start it, the compiler has processes of its own.
+    environ = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TORCHINDUCTOR_COMPILE_THREADS": "2"}
     return running(folder, "--compile", *FLAGS, *flags, until=None, config=COMPILING, environ=environ, **options)
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Watched]:
-    """A worker that found an empty cache. The last test that uses it ends it."""
+    """A worker that found a full cache. The last test that uses it ends it."""
     with launch(tmp_path_factory.mktemp("compiled"), cache, "--drain-timeout", "20") as worker:
         yield Watched(worker)
 
@@ -136,6 +154,11 @@ def test_health_shows_each_target_compiling(compiled):
         assert seen[0] == "waiting" and seen[-1] == "compiled", f"{name}: expected waiting to compiled, got {seen}"
         assert targets[name]["n_graphs"] > 0, f"{name}: expected graphs, got none"
     assert len({what for state, what in compiled.progress if state == "COMPILING"}) > 3
+
+
+def test_start_uses_cache_of_precompile(compiled):
+    cache = compiled.health["compile"]["cache"]
+    assert cache["hits"] > 0 and cache["misses"] == 0, f"expected hits only, got {cache}"
 
 
 def test_health_reports_weights_and_recompiles(compiled):
@@ -264,8 +287,11 @@ def test_drain_lets_sessions_finish(compiled):
             ScriptedClient(worker)
         assert [r.current_time for r in client.units(range(1, 4))] == [2, 3, 4]
         client.stop()
+        children = psutil.Process(worker.process.pid).children(recursive=True)
     status = worker.wait()
     assert status == 0, f"expected exit status 0, got {status}\n{worker.log}"
+    _, left = psutil.wait_procs(children, timeout=30)
+    assert children and not left, f"expected the compiler's processes to end, got {left} of {children}"
 
 
 def test_stop_during_start_exits(tmp_path, cache):
