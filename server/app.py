@@ -26,6 +26,7 @@ from server.doors.calls.live_door import GptLiveCallDoor
 from server.doors.calls.processes import PeerProcesses
 from server.doors.calls.routes import CallSockets, call_routes, live_call_routes
 from server.doors.chat.routes import ChatDoor, completion_routes
+from server.doors.conversion.routes import ConversionDoor, conversion_routes
 from server.doors.core.chat_turn import ChatTurns
 from server.doors.core.picture_urls import PictureUrls
 from server.doors.core.transcriber import Transcriber
@@ -158,6 +159,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     turns, names, voice_names = gateway.turns, gateway.model_names, gateway.voice_names
     app.include_router(model_routes(names))
     app.include_router(speech_routes(SpeechDoor(turns, names, voice_names, admission)))
+    app.include_router(conversion_routes(ConversionDoor(turns, names, voice_names, admission)))
     app.include_router(completion_routes(ChatDoor(turns, names, voice_names, admission, gateway.picture_urls)))
     add_sockets(app, gateway.sockets, admission)
     door = DoorContext(

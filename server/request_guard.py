@@ -16,6 +16,7 @@ from worker.protocol.held_bytes import ConnectionBytes
 LOG = logging.getLogger(__name__)
 MAX_BODY_BYTES = 65_536
 MAX_VOICE_BODY = 24 * 2**20  # a sound file of 16 MiB in base64
+MAX_CONVERSION_BODY = 64 * 2**20  # a sound to convert and that of a voice
 MAX_SESSION_BODY = 2**20  # instructions and functions of a session, and the media of a call
 MAX_UPLOAD_BODY = 200 * 2**20 + 65_536  # a recording of 200 MiB with its multipart headers
 # Routes whose bodies carry media: pattern of the path -> limit in bytes.
@@ -24,6 +25,7 @@ LARGE_BODIES: dict[re.Pattern[str], int] = {
     re.compile(r"/v1/chat/completions"): MAX_MESSAGE,
     re.compile(r"/api/assets/ref_audio"): MAX_VOICE_BODY,
     re.compile(r"/v1/audio/speech"): MAX_VOICE_BODY,
+    re.compile(r"/v1/audio/conversions"): MAX_CONVERSION_BODY,
     re.compile(r"/v1/realtime/(calls|client_secrets|sessions)"): MAX_SESSION_BODY,
     re.compile(r"/v1/live/sessions"): MAX_SESSION_BODY,
     re.compile(r"/api/sessions/[^/]+/upload-recording"): MAX_UPLOAD_BODY,

@@ -45,6 +45,7 @@ assembly chat
 compile
 report engine
 start
+conversion
 slots
 service doctor
 http
@@ -63,7 +64,7 @@ doors.model_names doors.voices
 doors.core
 doors.live
 peers
-doors.model_routes doors.speech doors.chat doors.realtime doors.gpt_live doors.dialects
+doors.model_routes doors.speech doors.conversion doors.chat doors.realtime doors.gpt_live doors.dialects
 doors.calls
 health_watch loop_watch routes
 app

@@ -19,6 +19,7 @@ from worker.assembly.backend_flags import reset_backend_flags
 from worker.compile.compile_engine import RecompileWatch, uncompile_engine
 from worker.compile.state import TargetState
 from worker.config.session import EngineConfig, SessionConfig
+from worker.conversion.conversions import Conversions
 from worker.decoding import DecodingThreads
 from worker.engine import Engine
 from worker.loop.observer import Observer
@@ -111,17 +112,16 @@ class Service:
 
     def __init__(self, settings: WorkerSettings, observer: Observer | None = None):
         """observer: of every engine that is started; for measurements."""
-        self.settings, self._observer = settings, observer
-        self.status = Status()
+        self.settings, self._observer, self.status = settings, observer, Status()
         self.targets: dict[str, TargetState] = {}
         self.loaded: Loaded | None = None
+        self.conversions = Conversions(settings.ref_audio, settings.ref_folder, settings.voice_folder)
         self.preparing = asyncio.Semaphore(MAX_PREPARING)
         self.decoding = asyncio.Semaphore(MAX_DECODING)
         self.decoding_videos = asyncio.Semaphore(MAX_DECODING_VIDEOS)
         self.decoders = DecodingThreads()
-        self._lock = threading.Lock()
+        self._lock, self._n_leased = threading.Lock(), 0
         self._changing = threading.Lock()  # held during a start or an unload
-        self._n_leased = 0
         self._phases = UnitPhases()
 
     # --- start ---------------------------------------------------------------------------------
@@ -155,6 +155,7 @@ class Service:
         LOG.info("IDLE: %d slots (%s)", self.n_slots, times)
 
     def _load(self, settings: WorkerSettings) -> Loaded:
+        self.conversions.load(settings.engine, self.status.progress)
         started = start_engine(
             settings.engine,
             video=settings.video,
@@ -335,9 +336,9 @@ class Service:
                 self.status.move(State.UNLOADED)
                 loaded, self.loaded = self.loaded, None
                 self.targets.clear()
-            device = None
+            self.conversions.unload()
+            device = None if loaded is None else loaded.engine.device
             if loaded is not None:
-                device = loaded.engine.device
                 loaded.engine.close()
                 loaded.watch.stop()
                 uncompile_engine(loaded.engine.parts)
@@ -353,7 +354,6 @@ class Service:
         Args:
             changes: fields of EngineConfig; `compile` as true or false. A new `model_path` resets `token2wav_path` and
                 `pt_path`, which belong to the former checkpoint.
-
         Raises: StateError unless unloaded; SettingError.
         """
         if "compile" in changes:
@@ -395,5 +395,6 @@ class Service:
     def shut_down(self) -> None:
         """Close the engine and its sessions."""
         self.decoders.close()
+        self.conversions.unload()
         if self.loaded is not None:
             self.loaded.engine.close()

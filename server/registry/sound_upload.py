@@ -29,23 +29,33 @@ def decoded_sound(text: str) -> np.ndarray:
         text: the file in base64, with or without a `data:...,` prefix.
     Raises: AudioError; SoundTooLargeError.
     """
-    data = _file_bytes(text)
+    return samples_of_file(_file_bytes(text), "audio_base64")
+
+
+def samples_of_file(data: bytes, what: str, max_s: float = MAX_S) -> np.ndarray:
+    """The samples of a sound file of any format, [n] float32 at 16 kHz, mono. Slow: call on a thread.
+
+    Args:
+        what: the field's name, for errors.
+        max_s: most seconds of sound.
+    Raises: AudioError; SoundTooLargeError.
+    """
     container = container_of(data)
     if container is None:
-        raise AudioError("audio_base64", expected="a sound or video file", got=f"bytes that begin with {data[:8]!r}")
+        raise AudioError(what, expected="a sound or video file", got=f"bytes that begin with {data[:8]!r}")
     with held_in_memory(data) as path:
         try:
             limits = MediaLimits(container, DECODE_S)
-            units = list(read_units(path, frames_per_second=0, max_units=int(MAX_S) + 1, limits=limits))
+            units = list(read_units(path, frames_per_second=0, max_units=int(max_s) + 1, limits=limits))
         except MediaError as error:
-            raise AudioError("audio_base64", expected=f"a {container} file with sound", got=error.got) from None
+            raise AudioError(what, expected=f"a {container} file with sound", got=error.got) from None
     samples: np.ndarray = np.concatenate([unit.sound[: unit.n_samples] for unit in units])
     samples = np.nan_to_num(samples).astype(np.float32, copy=False)
     seconds = len(samples) / SAMPLE_RATE
-    if seconds > MAX_S:
-        raise SoundTooLargeError("audio_base64", expected=f"up to {MAX_S:.0f} s of sound", got="more")
+    if seconds > max_s:
+        raise SoundTooLargeError(what, expected=f"up to {max_s:.0f} s of sound", got="more")
     if seconds < MIN_S:
-        raise AudioError("audio_base64", expected=f"at least {MIN_S} s of sound", got=f"{seconds:.2f} s")
+        raise AudioError(what, expected=f"at least {MIN_S} s of sound", got=f"{seconds:.2f} s")
     return samples
 
 

@@ -31,7 +31,9 @@ def status_of(secret: str | None, kind: str, path: str, **headers: str) -> int:
     return int(sent[0]["status"])
 
 
-@pytest.mark.parametrize("path", ["/ws/duplex", "/ws/half_duplex", "/ws/chat", "/ws/streaming", "/ws/speech"])
+@pytest.mark.parametrize(
+    "path", ["/ws/duplex", "/ws/half_duplex", "/ws/chat", "/ws/streaming", "/ws/speech", "/ws/conversion"]
+)
 def test_refuses_sockets_of_pages(path: str) -> None:
     for origin in ("http://localhost:22400", "https://evil.example", "null", ""):
         assert status_of(None, "websocket", path, origin=origin) == 403, origin

@@ -128,7 +128,7 @@ def build(
         for too little memory for one session.
     """
     device = pick_device(config.device)
-    dtype = _dtype(config.dtype, device)
+    dtype = pick_dtype(config.dtype, device)
     start = time.perf_counter()
     model = load_model(
         config.model_path, device=device, dtype=dtype, precision=config.precision, pt_path=config.pt_path
@@ -260,7 +260,7 @@ def device_type(name: str) -> str:
     return torch.device(name).type
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype = getattr(torch, name)

@@ -10,6 +10,21 @@ Target = Literal["vpm", "llm.model", "resampler", "tts.model", "apm", "token2wav
 TARGETS: tuple[Target, ...] = get_args(Target)
 
 
+S3Mode = Literal["off", "default", "reduce-overhead", "max-autotune"]
+
+
+class S3CompileModes(Settings):
+    """Mode of torch.compile of each component of S3Gen."""
+
+    tokenizer: S3Mode = Field("default", description="mode of torch.compile of the S3 tokenizer's layers")
+    speaker_encoder: S3Mode = Field("default", description="of CAMPPlus's layers")
+    encoder: S3Mode = Field("default", description="of the upsampling conformer's layers")
+    estimator: S3Mode = Field("default", description="of the U-Net's layers; no effect if the solve compiles")
+    solve: S3Mode = Field("off", description="of all Euler steps as one graph; minutes for each bucket")
+    f0: S3Mode = Field("default", description="of the pitch")
+    hift: S3Mode = Field("default", description="of HiFT's activation")
+
+
 class CompileConfig(Settings):
     """With `enabled` false the model runs eagerly and no other key has an effect; see docs/compile.md."""
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from models.checkpoint.precision import Precision, Weights
 from worker.config.access import ApiKeyEntry, ClientLimits
-from worker.config.compile import CompileConfig
+from worker.config.compile import CompileConfig, S3CompileModes
 from worker.config.hub_id import ModelPath
 from worker.config.json_file import read_json
 from worker.config.layers import LayeredSettings, SettingsLayer, setting_fields, with_sources
@@ -60,6 +60,10 @@ class ModelSection(Settings):
     token2wav_path: Path | None = Field(
         None, strict=False, description="vocoder folder; null: assets/token2wav in the checkpoint"
     )
+    s3gen_path: Path | None = Field(
+        None, strict=False, description="checkpoint file of S3Gen, for voice conversions; null: they are refused"
+    )
+    s3gen_modes: S3CompileModes = Field(S3CompileModes(), description="modes of torch.compile of its components")
     attn_implementation: Literal["auto", "flash_attention_2", "sdpa", "eager"] = Field(
         "auto", description="attention kernels; flash_attention_2 takes PyTorch's own flash kernels"
     )
@@ -309,6 +313,8 @@ class Config(LayeredSettings):
             early_pictures=duplex.early_pictures,
             early_prefill=duplex.early_prefill,
             session=duplex.session,
+            s3gen_path=model.s3gen_path,
+            s3gen_modes=model.s3gen_modes,
             first_sound_first=duplex.first_sound_first,
             compile=self.compile,
         )

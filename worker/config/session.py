@@ -21,7 +21,7 @@ from models.sampling.settings import (
     SpeechSampling,
     TextSampling,
 )
-from worker.config.compile import CompileConfig
+from worker.config.compile import CompileConfig, S3CompileModes
 from worker.config.hub_id import ModelPath
 from worker.config.settings import SettingError, SettingProblem, Settings, notes, overlaid
 from worker.config.weights import WEIGHTS_TEXT, PartWeights
@@ -306,6 +306,8 @@ class EngineConfig(Settings):
     )
     snapshots: int = Field(8, ge=0, le=1024, description="prepared prompts kept for later sessions")
     seed: int = Field(0, ge=0, le=2**64 - 1, description="source of the seeds of sessions without one")
+    s3gen_path: Path | None = Field(None, strict=False, description="checkpoint file of S3Gen for voice conversions")
+    s3gen_modes: S3CompileModes = Field(S3CompileModes(), description="modes of its components")
     compile: CompileConfig = Field(CompileConfig(), description="compilation and backend flags")
 
     @property

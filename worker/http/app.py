@@ -15,6 +15,7 @@ from worker.config.service import ROOT
 from worker.http.answer_conversation import AnswerConversation
 from worker.http.chat_conversation import ChatConversation
 from worker.http.chat_route import answer_chat
+from worker.http.conversion.conversation import ConversionConversation
 from worker.http.duplex_conversation import DuplexConversation
 from worker.http.half_duplex_conversation import HalfDuplexConversation
 from worker.http.health import health
@@ -155,6 +156,10 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
     @app.websocket("/ws/speech")
     async def ws_speech(websocket: WebSocket) -> None:
         await sockets.serve(websocket, SpeechConversation, "speech")
+
+    @app.websocket("/ws/conversion")
+    async def ws_conversion(websocket: WebSocket) -> None:
+        await sockets.serve(websocket, ConversionConversation, "conversion")
 
     @app.websocket("/ws/streaming")
     async def ws_streaming(websocket: WebSocket) -> None:

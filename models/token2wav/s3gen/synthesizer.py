@@ -13,10 +13,13 @@ from torch import Tensor
 
 from models.errors import SettingsError
 from models.graphs.compiler import reset_compiler
+from models.token2wav.prompt.source_tokens import source_log_mel, token_windows
 from models.token2wav.s3gen import regions
 from models.token2wav.s3gen.model import S3Gen, S3Voice, draw, prompt_part
 from models.token2wav.s3gen.region_table import S3Regions, S3Shapes
 from models.token2wav.settings import FRAMES_PER_TOKEN, SAMPLES_PER_FRAME
+
+CONTEXT_SHARE = 5  # of a window of a long sound: the part at each end that is read only for its neighbours
 
 
 class Utterance(NamedTuple):
@@ -57,15 +60,37 @@ class S3Synthesizer:
     def _prepare(self, sounds: Sequence[tuple[Tensor, int]]) -> list[S3Voice]:
         features = [self.model.prompt_features(sound, rate) for sound, rate in sounds]
         mels, log_mels, energies = zip(*features, strict=True)
-        size = self.shapes.fit("s3_tokens", "batch", len(sounds))
-        length = self.shapes.fit("s3_tokens", "sound", max(part.shape[1] for part in log_mels))
-        counts = self._counts([part.shape[1] for part in log_mels], size)
-        tokens = self.regions.run(regions.read_tokens, _stacked(log_mels, size, length), counts).clone()
+        tokens = self._read(log_mels)
+        size = self.shapes.fit("s3_speaker", "batch", len(sounds))
         length = self.shapes.fit("s3_speaker", "sound", max(len(part) for part in energies))
         counts = self._counts([len(part) for part in energies], size)
         rows = _stacked([part.T for part in energies], size, length).transpose(1, 2).contiguous()
         speakers = self.regions.run(regions.describe_voice, rows, counts).clone()
         return [S3Voice(prompt_part(tokens[row], mel), mel, speakers[row]) for row, mel in enumerate(mels)]
+
+    def speech_tokens(self, wave: object, rate: int) -> Tensor:
+        """Speech tokens [n] int64 of a sound of any length on the CPU, 25 a second: what a conversion speaks.
+
+        Args:
+            wave: [n] mono float samples in [-1, 1], at least 25 ms.
+            rate: Hz.
+        Raises: AudioError.
+        """
+        log_mel = source_log_mel(wave, rate, self.model.config.tokenizer.n_mels).to(self.model.device)
+        window = self.shapes.sound[-1]
+        parts = list(token_windows(log_mel.shape[1], window, window // CONTEXT_SHARE // 4 * 4))
+        kept: list[Tensor] = []
+        for rows in self._batches(len(parts)):
+            tokens = self._read([log_mel[:, part.start : part.end] for part in parts[rows]])
+            kept += (tokens[row, part.first : part.last] for row, part in enumerate(parts[rows]))
+        return torch.cat(kept).cpu()
+
+    def _read(self, log_mels: Sequence[Tensor]) -> Tensor:
+        """Speech tokens [B, T] of log-mels [n_mels, F] of different lengths; B may be larger than their number."""
+        size = self.shapes.fit("s3_tokens", "batch", len(log_mels))
+        length = self.shapes.fit("s3_tokens", "sound", max(part.shape[1] for part in log_mels))
+        counts = self._counts([part.shape[1] for part in log_mels], size)
+        return self.regions.run(regions.read_tokens, _stacked(log_mels, size, length), counts).clone()
 
     def speak(self, utterances: Sequence[Utterance], *, n_steps: int | None = None) -> list[Tensor]:
         """Sounds of utterances, in their order, [480 T] float32 at 24 kHz each.

@@ -60,11 +60,12 @@ class TurnPath(StrEnum):
 
     CHAT = "/ws/chat"
     SPEECH = "/ws/speech"
+    CONVERSION = "/ws/conversion"
 
 
 @dataclass(frozen=True)
 class TurnRequest:
-    """The request to a worker. fields: of `ChatRequest` or `SpeechRequest`; the worker checks them."""
+    """The request to a worker. fields: of the path's request; the worker checks them."""
 
     path: TurnPath
     fields: Mapping[str, object]

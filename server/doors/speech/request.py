@@ -5,12 +5,12 @@ from typing import Literal, cast
 
 from server.doors.core.request_fields import RequestFields
 from server.doors.core.sound_formats import FORMAT_NAMES, MAX_SPEED, MIN_SPEED, FormatName
+from server.doors.core.sound_response import STREAM_FORMATS
 from server.doors.errors import invalid
 from server.doors.voices import DEFAULT
 from worker.describe import shown
 
 MAX_INPUT = 4096  # characters
-STREAM_FORMATS = ("audio", "sse")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.models.token2wav.s3gen import tiny_s3gen
 from tests.worker.http.processes import WorkerProcess, running
 from tests.worker.http.scripted_client import ScriptedClient
 from worker.protocol.messages import Result
@@ -20,7 +21,8 @@ SMALL = {"duplex": {"euler_steps": 1, "max_backlog_mb": 1}}
 def small_worker(folder: Path, *flags: str) -> Iterator[WorkerProcess]:
     """flags: further ones of the worker."""
     limits = ("--max-sessions", str(N_SLOTS), "--max-warmup-chunks", "2")
-    with running(folder, *limits, *flags, config=SMALL, program=PROGRAM) as process:
+    conversion = {"model": {"s3gen_path": str(tiny_s3gen.write(folder))}}
+    with running(folder, *limits, *flags, config={**SMALL, **conversion}, program=PROGRAM) as process:
         yield process
 
 

@@ -1,8 +1,10 @@
 """A small S3Gen with random weights, and its tensors in the format of a checkpoint."""
 
 import math
+from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from models.layers.weights import assign_weights
@@ -19,16 +21,17 @@ from models.token2wav.settings import (
 )
 
 N_MELS, SPEAKER_DIM, VOCAB = 10, 6, 40
+ALL_TOKENS = 6561  # of the tokenizer
 
 
-def config(*, meanflow: bool = False) -> S3GenConfig:
+def config(*, meanflow: bool = False, vocab: int = VOCAB) -> S3GenConfig:
     estimator = UNetConfig(
         in_channels=4 * N_MELS, out_channels=N_MELS, channels=8, heads=1, blocks=1, mid_blocks=1, meanflow=meanflow
     )
     encoder = EncoderConfig(width=16, heads=2, inner=24, n_layers=1, n_up_layers=2, lookahead=3)
     return S3GenConfig(
         flow=S3FlowConfig(
-            vocab_size=VOCAB, n_mels=N_MELS, speaker_dim=SPEAKER_DIM, encoder=encoder, estimator=estimator
+            vocab_size=vocab, n_mels=N_MELS, speaker_dim=SPEAKER_DIM, encoder=encoder, estimator=estimator
         ),
         vocoder=HiftConfig(n_mels=N_MELS, base_channels=8, f0_channels=4),
         speaker_encoder=CampPlusConfig(
@@ -55,8 +58,8 @@ def random_tensors(settings: S3GenConfig, seed: int = 0) -> dict[str, Tensor]:
     return tensors
 
 
-def make(*, meanflow: bool = False, seed: int = 0) -> S3Gen:
-    settings = config(meanflow=meanflow)
+def make(*, meanflow: bool = False, seed: int = 0, vocab: int = VOCAB) -> S3Gen:
+    settings = config(meanflow=meanflow, vocab=vocab)
     with torch.device("meta"):
         model = S3Gen(settings)
     return assign_weights(model, random_tensors(settings, seed), "cpu", torch.float32)
@@ -78,6 +81,13 @@ def as_trained(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     stored[f"{norm}.num_batches_tracked"] = torch.tensor(7)
     stored["tokenizer.window"] = torch.ones(400)
     return stored
+
+
+def write(folder: Path) -> Path:
+    """A checkpoint file of a model that speaks all tokens."""
+    path = folder / "s3gen.safetensors"
+    save_file(as_trained(random_tensors(config(vocab=ALL_TOKENS))), path)
+    return path
 
 
 def voice(n_speech_tokens: int, n_frames: int, seed: int = 0) -> S3Voice:

@@ -1,0 +1,70 @@
+"""The voice conversion of a worker, if it has one: when it is loaded, and the voices that it speaks in."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from models.errors import SettingsError
+from models.inputs.audio_sizes import SAMPLE_RATE
+from worker.assembly.backend_flags import resolve_compile
+from worker.assembly.parts import pick_device, pick_dtype
+from worker.config.session import EngineConfig
+from worker.conversion.converter import Converter
+from worker.start.voices import ReferenceSound
+from worker.voice_registry import voice_file
+
+
+class Conversions:
+    """The converter of the loaded settings.
+
+    Args:
+        default: file of the voice of requests without one; None: they are refused.
+        folders: of voices that come with the server, and of registered ones.
+    """
+
+    def __init__(self, default: Path | None, *folders: Path):
+        self._default, self._folders = default, folders
+        self._converter: Converter | None = None
+
+    def load(self, engine: EngineConfig, progress: Callable[[str], None]) -> None:
+        """Load, compile and capture what `engine.s3gen_path` names, in place of what is loaded.
+
+        Call it before the slots of a model are sized: they take the memory that is left.
+        Raises: as `Converter`.
+        """
+        self.unload()
+        if engine.s3gen_path is None:
+            return
+        progress(f"voice conversion: {engine.s3gen_path.name}")
+        device = pick_device(engine.device)
+        dtype, compiling = pick_dtype(engine.dtype, device), resolve_compile(engine, device.type).compile
+        path, modes = engine.s3gen_path, engine.s3gen_modes
+        self._converter = Converter(path, device=device, dtype=dtype, compile=compiling, modes=modes)
+
+    def unload(self) -> None:
+        """Free the networks, graphs and compiled code."""
+        converter, self._converter = self._converter, None
+        if converter is not None:
+            converter.close()
+
+    @property
+    def converter(self) -> Converter:
+        """Raises: SettingsError without one."""
+        if self._converter is None:
+            raise SettingsError("voice conversion", expected="a worker with model.s3gen_path", got="one without")
+        return self._converter
+
+    def voice(self, named: str | None, samples: np.ndarray | None) -> ReferenceSound:
+        """The sound whose voice speaks: of a name, of samples [n] at 16 kHz, or the default one. Reads files.
+
+        Raises: SettingsError for an unknown name, or without a default; AudioError.
+        """
+        if samples is not None:
+            return ReferenceSound(torch.from_numpy(samples)[None], SAMPLE_RATE)
+        if named is not None:
+            return ReferenceSound.read(voice_file(named, *self._folders))
+        if self._default is None:
+            raise SettingsError("voice", expected="a worker with a default voice", got="one without")
+        return ReferenceSound.read(self._default)
