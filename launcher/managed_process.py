@@ -118,6 +118,15 @@ class ChildProcess:
             return True
         return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in sockets)
 
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the process's own, without files that it maps, such as weights; 0 if the system hides it."""
+        try:
+            memory = psutil.Process(self.pid).memory_info()
+        except (psutil.Error, OSError):
+            return 0
+        return int(memory.rss - getattr(memory, "shared", 0))
+
     def terminate(self) -> None:
         """Send SIGTERM to the process alone, which stops its own children."""
         if self.is_running:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from launcher.devices import Device
 from launcher.managed_process import Program
+from launcher.memory_watch import GB
 from models.errors import SettingsError
 from worker.config.service import ROOT, Config
 from worker.key_text import KEYS_FILE, START_KEY_VARIABLE, WORKER_SECRET_VARIABLE, new_key
@@ -60,7 +61,8 @@ class LaunchPlan:
 
     host, port: address that the gateway listens on. folder: for logs and pid files. devices: one for each worker, in
     the same order. drain_s: seconds that sessions have to end after a stop. start_key: opens the pages in this run;
-    None: none was made. has_keys: clients need a key.
+    None: none was made. has_keys: clients need a key. max_worker_bytes: of a worker's own memory; None: by what it
+    holds when it becomes ready.
     """
 
     gateway: Program
@@ -73,6 +75,7 @@ class LaunchPlan:
     drain_s: float
     start_key: str | None = field(default=None, repr=False)
     has_keys: bool = False
+    max_worker_bytes: int | None = None
     root: Path = ROOT
 
     @property
@@ -111,6 +114,7 @@ def make_plan(
     host, scheme = _host(args.host, remote=args.remote), _scheme(config, args)
     ports = worker_ports(config, len(chosen))
     run_secrets = run_secrets or RunSecrets()
+    max_gb = config.service.max_worker_memory_gb
     # Each program reads the settings file and the environment itself. Flags have to be passed on.
     config_flags = () if args.config is None else ("--config", str(args.config.absolute()))
     shared = {LEVEL_VARIABLE: args.log_level} if args.log_level else {}
@@ -154,6 +158,7 @@ def make_plan(
         drain_s=config.service.drain_timeout_s,
         start_key=run_secrets.start_key,
         has_keys=run_secrets.start_key is not None or has_keys(config),
+        max_worker_bytes=None if max_gb is None else round(max_gb * GB),
     )
 
 

@@ -16,9 +16,12 @@ import httpx
 from launcher.addresses import own_addresses
 from launcher.devices import Device
 from launcher.managed_process import ChildProcess, Program, describe_exit
+from launcher.memory_watch import MemoryWatch
 from launcher.plan import LaunchPlan
 from launcher.progress import LiveLine, StatusDisplay, n_slots, ready_text, starting_line, totals_text
 from launcher.restart_policy import HealthTimeout, RestartBackoff, RestartPolicy, Verdict
+from launcher.worker_states import WorkerStates
+from worker.worker_report import WorkerState
 
 READY = ("IDLE", "BUSY")
 # Some terminals and wrappers send two signals for one Ctrl-C. Signals this close together count as one.
@@ -81,6 +84,7 @@ class Supervisor:
         self._policy = policy or RestartPolicy()
         self._gateway = self._managed(plan.gateway)
         self._workers = [self._managed(program) for program in plan.workers]
+        self._states = WorkerStates(plan.folder, [program.stem for program in plan.workers])
         self._stop, self._kill_now = asyncio.Event(), asyncio.Event()
         self._stop_signal_at: float | None = None
         self._is_announced = False
@@ -114,6 +118,7 @@ class Supervisor:
             await self._stop_all()
         finally:
             self._kill_all()
+            self._states.remove()
         return 1 if self.failure else 0
 
     def _install_signal_handlers(self) -> None:
@@ -145,8 +150,10 @@ class Supervisor:
 
     async def _supervise(self, process: ManagedProcess, client: httpx.AsyncClient) -> None:
         """Start a process, watch it and start it again, until it is given up."""
+        event = ""
         while True:
             process.started_at = self._clock()
+            self._record(process, "starting", reason=event)
             try:
                 process.child.start()
                 reason = await self._watch(process, client)
@@ -159,17 +166,27 @@ class Supervisor:
             if not reason:
                 message = process.child.last_message()
                 event = f"ended with {describe_exit(status or 0)}{f': {message}' if message else ''}"
-            if process.backoff.mark_exited(None if reason else status, self._clock()) is Verdict.GIVE_UP:
+            verdict = process.backoff.mark_exited(None if reason else status, self._clock())
+            if verdict is Verdict.GIVE_UP or (verdict is Verdict.FAILING and not self._others_serve(process)):
                 self._on_given_up(process, event)
                 return
             wait = process.backoff.next_wait_s()
             self._display.print_line(f"{process.name} {event}; starting it again in {wait:g} s")
+            self._record(process, "waiting", reason=event, wait_s=wait)
             self._announce_ready()
             await asyncio.sleep(wait)
 
+    def _others_serve(self, process: ManagedProcess) -> bool:
+        """Whether another worker is ready, or may still become ready."""
+        others = [worker for worker in self._workers if worker is not process]
+        return process is not self._gateway and not all(one.is_given_up or one.backoff.is_failing for one in others)
+
+    def _record(self, process: ManagedProcess, state: WorkerState, *, reason: str = "", wait_s: float = 0.0) -> None:
+        self._states.record(process.program.stem, state, process.backoff, reason=reason, wait_s=wait_s)
+
     async def _watch(self, process: ManagedProcess, client: httpx.AsyncClient) -> str:
         """Probe a process until it has ended. Returns: why it was stopped, empty if it ended by itself."""
-        health_timeout = HealthTimeout(self._policy)
+        health_timeout, memory = HealthTimeout(self._policy), MemoryWatch(self._plan.max_worker_bytes)
         is_gateway = process is self._gateway
         while process.child.is_running:
             path = "/readyz" if is_gateway else "/livez" if process.is_ready else "/health"
@@ -183,9 +200,13 @@ class Supervisor:
             elif result.status == 503:
                 await self._end([process], FAILED_GRACE_S)
                 return f"broke down: {result.body.get('error') or 'no error in its response'}"
-            if health_timeout.record_probe(bool(result.status), self._clock()) and process.is_ready:
+            if health_timeout.record_probe(bool(result.status), self._clock(), is_ready=process.is_ready):
                 await self._end([process], 0)
-                return f"has not answered for {self._policy.hang_timeout_s:g} s and was killed"
+                seconds = self._policy.hang_timeout_s if process.is_ready else self._policy.start_timeout_s
+                return f"has not answered for {seconds:g} s and was killed"
+            if process.is_ready and not is_gateway and (leak := memory.record(process.child.memory_bytes)):
+                await self._end([process], self._plan.drain_s + self._policy.grace_s)
+                return leak
             is_serving = process.is_ready and (process.is_open or not is_gateway)
             await asyncio.sleep(self._policy.ready_poll_s if is_serving else self._policy.starting_poll_s)
         return ""
@@ -220,6 +241,7 @@ class Supervisor:
             return
         process.is_ready, process.body = True, body
         process.backoff.mark_ready(self._clock())
+        self._record(process, "ready")
         self._display.remove(process.name)
         self._display.print_line(ready_text(self._label(process), body, seconds))
         device = self._device_of(process)
@@ -237,9 +259,10 @@ class Supervisor:
 
     def _on_given_up(self, process: ManagedProcess, event: str) -> None:
         process.is_given_up = True
+        self._record(process, "given up", reason=event)
         text = f"{process.name} {event}; given up (log: {process.child.log})"
         self._display.print_line(text)
-        if process is self._gateway or all(worker.is_given_up for worker in self._workers):
+        if process is self._gateway or not self._others_serve(process):
             self._fail(text)
         self._announce_ready()
 

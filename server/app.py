@@ -93,6 +93,7 @@ class Gateway:
     their own.
     session_limits: of sessions of the OpenAI API. live_barge_in_ms: speech that silences a GPT-Live reply; 0: none.
     slot_window: context of the workers' slots. picture_urls: fetches pictures from allowed hosts.
+    log_folder: of the launcher.
     """
 
     dispatcher: Dispatcher
@@ -121,6 +122,7 @@ class Gateway:
     live_barge_in_ms: int = 0
     slot_window: SlotWindow = field(default_factory=SlotWindow)
     picture_urls: PictureUrls = field(default_factory=PictureUrls)
+    log_folder: Path = Path("tmp")
 
 
 def build_app(gateway: Gateway) -> FastAPI:
@@ -140,7 +142,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     admission = Admission(gateway.origins, apps)
     for router in (
         access_routes(gateway.access),
-        status_routes(gateway.dispatcher, gateway.live, gateway.metrics),
+        status_routes(gateway.dispatcher, gateway.live, gateway.metrics, gateway.log_folder),
         compile_report_routes(gateway.dispatcher, gateway.http),
         queue_routes(gateway.dispatcher, gateway.state),
         session_routes(gateway.live, gateway.http),

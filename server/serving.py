@@ -224,6 +224,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         config.api.live_barge_in_ms,
         slot_window=SlotWindow(config.duplex.context_rows, config.duplex.session),
         picture_urls=PictureUrls(config.api.image_hosts),
+        log_folder=options.diagnostics_folder,
     )
     return gateway, HealthWatch(dispatcher, metrics, http, service.worker_timeout_s)
 

@@ -35,7 +35,7 @@ token2wav.__main__ quantize __main__
 """
 WORKER = """
 key_text
-version log status describe decoding
+version log status describe decoding worker_report
 config protocol media transcript
 voice_registry vad_network unit_phases
 early
@@ -82,6 +82,7 @@ CONTRACT = {
     "worker.status",
     "worker.voice_registry",
     "worker.describe",
+    "worker.worker_report",
 }
 VOICE_DETECTION = {"worker.vad_network"}
 WORDS = {"models.errors", "models.inputs.audio_sizes"}
@@ -93,7 +94,7 @@ ABOVE = {
     | VOICE_DETECTION
     | {"models.atomic_file", "worker.media", "models.token2wav.load.onnx_container"},
     "clients": CONTRACT | WORDS | {"worker.media", "worker.transcript"},
-    "launcher": CONTRACT | WORDS | {"worker.doctor"},
+    "launcher": CONTRACT | WORDS | {"models.atomic_file", "worker.doctor"},
 }
 # Concurrency, sockets, processes and HTTP belong to the worker and the server.
 FOREIGN = {

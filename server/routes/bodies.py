@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from server.dispatch.queue import RequestType
 from worker.config.service import MAX_S
 from worker.status import State
+from worker.worker_report import WorkerReport
 
 Seconds = Annotated[float, Field(ge=0, le=MAX_S, allow_inf_nan=False)]
 
@@ -31,8 +32,11 @@ class Problem(BaseModel):
 
 
 class Health(BaseModel):
+    """workers: as their launcher sees them; empty without one. Reasons are left out for requests without a key."""
+
     status: Literal["healthy"] = "healthy"
     timestamp: str
+    workers: dict[str, WorkerReport] = {}
 
 
 class Alive(BaseModel):

@@ -1,25 +1,32 @@
 """Routes for the state of the gateway and its workers. The response bodies are built in `status_report`."""
 
+import asyncio
 from datetime import datetime
+from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from server.access.identity import identity_of
+from server.access.identity import IdentityKind, identity_of
 from server.dispatch.dispatcher import Dispatcher
 from server.live.live_sessions import LiveSessions
 from server.metrics import GatewayMetrics
 from server.routes.bodies import Alive, CacheStatus, Health, Ready, ServiceStatus, WorkerList
 from server.routes.status_report import cache_status, readiness, service_status, worker_list
+from worker.worker_report import read_reports
 
 
-def status_routes(dispatcher: Dispatcher, live: LiveSessions, metrics: GatewayMetrics) -> APIRouter:
+def status_routes(dispatcher: Dispatcher, live: LiveSessions, metrics: GatewayMetrics, log_folder: Path) -> APIRouter:
+    """The routes. log_folder: has the reports of the launcher about its workers."""
     router = APIRouter()
 
     @router.get("/health")
-    async def health() -> Health:
-        return Health(timestamp=datetime.now().isoformat())
+    async def health(request: Request) -> Health:
+        workers = (await asyncio.to_thread(read_reports, log_folder)).workers
+        if identity_of(request).kind is IdentityKind.ANONYMOUS:
+            workers = {name: report.model_copy(update={"reason": ""}) for name, report in workers.items()}
+        return Health(timestamp=datetime.now().isoformat(), workers=workers)
 
     @router.get("/livez")
     async def livez() -> Alive:

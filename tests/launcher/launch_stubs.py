@@ -31,6 +31,7 @@ def main() -> int:
         scheme="http",
         folder=folder,
         drain_s=settings["drain_s"],
+        max_worker_bytes=settings.get("max_worker_bytes"),
     )
     with lock_folder(folder):
         return launch(plan, RestartPolicy(**settings["policy"]))

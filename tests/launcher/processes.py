@@ -173,6 +173,7 @@ def stubs(
     drain_s: float = 0.0,
     ignored: Sequence[int] = (),
     ports: Sequence[int] = (),
+    max_worker_bytes: int | None = None,
     **policy: float,
 ) -> Iterator[Stubs]:
     """A launcher of stub programs; all its processes are killed on exit.
@@ -182,11 +183,13 @@ def stubs(
         drain_s: of the plan.
         ignored: signals that the launcher inherits as ignored.
         ports: of the gateway and the workers; none: free ones.
+        max_worker_bytes: of the plan.
         policy: fields that differ from QUICK.
     """
     behaviors = behaviors or ({},)
     ports = ports or free_ports(1 + len(behaviors))
-    launched = Stubs(folder, behaviors, ignored, ports=list(ports), drain_s=drain_s, policy={**QUICK, **policy})
+    settings = {"ports": list(ports), "drain_s": drain_s, "max_worker_bytes": max_worker_bytes}
+    launched = Stubs(folder, behaviors, ignored, **settings, policy={**QUICK, **policy})
     try:
         yield launched
     finally:

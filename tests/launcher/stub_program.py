@@ -3,7 +3,8 @@
     python stub_program.py NAME PORT FOLDER
 
 FOLDER/NAME.json is read again for each request. Its keys: `state` of /health; number of `slots`; `exit`: exit at once
-with this status; `ignores_sigterm`; `drain`: seconds from SIGTERM to the exit; `child`: start a child process.
+with this status; `ignores_sigterm`; `drain`: seconds from SIGTERM to the exit; `child`: start a child process;
+`memory`: bytes that the process `pid` holds.
 FOLDER/events gets a line `NAME EVENT` for `start`, `term` and `end`.
 """
 
@@ -16,6 +17,7 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+held: list[bytes] = []
 name, port, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 
 
@@ -31,6 +33,8 @@ def record(event: str) -> None:
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         current = behavior()
+        if current.get("pid") == os.getpid():
+            held.append(b"x" * (current["memory"] - sum(map(len, held))))
         state = current.get("state", "IDLE")
         failed = state == "FAILED"
         bad = (failed and self.path == "/livez") or (state != "IDLE" and self.path == "/readyz")

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.memory_watch import ROOM, MemoryWatch
 from launcher.restart_policy import HealthTimeout, RestartBackoff, RestartPolicy, Verdict
 
 POLICY = RestartPolicy()
@@ -27,7 +28,8 @@ def test_rejected_settings_are_not_retried() -> None:
 
 def test_usage_status_after_another_failure_is_retried() -> None:
     backoff = RestartBackoff(POLICY)
-    assert [backoff.mark_exited(status, 0.0) for status in (1, 2, 1)] == ["restart", "restart", "give up"]
+    assert [backoff.mark_exited(status, 0.0) for status in (1, 2, 1)] == ["restart", "restart", "failing"]
+    assert backoff.is_failing
 
 
 def test_process_that_was_ready_is_never_given_up() -> None:
@@ -62,6 +64,12 @@ def test_process_counts_as_hung_after_timeout() -> None:
     assert hung.index(True) == POLICY.hang_timeout_s
 
 
+def test_process_that_starts_has_more_time() -> None:
+    health_timeout = HealthTimeout(POLICY)
+    hung = [health_timeout.record_probe(False, float(second), is_ready=False) for second in range(1000)]
+    assert hung.index(True) == POLICY.start_timeout_s
+
+
 def test_answer_resets_health_timeout() -> None:
     health_timeout = HealthTimeout(POLICY)
     for second in range(59):
@@ -77,3 +85,15 @@ def test_time_without_probes_does_not_count() -> None:
     health_timeout.record_probe(True, 0.0)
     assert not health_timeout.record_probe(False, 86_400.0), "expected a suspended launcher to probe again first"
     assert health_timeout.seconds <= POLICY.probe_timeout_s + POLICY.ready_poll_s
+
+
+def test_memory_counts_after_three_readings_above_the_limit() -> None:
+    watch = MemoryWatch(100)
+    assert [watch.record(n) for n in (500, 500, 90, 101, 500)] == [""] * 5
+    assert watch.record(5_000_000_000) == "holds 5.0 GB of memory, expected at most 0.0 GB, and was ended"
+
+
+def test_without_a_limit_a_process_may_hold_twice_what_it_began_with() -> None:
+    watch, most = MemoryWatch(None), 2 * 10**9 + ROOM
+    assert [watch.record(n) for n in (10**9, most, most, most, most + 1, most + 1)] == [""] * 6
+    assert watch.record(most + 1).startswith("holds 6.3 GB of memory")

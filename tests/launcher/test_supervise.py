@@ -16,6 +16,7 @@ from launcher.lock import FolderLockedError, lock_folder
 from launcher.managed_process import ChildProcess, Program
 from tests.launcher.launch_stubs import STUB
 from tests.launcher.processes import free_ports, stubs, wait_until
+from worker.worker_report import read_reports
 
 
 def test_start_prints_progress_and_locks_folder(tmp_path: Path) -> None:
@@ -165,13 +166,31 @@ def test_gives_up_on_rejected_settings_and_after_three_failed_starts(tmp_path: P
         assert launched.pid_files() == []
 
 
-def test_other_workers_serve_after_one_is_given_up(tmp_path: Path) -> None:
-    with stubs(tmp_path, {"exit": 2}, {}) as launched:
+def test_other_workers_serve_while_one_cannot_start_or_leaks(tmp_path: Path) -> None:
+    with stubs(tmp_path, {"exit": 2}, {"exit": 1}, {}, max_worker_bytes=200_000_000) as launched:
         launched.wait_line(r"worker 0 ended with exit status 2: .*; given up \(log: .*worker_0.log\)")
         got = launched.wait_line("^ready: ")
-        assert "(1 of 2 workers, 2 slots;" in got, got
+        assert "(1 of 3 workers, 2 slots;" in got, got
+        again = "worker 1 ended with exit status 1: there is no model; starting it again in"
+        waits = [launched.wait_line(again, n).rpartition(" in ")[2] for n in range(1, 6)]
+        assert waits == ["0.05 s", "0.1 s", "0.2 s", "0.2 s", "0.2 s"], waits
+        reports = read_reports(tmp_path).workers
+        states = {name: report.state for name, report in reports.items()}
+        assert states.pop("worker_1") in ("starting", "waiting")
+        assert states == {"worker_0": "given up", "worker_2": "ready"}
+        assert reports["worker_1"].reason == "ended with exit status 1: there is no model"
+        assert reports["worker_1"].restarts >= 4 and not reports["worker_2"].reason
+        launched.set_behavior("worker_1", {})
+        launched.ready(2)
+        wait_until(lambda: read_reports(tmp_path).workers["worker_1"].state == "ready", "the report")
+        assert not read_reports(tmp_path).workers["worker_1"].reason
+        launched.set_behavior("worker_2", {"memory": 250_000_000, "pid": launched.pid("worker_2")})
+        launched.wait_line("worker 2 holds 0.[23] GB of memory, expected at most 0.2 GB, and was ended; starting it")
+        assert "worker_2 end" in launched.events(), "expected the worker to stop in order"
+        launched.ready(3)
         launched.send(signal.SIGTERM)
         assert launched.wait() == 0, launched.output
+        assert not read_reports(tmp_path).workers
 
 
 def test_ignores_answers_of_other_programs_on_the_port(tmp_path: Path) -> None:

@@ -128,6 +128,12 @@ class ServiceSection(Settings):
     worker_timeout_s: float = Field(
         5.0, ge=0.5, le=MAX_S, description="seconds without an answer from a worker until it counts as lost"
     )
+    max_worker_memory_gb: float | None = Field(
+        None,
+        gt=0,
+        le=1_000_000,
+        description="gigabytes of a worker's own memory above which it is replaced; null: 4.3 and twice those at first",
+    )
     compile: CompileConfig = Field(
         CompileConfig(), description="true, false, auto, or an object of the keys below, which implies true"
     )

@@ -1,8 +1,11 @@
 """All HTTP routes except those of presets and pages: responses, and errors for invalid requests."""
 
 import asyncio
+import json
 import re
+from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from server.access.identity import Identity
 from server.registry.apps import KNOWN
 from server.routes.bodies import WorkerInfo
 from server.routes.status_report import service_status
+from tests.server.access.keyed_gateway import USER, bearer, user_and_admin
 from tests.server.live_gateway import running_gateway, wait_until
 from tests.server.routes.asgi_gateway import IDLE, asgi_client, gateway_of
 
@@ -37,6 +41,23 @@ def test_probes_before_first_health_poll() -> None:
             ready = await http.get("/readyz", 503)
             expected = {"ready": False, "total_workers": 2, "ready_workers": 0, "free_slots": 0, "total_slots": 0}
             assert expected.items() <= ready.items(), f"expected {expected}, got {ready}"
+
+    asyncio.run(scenario())
+
+
+def test_health_says_why_a_worker_is_down(tmp_path: Path) -> None:
+    """The text may come from a log, so that requests without a key do not get it."""
+    report = {"state": "waiting", "restarts": 3, "reason": "ended with exit status 1: no GPU", "next_start": 1e9}
+    (tmp_path / "workers.json").write_text(json.dumps({"workers": {"worker_0": report}}))
+
+    async def scenario() -> None:
+        gateway = replace(gateway_of(config=user_and_admin(tmp_path)), log_folder=tmp_path)
+        async with asgi_client(gateway) as http:
+            known = (await http.request("GET", "/health", headers=bearer(USER))).json()
+            assert known["workers"] == {"worker_0": report}
+            assert (await http.get("/health"))["workers"] == {"worker_0": {**report, "reason": ""}}
+            (tmp_path / "workers.json").write_text("{")
+            assert (await http.get("/health"))["workers"] == {}
 
     asyncio.run(scenario())
 
