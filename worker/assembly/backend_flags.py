@@ -26,18 +26,24 @@ KERNELS = {
 def apply_backend_flags(config: CompileConfig, device: torch.device) -> dict[str, str | bool]:
     """Set the process's flags for a model on `device`. Call it before tracing, because graphs depend on the flags.
 
+    A model that is not compiled keeps PyTorch's defaults but for the flags that the settings name.
+
     Returns: setting -> value in force; `not on a CPU` for a model on a CPU.
     """
     in_force: dict[str, str | bool] = dict.fromkeys(("tf32", "cudnn_benchmark", "attention"), "not on a CPU")
     if device.type == "cuda":
-        torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
-        torch.backends.cudnn.allow_tf32 = config.tf32
-        torch.backends.cudnn.benchmark = config.cudnn_benchmark
+        is_default = {name for name in in_force if name not in config.model_fields_set}
+        kept = is_default if not config.enabled_on(device.type) else set()
+        if "tf32" not in kept:
+            torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+            torch.backends.cudnn.allow_tf32 = config.tf32
+        if "cudnn_benchmark" not in kept:
+            torch.backends.cudnn.benchmark = config.cudnn_benchmark
         if config.attention != "auto":  # auto leaves PyTorch's choice, and flags that the caller has set
             _allow(*KERNELS[config.attention])
         in_force = {
-            "tf32": config.tf32,
-            "cudnn_benchmark": config.cudnn_benchmark,
+            "tf32": torch.get_float32_matmul_precision() != "highest",
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "attention": f"{config.attention} ({_allowed()})",
         }
     LOG.info("backend flags: %s", ", ".join(f"{name} {value}" for name, value in in_force.items()))

@@ -173,8 +173,7 @@ def assemble(
     Raises: SettingsError for too little memory for one session, and for kernels that are not available.
     """
     by_kernels = uses_kernels(config.compile, model.device)
-    if config.compile.enabled_on(model.device.type):  # the vocoder's modules depend on them
-        apply_backend_flags(config.compile, model.device)
+    apply_backend_flags(config.compile, model.device)  # the vocoder's modules depend on them
     if by_kernels:
         _use_kernels(model)
     n_slots = config.max_sessions or max_sessions(model, flow_parts, config)

@@ -26,7 +26,9 @@ class S3CompileModes(Settings):
 
 
 class CompileConfig(Settings):
-    """With `enabled` false the model runs eagerly and no other key has an effect; see docs/compile.md."""
+    """With `enabled` false the model runs eagerly, and of the other keys only `tf32`, `cudnn_benchmark` and `attention`
+    have an effect, if they are given; see docs/compile.md.
+    """
 
     enabled: bool | Literal["auto"] = Field(
         "auto", description="compile and capture at start; auto: on a GPU; false: plain eager"

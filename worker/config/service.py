@@ -395,6 +395,4 @@ def _without_effect(config: Config) -> list[str]:
     found = []
     if config.audio.chat_vocoder != "token2wav":
         found.append("setting audio.chat_vocoder has no effect: token2wav is used")
-    if config.compile.attention != "auto" and config.compile.enabled is False:
-        found.append("setting model.attn_implementation has an effect with service.compile only")
     return found

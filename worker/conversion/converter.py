@@ -184,9 +184,9 @@ class Converter:
     def _built(self) -> S3Synthesizer:
         model = load_s3gen(self._path, device=self._device, dtype=self._dtype)
         synthesizer, compiling = S3Synthesizer(model, self._shapes), self._compile
+        apply_backend_flags(compiling, self._device)
         if not compiling.enabled:
             return synthesizer
-        apply_backend_flags(compiling, self._device)
         captures = self._device.type == "cuda" and compiling.cuda_graphs != "off"
         compile_components(synthesizer.regions, self._modes, captures=captures, dynamic=compiling.dynamic)
         if captures:

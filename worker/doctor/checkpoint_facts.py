@@ -117,3 +117,8 @@ def _shard(file: Path) -> dict[str, tuple[int, Place | None]]:
         n = math.prod(shape) * packed
         values[name] = (0 if name.endswith(COMPANIONS) else n, place)
     return values
+
+
+def file_bytes(path: Path) -> int | None:
+    """Size of a file; None if there is none."""
+    return path.stat().st_size if path.is_file() else None

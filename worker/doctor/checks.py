@@ -3,6 +3,7 @@
 Contains the requirements of the programs; does not collect facts (see `machine`). `checks_gpu` covers torch and GPUs.
 """
 
+from worker.doctor.checkpoint_facts import file_bytes
 from worker.doctor.facts import MediaFacts, ProgramFacts
 from worker.doctor.findings import GIB, Finding, Level, note, ok, problem, size
 from worker.doctor.machine import Machine
@@ -145,6 +146,17 @@ def tokenizer(machine: Machine) -> Finding:
     if error := machine.tokenizer_error:
         return problem("tokenizer", error, f"put {TOKENIZER_FILES} of the checkpoint into its folder")
     return ok("tokenizer", "complete, with every special token")
+
+
+def conversion(machine: Machine) -> Finding:
+    """Whether S3Gen's checkpoint, if one is configured, is a file."""
+    path = machine.config.model.s3gen_path
+    if path is None:
+        return ok("conversion", "no voice conversion: model.s3gen_path is null")
+    if (n_bytes := file_bytes(path)) is None:
+        remedy = "set model.s3gen_path to s3gen.safetensors or s3gen_meanflow.safetensors, or to null"
+        return problem("conversion", f"{path}: no such file", remedy)
+    return ok("conversion", f"{path}: {size(n_bytes)}")
 
 
 def vocoder(machine: Machine) -> Finding:

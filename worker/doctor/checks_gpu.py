@@ -14,7 +14,7 @@ from worker.doctor.versions import numbers
 
 MATCHED_TRITON = ((2, 10), (3, 6))  # torch from this version on requires at least this Triton
 MIN_FOR_TRITON = (7, 0)
-MIN_FOR_BFLOAT16 = MIN_FOR_KERNELS = MIN_FOR_TF32 = (8, 0)
+MIN_FOR_BFLOAT16 = MIN_FOR_KERNELS = MIN_FOR_TF32 = MIN_FOR_FLASH = (8, 0)
 MIN_FOR_FP8 = (8, 9)
 COMPILE_ROOM = GIB  # bytes of GPU memory that compiling needs beside weights and slots
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -54,13 +54,14 @@ def torch_libraries(machine: Machine) -> Finding:
     """Whether torchvision and torchaudio, if installed, are the releases made for the installed torch."""
     name, facts = "torch-libraries", machine.torch
     torch_version = numbers(facts.version or "")
-    if not facts.libraries:
+    libraries = {library: version for library, version in facts.libraries.items() if library in RELEASED_WITH_TORCH}
+    if not libraries:
         return ok(name, "neither torchvision nor torchaudio is installed, and neither is needed")
-    installed = ", ".join(f"{library} {version}" for library, version in facts.libraries.items())
+    installed = ", ".join(f"{library} {version}" for library, version in libraries.items())
     if len(torch_version) < 2 or torch_version[0] != 2:
         return ok(name, installed)
     found, wanted = [], []
-    for library, version in facts.libraries.items():
+    for library, version in libraries.items():
         major, offset = RELEASED_WITH_TORCH[library]
         expected = (major, torch_version[1] + offset)
         if numbers(version)[:2] != expected:
@@ -180,8 +181,8 @@ def tf32(machine: Machine) -> Finding:
         effect = "turns it off" if setting else "turns it on, at the cost of accuracy"
         found = f"service.compile.tf32 is {str(setting).lower()}, but {assignments} {effect}"
         return note("tf32", found, f"unset {' '.join(opposed)}, and choose with service.compile.tf32")
-    if not machine.compiles:
-        return ok("tf32", "off: set only when a worker compiles; see the finding `compile`")
+    if not machine.compiles and "tf32" not in machine.config.compile.model_fields_set:
+        return ok("tf32", "PyTorch's default, since service.compile.tf32 is not given; see the finding `compile`")
     is_float32 = machine.config.model.dtype == "float32"
     if setting and is_float32:
         found = "on, and model.dtype is float32: every product has 10 mantissa bits instead of 23"
@@ -213,6 +214,24 @@ def kernels(machine: Machine) -> Finding:
         found = f"may not run on {', '.join(old)}: written for capability 8.0 or higher"
         return note("kernels", found, "set service.compile.kernels to off")
     return ok("kernels", "the project's own run the model's layers")
+
+
+def attention(machine: Machine) -> Finding:
+    """Whether flash attention, if it is asked for, can run."""
+    chosen, used = machine.config.compile.attention, _used(machine)
+    if not used:
+        return ok("attention", "no GPU is used")
+    package = machine.torch.libraries.get("flash-attn")
+    unused = f"; the package flash-attn {package} is not used" if package else ""
+    if chosen != "flash":
+        return ok("attention", f"{chosen}{unused}")
+    if machine.config.model.dtype == "float32":
+        found = f"flash attention computes in 16 bits, and model.dtype is float32: plain products run instead{unused}"
+        return note("attention", found, "set service.compile.attention to auto, or model.dtype to bfloat16")
+    if old := [gpu.name for gpu in used.values() if gpu.capability < MIN_FOR_FLASH]:
+        found = f"PyTorch's flash kernels need capability 8.0, and {old[0]} is older: plain products run{unused}"
+        return note("attention", found, "set service.compile.attention to auto")
+    return ok("attention", f"PyTorch's flash kernels, and plain products for calls with a mask{unused}")
 
 
 def allocator(machine: Machine) -> Finding:

@@ -45,7 +45,7 @@ class TorchFacts:
         driver_cuda: newest CUDA version that the driver supports; None without a driver.
         triton: None if it is not installed.
         triton_required: the version that torch depends on.
-        libraries: torchvision and torchaudio, as far as they are installed -> version.
+        libraries: torchvision, torchaudio and flash-attn, as far as they are installed -> version.
         errors: what failed (torch, inductor, triton, torchvision, cuda) -> first line of the error.
     """
 

@@ -15,7 +15,7 @@ from typing import Any
 from worker.log import first_line
 from worker.version import package_version
 
-LIBRARIES = ("torchvision", "torchaudio")
+LIBRARIES = ("torchvision", "torchaudio", "flash-attn")
 
 
 def probe() -> dict[str, Any]:

@@ -46,6 +46,17 @@ def test_tf32_and_cudnn(is_on: bool) -> None:
     assert (in_force["tf32"], in_force["cudnn_benchmark"]) == (is_on, is_on)
 
 
+def test_an_eager_model_has_the_flags_that_are_given() -> None:
+    before = switches()
+    apply_backend_flags(CompileConfig(enabled=False), GPU)
+    assert switches() == before
+    in_force = apply_backend_flags(CompileConfig(enabled=False, cudnn_benchmark=True, attention="eager"), GPU)
+    assert switches() == (*before[:2], True, False, False, False, True)
+    assert in_force == {"tf32": before[0] != "highest", "cudnn_benchmark": True, "attention": "eager (math)"}
+    apply_backend_flags(CompileConfig(enabled=False, tf32=True), GPU)
+    assert switches()[:2] == ("high", True)
+
+
 @pytest.mark.parametrize(
     ("attention", "expected", "words"),
     [

@@ -403,3 +403,32 @@ def test_reports_a_check_that_raises(name: str, monkeypatch: pytest.MonkeyPatch)
     check(name, machine(), NOTE, "not checked: no such thing here")
     monkeypatch.setitem(CHECKS, name, fails(ZeroDivisionError("oh")))
     check(name, machine(), PROBLEM, "the check itself failed: ZeroDivisionError: oh")
+
+
+def test_flash_attention_needs_sixteen_bits_and_a_recent_gpu() -> None:
+    flash = compiling(attention="flash")
+    check("attention", machine(settings(service=flash)), OK, "PyTorch's flash kernels")
+    check("attention", machine(settings(service=compiling())), OK, "auto")
+    wide = settings(service=flash, model={"dtype": "float32"})
+    package = replace(ON_GPU, libraries={"flash-attn": "2.8.3"})
+    check("attention", machine(wide, torch=package), NOTE, "model.dtype is float32", "flash-attn 2.8.3 is not used")
+    check("torch-libraries", machine(torch=package), OK, "neither")
+    old = replace(ON_GPU, gpus=(replace(H200, name="NVIDIA T4", capability=(7, 5)),))
+    check("attention", machine(settings(service=flash), torch=old), NOTE, "NVIDIA T4 is older", "attention to auto")
+    check("attention", machine(settings(service=flash), torch=ON_CPU), OK, "no GPU")
+
+
+def test_finds_the_checkpoint_of_voice_conversion(tmp_path: Path) -> None:
+    check("conversion", machine(), OK, "model.s3gen_path is null")
+    path = tmp_path / "s3gen.safetensors"
+    configured = settings(model={"s3gen_path": path})
+    check("conversion", machine(configured), PROBLEM, "no such file", "s3gen_meanflow.safetensors")
+    path.write_bytes(bytes(2048))
+    check("conversion", machine(configured), OK, "s3gen.safetensors: ")
+
+
+def test_backend_flags_of_an_eager_worker_count_if_they_are_given() -> None:
+    eager = {"compile": CompileConfig(enabled=False)}
+    check("tf32", machine(settings(service=eager, model={"dtype": "float32"})), OK, "PyTorch's default")
+    given = {"compile": CompileConfig(enabled=False, tf32=True)}
+    check("tf32", machine(settings(service=given, model={"dtype": "float32"})), NOTE, "10 mantissa bits")
