@@ -160,7 +160,7 @@ class SessionConfig(Settings):
         "it speaks; for clients that send sound in pieces. No effect with compat reference",
     )
     early_pause_ms: int = Field(
-        200, ge=160, le=300, description="silence after speech at which early_unit auto runs the open unit"
+        160, ge=160, le=300, description="silence after speech at which early_unit auto runs the open unit"
     )
     drain_s: float = Field(4.0, ge=0, le=10, description="most seconds of sound after the text of a turn has ended")
 

@@ -15,11 +15,13 @@ class UnitBuffer:
     Attributes:
         n_open: samples of the next unit that were taken as pieces of it.
         n_ahead: pictures of the next unit that were taken before the others.
+        newest: the sound of the last `append`.
     """
 
     def __init__(self) -> None:
         self._parts: deque[np.ndarray] = deque()
         self._n = self.n_open = self.n_ahead = 0
+        self.newest = np.zeros(0, np.float32)
         self._pictures: deque[tuple[bytes, int]] = deque(maxlen=MAX_PICTURES)
 
     @property
@@ -43,7 +45,7 @@ class UnitBuffer:
 
     def append(self, samples: np.ndarray) -> int:
         """Add sound. Returns: number of the oldest samples that were dropped, because more than a minute waits."""
-        n = len(samples)
+        n, self.newest = len(samples), samples
         if n:
             self._parts.append(samples)
             self._n += n

@@ -7,12 +7,14 @@ the unit; all others are answered with `incomplete`. Contains no clock and no ru
 from collections import deque
 from typing import Protocol
 
+from server.doors.live.sound.speech_level import SpeechLevel
 from server.doors.live.sound.unit_buffer import MAX_PICTURES, UNIT_SAMPLES, UnitBuffer
 from worker.protocol.codec import FromClient
 from worker.protocol.messages import AudioChunk, Error, Result, ServerMessage, VideoFrame
 from worker.protocol.wire import Sound
 
 PIECE = 1_600  # samples at least
+SPOKEN_PIECE = 640  # beside speech and right after it: a pause is found when a piece ends
 MAX_OPEN = UNIT_SAMPLES - PIECE  # samples of a unit that are sent in pieces; the rest goes with what it must do
 MAX_AHEAD = MAX_PICTURES - 1  # pictures of a unit before its sound; the last place is for the newest one
 MAX_AHEAD_BYTES = 2**20  # of such a picture, which is sent as text
@@ -31,6 +33,7 @@ class UnitPieces:
     def __init__(self, buffer: UnitBuffer):
         self._buffer = buffer
         self._unanswered: deque[tuple[AudioChunk, int]] = deque()  # with the number of samples
+        self._level, self._heard = SpeechLevel(), buffer.newest
 
     @property
     def oldest(self) -> AudioChunk | None:
@@ -61,8 +64,11 @@ class UnitPieces:
 
     def send(self, units: PieceReceiver) -> None:
         """Send the sound that waits, if it is enough for a piece. The first pictures of a unit go with a piece."""
+        if self._heard is not self._buffer.newest:
+            self._heard = self._buffer.newest
+            self._level.push(self._heard)
         n = min(self._buffer.n_samples, MAX_OPEN - self._buffer.n_open)
-        if n < PIECE:
+        if n < (SPOKEN_PIECE if self._level.is_near else PIECE):
             return
         pictures = [] if self._buffer.n_ahead else self._buffer.take_pictures()[-MAX_AHEAD:]
         self._buffer.n_ahead += len(pictures)

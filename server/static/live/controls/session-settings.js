@@ -23,7 +23,7 @@ export const SESSION_SETTINGS = [
   { key: "early_sound", kind: "switch", usual: true },
   { key: "sound_ramp", kind: "numbers", usual: [8] },
   { key: "early_unit", kind: "choice", options: ["off", "auto"], usual: "off" },
-  { key: "early_pause_ms", kind: "number", min: 160, max: 300, step: 1, usual: 200 },
+  { key: "early_pause_ms", kind: "number", min: 160, max: 300, step: 1, usual: 160 },
   { key: "drain_s", kind: "number", min: 0, max: 10, step: 0.5, usual: 4 },
   { key: "euler_steps", kind: "number", min: 1, max: 50, step: 1, usual: null },
   { key: "max_slice_nums", kind: "number", min: 1, max: 9, step: 1, usual: 1 },

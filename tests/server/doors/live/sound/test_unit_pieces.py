@@ -8,7 +8,7 @@ from server.doors.live.sound.unit_pieces import MAX_OPEN, UnitPieces
 from tests.server.doors.recorded_units import RecordedUnits
 from worker.protocol.messages import AudioChunk, Error, Result
 
-COUNT = np.arange(40_000, dtype=np.float32) / 40_000
+COUNT = 1 - np.arange(40_000, dtype=np.float32) / 80_000  # falls: no speech
 
 
 def result(**given: object) -> Result:
@@ -55,6 +55,26 @@ def test_pieces_and_rest_are_one_unit(sender: Sender) -> None:
     assert sender.pieces.ends_unit(unit, OVER), "expected that a message that is no piece ends its unit"
     sender.worker.send(unit)
     assert np.array_equal(sender.heard, COUNT[:16_000]) and sender.buffer.n_missing == 16_000
+
+
+def test_pieces_are_short_beside_speech() -> None:
+    """And right after it, so that a pause is found soon; not in noise or silence, nor much later."""
+    rng, sender, sizes = np.random.default_rng(0), Sender(), list[int]()
+    noise = 0.004 * rng.standard_normal(64_000).astype(np.float32)
+    spoken = noise.copy()
+    spoken[16_000:32_000] += 0.1 * np.sin(np.arange(16_000, dtype=np.float32) / 5)
+    for at in range(0, len(spoken), 320):
+        n_before = len(sender.worker.sent)
+        sender.buffer.append(spoken[at : at + 320])
+        sender.pieces.send(sender.worker)
+        sizes += [len(chunk.samples()) for chunk in sender.worker.sent[n_before:]]
+        while (piece := sender.pieces.oldest) is not None:
+            sender.pieces.ends_unit(piece, WAITS)
+        if sender.buffer.has_unit:
+            sender.pieces.take_unit(force_listen=False, force_speak=False)
+    assert set(sizes[:9]) == {1_600}, f"expected pieces of 100 ms in noise, got {sizes}"
+    assert sizes.count(640) >= 30, f"expected pieces of 40 ms beside speech, got {sizes}"
+    assert set(sizes[-12:]) == {1_600}, f"expected pieces of 100 ms long after speech, got {sizes}"
 
 
 def test_rest_is_filled_with_silence(sender: Sender) -> None:
