@@ -49,12 +49,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--modes", type=_modes, default=MODES, help="settings of early_unit; default: auto,off")
     parser.add_argument("--questions", type=int, default=40, help="questions of a row, of all its sessions together")
     parser.add_argument("--piece-ms", type=int, default=100, help="sound in one message")
-    parser.add_argument("--early-pause-ms", type=int, default=200, help="the setting early_pause_ms")
+    parser.add_argument("--spoken-piece-ms", type=int, default=40, help="the same beside speech")
+    parser.add_argument("--early-pause-ms", type=int, default=160, help="the setting early_pause_ms")
     parser.add_argument("--silence-ms", type=int, default=160, help="silence at a unit's end that the script answers")
     parser.add_argument("--answer-units", type=int, default=2, help="seconds of a scripted answer")
     parser.add_argument("--pauses-ms", type=_pair, default=(80, 160), help="pauses inside questions, as in 80,160")
     parser.add_argument(
-        "--hesitations", type=float, default=0.0, help="share of questions with a pause of 0.4 to 0.9 s"
+        "--hesitations", type=float, default=0.0, help="share of questions with pauses of 250 to 700 ms and fillers"
     )
     parser.add_argument("--snr-db", type=float, default=25.0, help="speech above the noise")
     parser.add_argument("--answer-s", type=float, default=3.0, help="silence after a question")
@@ -69,6 +70,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if not 20 <= options.piece_ms <= 500 or 1000 % options.piece_ms:
         parser.error(f"--piece-ms: expected a divisor of 1000 from 20 to 500, got {options.piece_ms}")
+    if not 10 <= options.spoken_piece_ms <= 500:
+        parser.error(f"--spoken-piece-ms: expected 10 to 500, got {options.spoken_piece_ms}")
     return options
 
 
@@ -112,7 +115,7 @@ def main(arguments: list[str] | None = None) -> None:
                     row = _row(options, url, worker, sessions, mode)
                     result["rows"].append(row)
                     result.update(summary(result["rows"]))
-                    print(_line(row), flush=True)
+                    print(*_lines(row), sep="\n", flush=True)
                 if options.json:
                     report.write_json(options.json, result)
 
@@ -175,6 +178,7 @@ def _row(
         },
         prefix=PREFIX,
         piece_ms=options.piece_ms,
+        spoken_piece_ms=options.spoken_piece_ms,
         pictures=not options.no_pictures,
         seed=options.seed,
     )
@@ -209,6 +213,20 @@ def _line(row: dict[str, Any]) -> str:
         f"{row['sessions']:8} {row['early_unit']:>5} {row['answered']:4}/{row['questions']:<3} |"
         f" {_ms(row['turn_ms'], 'p50'):>9} {_ms(row['turn_ms'], 'p95'):>7} |{parts} {_ms(row['saved_ms'], 'p50'):>10} |"
         f" {shares} {row['late_units']:5}"
+    )
+
+
+def _lines(row: dict[str, Any]) -> list[str]:
+    """The line of a row, and one of each kind of question if there are several."""
+    kinds = row["kinds"] if len(row["kinds"]) > 1 else {}
+    return [_line(row), *(_kind_line(kind, found) for kind, found in kinds.items())]
+
+
+def _kind_line(kind: str, found: dict[str, Any]) -> str:
+    return (
+        f"{kind:>14} {found['answered']:4}/{found['questions']:<3} | {_ms(found['turn_ms'], 'p50'):>9}"
+        f" {_ms(found['turn_ms'], 'p95'):>7} | false {_percent(found['false_starts'])}, early"
+        f" {_percent(found['false_starts_early'])}, missed {_percent(found['missed'])}"
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from benchmarks.turns.pieces import piece_ends
 from benchmarks.turns.questions import RATE, Conditions, UserSound, load_questions, user_sound
 from clients.duplex import DuplexClient, connect
 from clients.turn_wait import WorkerTimes
@@ -23,6 +24,7 @@ from worker.protocol.messages import Error, Partial, Result, Spec
 
 SPEC = Spec(partial_results=True, sound_in="pcm16", sound_out="pcm16")
 PICTURE_SIDE = 448
+HALF = RATE // 2  # from the begin of a unit to its picture
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class TurnLoad:
         prefix: beginning of the sessions' names.
         n_questions: of each session.
         piece_ms: sound in one message.
+        spoken_piece_ms: the same while the user speaks and right after that.
         pictures: whether each unit gets one, half a second before its second is full.
         config: settings of the sessions.
     """
@@ -44,6 +47,7 @@ class TurnLoad:
     config: dict[str, Any]
     prefix: str
     piece_ms: int = 100
+    spoken_piece_ms: int = 40
     pictures: bool = True
     seed: int = 0
 
@@ -86,11 +90,10 @@ class _User:
         self._load, self._number, self._together = load, number, together
         rng = np.random.default_rng((load.seed, number))
         self._sound: UserSound = user_sound(load_questions(), load.n_questions, load.conditions, rng)
-        self._piece = load.piece_ms * RATE // 1000
-        self._half = max(500 // load.piece_ms, 1)  # pieces from the begin of a unit to its picture
+        self._ends = piece_ends(self._sound.samples, load.piece_ms, load.spoken_piece_ms)
         self._run = SessionRun([one._asdict() for one in self._sound.questions])
-        self._picture_due = self._half
-        self._sent: deque[tuple[int, float]] = deque()  # number of each open piece, and when it was sent
+        self._picture_due = HALF
+        self._sent: deque[tuple[int, float]] = deque()  # last sample of each open piece, and when it was sent
         self._first_sound: float | None = None  # of the unit in flight
         self._is_speaking = False
         self._picture = _jpeg() if load.pictures else b""
@@ -112,17 +115,18 @@ class _User:
         return self._run
 
     async def _send(self, client: DuplexClient) -> None:
-        loop, samples = asyncio.get_running_loop(), self._sound.samples
-        for number in range(len(samples) // self._piece):
-            due = self._begin + (number + 1) * self._piece / RATE
+        loop, samples, begin = asyncio.get_running_loop(), self._sound.samples, 0
+        for end in self._ends:
+            due = self._begin + end / RATE
             await asyncio.sleep(due - loop.time())
             jpegs = []
-            if self._picture and number >= self._picture_due:
-                jpegs, self._picture_due = [self._picture], number + 2 * self._half
+            if self._picture and end > self._picture_due:
+                jpegs, self._picture_due = [self._picture], end + 2 * HALF
             now = loop.time()
             self._run.late_sends_ms.append(1000 * (now - due))
-            self._sent.append((number, now))
-            await client.send_unit(samples[number * self._piece : (number + 1) * self._piece], jpegs)
+            self._sent.append((end, now))
+            await client.send_unit(samples[begin:end], jpegs)
+            begin = end
 
     async def _receive(self, client: DuplexClient) -> None:
         loop = asyncio.get_running_loop()
@@ -137,17 +141,16 @@ class _User:
                 self._run.errors.append(f"{message.code}: {message.error}")
 
     def _answered(self, result: Result, now: float) -> None:
-        number, sent = self._sent.popleft()
+        end, sent = self._sent.popleft()
         if result.incomplete:
             return
-        self._picture_due = number + self._half
+        self._picture_due = end + HALF
         self._run.n_units += 1
         self._run.n_late += now - sent > 1
         if not result.is_listen and not self._is_speaking:
             sound_at = None if self._first_sound is None else 1000 * (self._first_sound - self._begin)
-            position, times = (number + 1) * self._piece, WorkerTimes.of(result) or (None, None)
-            shift_ms = result.shift_ms or 0.0
-            self._run.turns.append(AnsweredTurn(position, sound_at, bool(result.early), shift_ms, *times))
+            times, shift_ms = WorkerTimes.of(result) or (None, None), result.shift_ms or 0.0
+            self._run.turns.append(AnsweredTurn(end, sound_at, bool(result.early), shift_ms, *times))
         self._is_speaking = not result.is_listen and not result.end_of_turn
         self._first_sound = None
 

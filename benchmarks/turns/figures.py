@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.turns.questions import RATE
+from benchmarks.turns.questions import KINDS, RATE
 
 PARTS = ("alignment", "model", "vocoder", "transport")
 
@@ -20,11 +20,11 @@ class Outcome:
         wait: from the end of the question to the first sound; None for a false start and without an answer.
         parts: of `wait`, by name in `PARTS`.
         saved: silence of an early unit that did not have to be waited for.
-        early: whether the answer's first unit was an early one.
+        early: whether the first unit of the answer, or of the false start, was an early one.
     """
 
     is_false_start: bool
-    hesitates: bool
+    kind: str
     wait: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
     saved: float = 0.0
@@ -42,18 +42,18 @@ def outcomes(run: dict[str, Any]) -> tuple[list[Outcome], int]:
 
 
 def _outcome(question: dict[str, Any], turns: Sequence[dict[str, Any]]) -> Outcome:
-    hesitates = bool(question["hesitates"])
-    if any(one["position"] <= question["end"] for one in turns):
-        return Outcome(is_false_start=True, hesitates=hesitates)
+    kind = str(question["kind"])
+    if (false := next((one for one in turns if one["position"] <= question["end"]), None)) is not None:
+        return Outcome(is_false_start=True, kind=kind, early=false["early"])
     first = next((one for one in turns if one["sound_at"] is not None), None)
     if first is None:
-        return Outcome(is_false_start=False, hesitates=hesitates)
+        return Outcome(is_false_start=False, kind=kind)
     end_ms = 1000 * question["end"] / RATE
     wait = first["sound_at"] - end_ms
     alignment = 1000 * first["position"] / RATE - end_ms
     model, vocoder = first["model"] or 0.0, first["vocoder"] or 0.0
     parts = dict(zip(PARTS, (alignment, model, vocoder, wait - alignment - model - vocoder), strict=True))
-    return Outcome(False, hesitates, wait, parts, first["shift_ms"], first["early"])
+    return Outcome(False, kind, wait, parts, first["shift_ms"], first["early"])
 
 
 def figures(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -61,23 +61,30 @@ def figures(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     per_session = [outcomes(run) for run in runs]
     all_of = [one for found, _ in per_session for one in found]
     answered = [one for one in all_of if one.wait is not None]
-    false = [one for one in all_of if one.is_false_start]
-    hesitating = [one for one in all_of if one.hesitates]
     return {
-        "questions": len(all_of),
-        "answered": len(answered),
-        "turn_ms": percentiles([one.wait for one in answered if one.wait is not None]),
+        **_counts(all_of),
+        "kinds": {kind: _counts(found) for kind in KINDS if (found := [one for one in all_of if one.kind == kind])},
         **{f"{name}_ms": percentiles([one.parts[name] for one in answered]) for name in PARTS},
         "saved_ms": percentiles([one.saved for one in answered if one.early]),
         "early_rate": _share(sum(one.early for one in answered), len(answered)),
-        "false_starts": _share(len(false), len(all_of)),
-        "false_starts_at_hesitations": _share(sum(one.is_false_start for one in hesitating), len(hesitating)),
-        "missed": _share(len(all_of) - len(answered) - len(false), len(all_of)),
         "strays": sum(n for _, n in per_session),
         "units": sum(run["n_units"] for run in runs),
         "late_units": sum(run["n_late"] for run in runs),
         "errors": sorted({error for run in runs for error in run["errors"]})[:5],
         "late_sends_ms": percentiles([ms for run in runs for ms in run["late_sends_ms"]]),
+    }
+
+
+def _counts(found: Sequence[Outcome]) -> dict[str, Any]:
+    """Waits and shares of some questions."""
+    waits, false = [one.wait for one in found if one.wait is not None], [one for one in found if one.is_false_start]
+    return {
+        "questions": len(found),
+        "answered": len(waits),
+        "turn_ms": percentiles(waits),
+        "false_starts": _share(len(false), len(found)),
+        "false_starts_early": _share(sum(one.early for one in false), len(found)),
+        "missed": _share(len(found) - len(waits) - len(false), len(found)),
     }
 
 

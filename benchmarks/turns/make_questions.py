@@ -1,8 +1,8 @@
 """`python -m benchmarks.turns.make_questions`: the set of spoken questions, `questions/questions.ogg` and its JSON.
 
 Speaks each phrase with flite, espeak-ng or festival (Debian's packages flite, espeak-ng, festival, festvox-us-slt-hts)
-and writes all of them into one file. Where a phrase begins and ends is measured on the file as it is read back, so the
-times hold for what is played.
+and writes all of them into one file, and what the voices say where they hesitate into `fillers.ogg`. Where a phrase
+begins and ends is measured on the file as it is read back, so the times hold for what is played.
 """
 
 import io
@@ -10,7 +10,7 @@ import json
 import subprocess
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ LEVEL = 10 ** (-23 / 20)  # RMS of a phrase
 FRAME = RATE // 100
 EDGE = 10 ** (-40 / 20)  # of the loudest frame: quieter frames at both ends are no speech
 GAP_S = 0.3  # between phrases in the file
+FILLERS = ("um,", "uh,", "er, let me see,")
 # A phrase after a comma or dash follows a pause; the others follow the question's last phrase.
 QUESTIONS = (
     ("What time is it now?",),
@@ -113,28 +114,45 @@ def phrases() -> Iterator[tuple[int, str, np.ndarray]]:
             yield number, voice, phrase(text, VOICES[voice])
 
 
-def main() -> None:
-    spoken, sounds, spans, at = list(phrases()), [], [], 0
-    gap = np.zeros(int(GAP_S * RATE), np.float32)
-    for _, _, sound in spoken:
-        sounds += [sound.clip(-1, 1), gap]
-        spans.append((at, at + len(sound)))
-        at += len(sound) + len(gap)
-    path = FOLDER / "questions.ogg"
-    soundfile.write(path, np.concatenate(sounds), RATE, format="OGG", subtype="OPUS", compression_level=0.9)
+def written(path: Path, sounds: Sequence[np.ndarray]) -> list[list[int]]:
+    """Write sounds into one file, with silence between them. Returns: first and last sample of each as it is read."""
+    gap, parts, begins = np.zeros(int(GAP_S * RATE), np.float32), list[np.ndarray](), [0]
+    for sound in sounds:
+        parts += [sound.clip(-1, 1), gap]
+        begins.append(begins[-1] + len(sound) + len(gap))
+    soundfile.write(path, np.concatenate(parts), RATE, format="OGG", subtype="OPUS", compression_level=0.9)
     played, rate = soundfile.read(path, dtype="float32")
     assert rate == RATE, f"{path}: expected {RATE} Hz, got {rate}"
-    margin, spans_of = len(gap) // 3, defaultdict(list)
-    for (number, _, _), (begin, end) in zip(spoken, spans, strict=True):
+    margin, spans = len(gap) // 3, list[list[int]]()
+    for begin, sound in zip(begins, sounds, strict=False):
         start = max(begin - margin, 0)
-        first, last = spoken_span(played[start : end + margin])
-        spans_of[number].append([start + first, start + last])
+        first, last = spoken_span(played[start : begin + len(sound) + margin])
+        spans.append([start + first, start + last])
+    return spans
+
+
+def main() -> None:
+    spoken, spans_of = list(phrases()), defaultdict[int, list[list[int]]](list)
+    spans = written(FOLDER / "questions.ogg", [sound for _, _, sound in spoken])
+    for (number, _, _), span in zip(spoken, spans, strict=True):
+        spans_of[number].append(span)
     voices = {number: voice for number, voice, _ in spoken}
     lines = [
         json.dumps({"text": " ".join(parts), "voice": voices[number], "phrases": spans_of[number]})
         for number, parts in enumerate(QUESTIONS)
     ]
     (FOLDER / "questions.json").write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+    make_fillers()
+
+
+def make_fillers() -> None:
+    """Write the fillers of all voices."""
+    spoken = [(voice, phrase(text, speak)) for voice, speak in VOICES.items() for text in FILLERS]
+    fillers = defaultdict[str, list[list[int]]](list)
+    for (voice, _), span in zip(spoken, written(FOLDER / "fillers.ogg", [sound for _, sound in spoken]), strict=True):
+        fillers[voice].append(span)
+    lines = [f"{json.dumps(voice)}: {json.dumps(spans)}" for voice, spans in fillers.items()]
+    (FOLDER / "fillers.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

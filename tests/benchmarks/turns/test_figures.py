@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from benchmarks.turns.figures import PARTS, figures, outcomes, summary
-from benchmarks.turns.questions import RATE, SPEECH_LEVEL, Conditions, load_questions, user_sound
+from benchmarks.turns.questions import KINDS, RATE, SPEECH_LEVEL, Conditions, load_questions, user_sound
 
 QUESTIONS = [
-    {"index": 0, "begin": 1000 * 16, "end": 3000 * 16, "until": 6000 * 16, "hesitates": False},
-    {"index": 1, "begin": 6000 * 16, "end": 8000 * 16, "until": 11000 * 16, "hesitates": True},
+    {"index": 0, "begin": 1000 * 16, "end": 3000 * 16, "until": 6000 * 16, "kind": "plain"},
+    {"index": 1, "begin": 6000 * 16, "end": 8000 * 16, "until": 11000 * 16, "kind": "filled"},
 ]
 
 
@@ -42,11 +42,15 @@ def test_turn_that_begins_before_the_end_is_a_false_start() -> None:
 
 
 def test_rows_count_shares_of_all_questions() -> None:
-    row = figures([run(turn(3500, 3600.0), turn(7000, 7100.0)), run(turn(3200, 3300.0, early=True), turn(9000, None))])
+    row = figures(
+        [run(turn(3500, 3600.0), turn(7000, 7100.0, early=True)), run(turn(3200, 3300.0, early=True), turn(9000, None))]
+    )
     assert (row["questions"], row["answered"], row["strays"]) == (4, 2, 0)
     assert row["turn_ms"] == {"p50": 450.0, "p95": 585.0, "max": 600.0}
     assert (row["early_rate"], row["false_starts"], row["missed"]) == (0.5, 0.25, 0.25)
-    assert row["false_starts_at_hesitations"] == 0.5
+    plain, filled = row["kinds"].values()
+    assert (plain["answered"], plain["false_starts"], filled["answered"], filled["missed"]) == (2, 0.0, 0, 0.5)
+    assert (filled["false_starts"], filled["false_starts_early"], row["false_starts_early"]) == (0.5, 0.5, 0.25)
     assert (row["units"], row["late_units"]) == (22, 2)
     none = figures([run()])
     assert none["turn_ms"] is None and none["early_rate"] is None and none["missed"] == 1
@@ -70,17 +74,22 @@ def test_questions_are_placed_where_they_are_heard() -> None:
     """Speech reaches to the end that is noted, and nothing but noise follows it."""
     questions = load_questions()
     assert len(questions) == 24 and sum(len(one.phrases) > 1 for one in questions) >= 10
-    conditions = Conditions(pauses_ms=(100, 100), hesitations=1.0, snr_db=30.0, answer_s=0.5, lead_s=0.5)
-    sound = user_sound(questions, 30, conditions, np.random.default_rng(1))
-    assert len(sound.questions) == 30 and {one.index for one in sound.questions} == set(range(24))
+    conditions = Conditions(pauses_ms=(100, 100), hesitations=0.5, snr_db=36.0, answer_s=0.5, lead_s=0.5)
+    sound = user_sound(questions, 48, conditions, np.random.default_rng(1))
+    assert len(sound.questions) == 48 and {one.index for one in sound.questions} == set(range(24))
+    assert {one.kind for one in sound.questions} == set(KINDS)
     for one in sound.questions:
-        spoken = sum(len(phrase) for phrase in questions[one.index].phrases)
-        n_pauses = len(questions[one.index].phrases) - 1
-        paused_ms = (one.end - one.begin - spoken) / 16
-        assert one.hesitates == (n_pauses > 0)
-        assert (399 + 100 * (n_pauses - 1) < paused_ms < 902 + 100 * (n_pauses - 1)) if n_pauses else paused_ms == 0
+        phrases, fillers = questions[one.index].phrases, [len(filler) for filler in questions[one.index].fillers]
+        beside_ms, n = (one.end - one.begin - sum(map(len, phrases))) / 16, len(phrases)
+        low, high = {
+            "plain": (0, 0),
+            "phrases": (100 * (n - 1), 100 * (n - 1)),
+            "silent": (250 + 100 * (n - 2), 700 * (n - 1)),
+            "filled": (250 + min(fillers) / 16 + 100 * (n - 2), n * (1400 + max(fillers) / 16)),
+        }[one.kind]
+        assert low - 1 <= beside_ms <= high + 1, f"{one}: expected {low} to {high} ms beside phrases, got {beside_ms}"
         frames = sound.samples[one.end - 1600 : one.end + 1600].reshape(2, -1)
         last, after = np.sqrt(np.square(frames).mean(1))
         assert last > 2 * after, f"question {one.index}: expected speech up to its end, got {last:.4f}, {after:.4f}"
-        assert after < 1.2 * SPEECH_LEVEL * 10 ** (-30 / 20)
+        assert after < 1.2 * SPEECH_LEVEL * 10 ** (-36 / 20)
         assert 0.5 <= (one.until - one.end) / RATE < 1.51

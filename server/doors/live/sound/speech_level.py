@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 FRAME = 160  # samples: 10 ms
-NEAR_FRAMES = 40  # after speech, in which a pause may be reached
+NEAR_FRAMES = 60  # after speech, whose last sound is often soft, in which a pause may be reached
 ABOVE_NOISE = 4.0  # level of speech over that of the noise
 MIN_LEVEL = 0.005  # of speech: -46 dB
 RISE = 1.005  # of the noise level in a frame: the noise is the quietest sound of the last seconds
@@ -15,7 +15,7 @@ class SpeechLevel:
     """The level of one user's sound.
 
     Attributes:
-        is_near: the user speaks, or has spoken within 400 ms.
+        is_near: the user speaks, or has spoken within 600 ms.
     """
 
     def __init__(self) -> None:

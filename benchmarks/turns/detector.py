@@ -1,0 +1,90 @@
+"""The detector of pauses alone, on the spoken questions: `python -m benchmarks.turns.detector`. No time is measured.
+
+The wait is that from the end of a question to the end of the message in which the pause after it is found; the time of
+a unit comes on top. A question is cut off if a pause is found before its end and the user does not speak again
+within the same message. What is found does not depend on the machine's speed.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.turns.figures import percentiles
+from benchmarks.turns.pieces import piece_ends
+from benchmarks.turns.questions import KINDS, Conditions, PlacedQuestion, UserSound, load_questions, user_sound
+from worker.early.pause import PauseDetector
+from worker.vad_network import shared_network
+
+PAUSES_MS = (160, 192, 224)  # of the detector, which counts windows of 32 ms
+PIECES_MS = ((100, 100), (100, 40), (40, 40))  # in silence, and beside speech
+
+
+def found_pauses(sound: UserSound, pause_ms: int, piece_ms: tuple[int, int]) -> list[int]:
+    """The last sample of each message that ends in a pause."""
+    detector, begin, found = PauseDetector(shared_network(), pause_ms), 0, list[int]()
+    for end in piece_ends(sound.samples, *piece_ms):
+        if detector.push(sound.samples[begin:end]).is_pause:
+            found.append(end)
+        begin = end
+    return found
+
+
+def row(questions: Sequence[PlacedQuestion], found: Sequence[int]) -> dict[str, Any]:
+    """The waits in ms, and the share of the questions that are cut off."""
+    waits, n_cut = list[float](), 0
+    for one in questions:
+        own = [end for end in found if one.begin < end <= one.until]
+        n_cut += any(end <= one.end for end in own)
+        waits += [(end - one.end) / 16 for end in own if end > one.end][:1]
+    return {"questions": len(questions), "wait_ms": percentiles(waits), "cut_off": round(n_cut / len(questions), 4)}
+
+
+def measured(sounds: Sequence[UserSound], pause_ms: int, piece_ms: tuple[int, int]) -> dict[str, Any]:
+    """The figures of all sounds together, and by kind of question."""
+    questions, found, shift = list[PlacedQuestion](), list[int](), 0
+    for sound in sounds:
+        found += [end + shift for end in found_pauses(sound, pause_ms, piece_ms)]
+        for one in sound.questions:
+            questions.append(one._replace(begin=one.begin + shift, end=one.end + shift, until=one.until + shift))
+        shift += len(sound.samples)
+    kinds = {kind: row(own, found) for kind in KINDS if (own := [one for one in questions if one.kind == kind])}
+    return {"early_pause_ms": pause_ms, "piece_ms": piece_ms, **row(questions, found), "kinds": kinds}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.turns.detector", description=__doc__.partition("\n")[0])
+    parser.add_argument("--questions", type=int, default=48, help="of each session")
+    parser.add_argument("--sessions", type=int, default=4, help="order and pauses differ")
+    parser.add_argument("--hesitations", type=float, default=0.0, help="share of questions that hesitate")
+    parser.add_argument("--snr-db", type=float, default=25.0, help="speech above the noise")
+    parser.add_argument("--json", type=Path, help="result file")
+    options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    conditions = Conditions(hesitations=options.hesitations, snr_db=options.snr_db, answer_s=1.2, lead_s=1.0)
+    sounds = [
+        user_sound(load_questions(), options.questions, conditions, np.random.default_rng((0, number)))
+        for number in range(options.sessions)
+    ]
+    print(
+        f"{'pause':>5} {'pieces':>8} {'kind':>8} {'questions':>9} | {'wait p50':>8} {'p95':>5} | {'cut off':>7}  (ms)"
+    )
+    rows = []
+    for pause_ms in PAUSES_MS:
+        for piece_ms in PIECES_MS:
+            rows.append(one := measured(sounds, pause_ms, piece_ms))
+            for kind, figures in (("all", one), *one["kinds"].items()):
+                wait = figures["wait_ms"] or {"p50": np.nan, "p95": np.nan}
+                print(
+                    f"{pause_ms:5} {'/'.join(map(str, piece_ms)):>8} {kind:>8} {figures['questions']:9} |"
+                    f" {wait['p50']:8.0f} {wait['p95']:5.0f} | {100 * figures['cut_off']:6.1f}%"
+                )
+    if options.json:
+        options.json.write_text(json.dumps({"snr_db": options.snr_db, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
