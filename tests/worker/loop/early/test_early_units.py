@@ -34,8 +34,10 @@ from worker.config.session import SessionConfig, WindowConfig
 from worker.early.trial import EarlyEnd, EarlyOutcome, EarlyTrial
 from worker.loop.early.early_job import EarlyJob
 from worker.loop.early.headroom import Headroom
-from worker.loop.results import Event, UnitResult
-from worker.loop.session import Session
+from worker.loop.prompt.system_prompt import Adjustment
+from worker.loop.results import Event, InsertedText, UnitResult
+from worker.loop.session import Session, TextInput
+from worker.loop.session_handle import CutImage
 
 EARLY = {"early_unit": "auto"}
 CONFIGS = (
@@ -47,17 +49,25 @@ CONFIGS = (
 # What the trial of a piece of sound does; "plain": there is none.
 TRIALS = ("plain", "speaks", "listens", "resumes", "fails", "nan")
 PIECES = (1_500, 4_000, 7_000, 16_000)
+# What happens before a piece, or while it waits for the engine.
+EVENTS = ("", "", "break", "adjust", "prompt", "pause", "text", "ahead", "queued break", "queued stop", "queued close")
 GARBAGE = 3.0
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One message of a client. trial: see `TRIALS`. other: samples of the neighbour's message; 0: it sends none."""
+    """One message of a client.
+
+    Args:
+        trial, event: see `TRIALS` and `EVENTS`.
+        other: samples of the neighbour's message; 0: it sends none.
+    """
 
     n: int
     trial: str
     picture: bool = False
     other: int = 0
+    event: str = ""
 
 
 class TrialDirector(Director):
@@ -90,10 +100,11 @@ class TrialEngine(SmallEngine):
 
     def __init__(self) -> None:
         self.director = TrialDirector()
-        super().__init__(make_config(), self.director)
+        super().__init__(make_config(early_pictures=True), self.director)
         self.director.on_taken_back = self.on_taken_back
         self.before: list[Tensor] | None = None
         self.n_taken_back = 0
+        self._ahead: list[CutImage] = []  # pictures of the next unit
 
     def on_taken_back(self, name: str) -> None:
         """Check what is restored; fill the places that are not with garbage, which later units must not read."""
@@ -124,19 +135,58 @@ class TrialEngine(SmallEngine):
             closes: None runs the trial; otherwise there is none, and the unit is closed early if it is true.
         Returns: how the trial has ended; None without one.
         """
+        sessions[0] = self._before(sessions[0], number, piece)
         a, b = sessions
         trial = EarlyTrial() if closes is None and piece.trial != "plain" else None
         unit = make_unit(number, piece.n, pictures=[number] if piece.picture else ())
         self.director.trial, self.director.speaks_now = piece.trial, bool(closes)
         self.director.n_logits = len(self.director.logits["a"])
+        unit = replace(unit, frames=[*self._ahead, *unit.frames])
+        self._ahead = []
         self.sessions.unit(a, replace(unit, early=trial, close_early=bool(closes)))
         if piece.other:
             self.send(b, 500 + number, piece.other)
+        sessions[0] = a = self._while_queued(a, piece)
         self.before = copy_state(self.unit_steps.state) if trial is not None else None
         with self._failing(piece.trial if trial is not None else "plain"):
             self.settle()
         self.before = None
         return None if trial is None else trial.outcome
+
+    def _before(self, session: Session, number: int, piece: Piece) -> Session:
+        """Let the event of a piece happen before it."""
+        sessions, config = self.sessions, session.config
+        if piece.event == "break":
+            sessions.break_speech(session)
+        elif piece.event == "adjust":
+            changed = {"temperature": 0.5 + number % 2, "early_pause_ms": 160 + number, "length_penalty": 1.1}
+            sessions.adjust(session, Adjustment(config=config.model_copy(update=changed)))
+        elif piece.event == "prompt":
+            sessions.adjust(session, Adjustment(prompt=make_prompt(f"You are number {number}.")))
+        elif piece.event == "pause":
+            sessions.pause(session)
+            sessions.resume(session)
+        elif piece.event == "text":
+            sessions.insert_text(session, TextInput((5, 6, 7), 0.0))
+            self.settle()
+        elif piece.event == "ahead":
+            self._ahead = make_unit(number, 1, pictures=[number]).frames
+            sessions.expect_picture(session, self._ahead[0])
+            self.settle()
+        return session
+
+    def _while_queued(self, session: Session, piece: Piece) -> Session:
+        """Let the event of a piece happen before the engine begins with it."""
+        if piece.event == "queued break":
+            self.sessions.break_speech(session)
+        elif piece.event == "queued stop":
+            self.sessions.stop(session)
+            self.sessions.clear_stop(session)
+        elif piece.event == "queued close":
+            self.sessions.close(session)
+            speaker = 0 if session.config.generate_audio else None
+            session = self.open(session.id, session.config, make_prompt(speaker=speaker))
+        return session
 
     @contextmanager
     def _failing(self, trial: str) -> Iterator[None]:
@@ -202,7 +252,11 @@ def play(config: SessionConfig, pieces: Sequence[Piece], closes: Sequence[bool] 
     for number, piece in enumerate(pieces):
         outcome = small.run_piece(sessions, number, piece, closes=None if closes is None else closes[number])
         ends.append(outcome and outcome.end)
-    events = {name: [without_trial(event) for event in small.take(name)] for name in ("a", "b")}
+    taken = {name: small.take(name) for name in ("a", "b")}
+    events = {
+        name: [without_trial(one) for one in given if not isinstance(one, InsertedText)]
+        for name, given in taken.items()
+    }
     logits = {name: list(small.director.logits[name]) for name in ("a", "b")}
     return Run(events, logits, ends)
 
@@ -234,8 +288,8 @@ def much_time() -> Iterator[None]:
         yield
 
 
-def trial_of(kind: str, n: int = 4_000) -> Piece:
-    return Piece(n, kind, other=16_000)
+def trial_of(kind: str, event: str = "") -> Piece:
+    return Piece(4_000, kind, other=16_000, event=event)
 
 
 WHOLE = Piece(16_000, "plain", other=16_000)
@@ -244,11 +298,13 @@ LONG = (
     WHOLE,
     WHOLE,
     WHOLE,
-    trial_of("listens"),
-    trial_of("resumes"),
+    trial_of("listens", "adjust"),
+    trial_of("resumes", "ahead"),
+    trial_of("listens", "queued break"),
     WHOLE,
-    trial_of("speaks"),
-    trial_of("nan"),
+    trial_of("speaks", "text"),
+    trial_of("nan", "break"),
+    trial_of("listens", "prompt"),
     WHOLE,
 )
 
@@ -263,6 +319,7 @@ LONG = (
             st.sampled_from(TRIALS),
             st.sampled_from((False, False, True)),
             st.sampled_from((0, 16_000)),
+            st.sampled_from(EVENTS),
         ),
         min_size=3,
         max_size=8,
