@@ -12,10 +12,12 @@ from websockets.sync.client import connect
 from launcher.preflight import port_owner
 from tests.conformance.servers import WireClient
 from tests.launcher.processes import Launched, free_ports, launcher
+from tests.server.doors.dialects.minicpm_o.mode_client import wav_text
 from tests.worker.config.public_files import EXAMPLE
 from tests.worker.http.client_scripts import QUIET, chunk
 
 START_S = 200.0
+MARK = "Zq7private"  # in everything that no log may hold
 N_WORKERS = 2
 
 
@@ -88,9 +90,41 @@ def test_item_46_settings_file_of_the_public_implementation(
         assert client.receive()["type"] == "result"
 
 
+def test_content_of_a_session_keys_and_names_of_voices(http: httpx.Client, ports: list[int]) -> None:
+    """What the next test looks for in the logs: input that is accepted and input that is refused."""
+    key = f"duo_{MARK}{'k' * 40}"
+    uploaded = http.post("/api/assets/ref_audio", json={"name": f"{MARK} voice", "audio_base64": wav_text(2.0)})
+    assert uploaded.status_code == 200, uploaded.text
+    headers, base = {"Authorization": f"Bearer {key}"}, f"ws://127.0.0.1:{ports[0]}"
+    assert http.get(f"/status?token=ek_{MARK}{'s' * 40}", headers=headers).status_code == 200
+    with connect(f"{base}/ws/duplex/logged", proxy=None, max_size=None, additional_headers=headers) as connection:
+        client = WireClient(connection)
+        client.send(type="prepare", config=QUIET, system_prompt=f"{MARK} prompt", ref_audio_path=f"{MARK} unknown")
+        client.until("error")
+        client.send(type="prepare", config=QUIET, system_prompt=f"{MARK} prompt", ref_audio_path=uploaded.json()["id"])
+        client.until("prepared")
+        for message in (chunk(), {"type": f"{MARK} type"}, {"type": "insert_text", "text": f"{MARK}", "role": MARK}):
+            client.send(**message)
+            client.receive()
+    with connect(f"{base}/v1/realtime?model=gpt-realtime", proxy=None, additional_headers=headers) as connection:
+        client = WireClient(connection)
+        client.until("session.created")
+        for voice in (f"{MARK}-voice", "alloy"):
+            session = {"type": "realtime", "instructions": f"{MARK} words", "audio": {"output": {"voice": voice}}}
+            client.send(type="session.update", session=session)
+            client.until("error" if MARK in voice else "session.updated")
+        part = {"type": "input_text", "text": f"{MARK} text"}
+        client.send(type="conversation.item.create", item={"type": "message", "role": "user", "content": [part]})
+        client.until("conversation.item.done")
+
+
 def test_ctrl_c_ends_all_programs(launched: Launched, logs: Path) -> None:
     assert len(launched.family()) >= 1 + N_WORKERS
     launched.send(signal.SIGINT)
     assert launched.wait() == 0, launched.output
     launched.expect_none_left()
     assert not list(logs.glob("*.pid"))
+    written = {file.name: file.read_text() for file in logs.iterdir() if file.is_file()}
+    assert "session logged ended" in written["gateway.log"] and MARK not in launched.output
+    found = [line for text in written.values() for line in text.splitlines() if MARK in line]
+    assert not found, f"expected no content, key or name of a voice in the logs, got {found}"

@@ -185,7 +185,7 @@ class BatchRunner:
     def _report(self, job: Job, error: Exception) -> None:
         event = job.fail(error)
         if isinstance(error, CLIENT_ERRORS):
-            LOG.info("session %s: %s", job.session.id, error)
+            LOG.info("session %s: its input is refused: %s", job.session.id, type(error).__name__)
         else:
             LOG.warning("session %s: %s", job.session.id, error, exc_info=error)
         job.session.send(event)

@@ -309,7 +309,7 @@ class GptLiveSession:
     def on_history_refused(self, error: Error) -> None:
         """Report a message of `session.input` that is not in the context."""
         if self._is_rebuilt:
-            LOG.warning("a text of the context before is refused: %s", error.error)
+            LOG.warning("a text of the context before is refused: %s", error.code)
             return
         self._send.error(EventError(str(error.code), error.error, "session.input"), self._start_id)
 

@@ -205,7 +205,7 @@ class LiveLane:
             if not self._is_dropped:
                 self._on_result(answer)
         elif isinstance(answer, Error):
-            LOG.warning("a unit failed: %s", answer.error)
+            LOG.warning("a unit failed: %s", answer.code)
         self._is_dropped, self._last_dropped, self._text_sent = False, None, ""
         self._host.on_unit()
 

@@ -126,7 +126,7 @@ class EngineContext:
             self._on_refusal(request, answer)
 
     def _on_refusal(self, request: FromClient, answer: Error) -> None:
-        LOG.warning("%s was refused: %s", request.type, answer.error)
+        LOG.warning("%s was refused: %s", request.type, answer.code)
         code = next((word for known, word in CLIENT_CODES.items() if known == answer.code), None)
         if isinstance(request, Prepare):
             self._refused, self._refusal = None if code is None else self._applied, answer.error

@@ -262,7 +262,7 @@ class DuplexLane:
         if isinstance(answer, Result):
             self._on_result(unit, answer)
         elif isinstance(answer, Error):
-            LOG.warning("a unit failed: %s", answer.error)
+            LOG.warning("a unit failed: %s", answer.code)
             if unit.is_forced or self._response is not None:
                 self._finish(failed(str(answer.code), answer.error))
 

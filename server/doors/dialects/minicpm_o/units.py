@@ -121,7 +121,7 @@ class ModeUnits:
             if isinstance(request, AudioChunk | Prepare):
                 self._put(error_event(str(answer.code), answer.error))
             else:
-                LOG.warning("%s: %s", request.type, answer.error)
+                LOG.warning("%s was refused: %s", request.type, answer.code)
             return
         assert self._form is not None, "on_answer: expected a form"
         if isinstance(answer, Prepared):

@@ -30,7 +30,7 @@ class SideCalls:
         for text in result.side_texts or ():
             call = call_of(text)
             if call is None:
-                LOG.warning("a text of the side lane is no call: %.200s", text)
+                LOG.warning("a text of %d characters in the side lane is no call", len(text))
                 self._add_text(NO_CALL)
             else:
                 self._opened_response().add_call(call, is_beside=True)
