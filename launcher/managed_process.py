@@ -5,6 +5,7 @@ Uses files, signals and process groups. Does not decide when a process starts ag
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import psutil
 PARENT_DEATH = Path(__file__).with_name("parent_death.py")
 TAIL_BYTES = 64 * 1024  # at the end of a log that are searched for the last message
 MAX_MESSAGE_CHARS = 300
+MAX_LOG_BYTES = 64 * 2**20  # a longer log is moved to `.log.1`
 LOG_LINE = re.compile(r"\d\d:\d\d:\d\d [A-Z]+ ")
 ERROR_LINE = re.compile(r"\d\d:\d\d:\d\d (ERROR|CRITICAL) \S+ \| |error: ")
 TRACEBACK = "Traceback (most recent call last):"
@@ -63,6 +65,14 @@ class ChildProcess:
         with suppress(FileNotFoundError):
             os.replace(self.log, f"{self.log}.1")
         self.log.touch()
+
+    def rotate_log(self) -> None:
+        """Move a log above `MAX_LOG_BYTES` to `.log.1` and empty it; the process goes on appending to it."""
+        with suppress(OSError):
+            if self.log.stat().st_size > MAX_LOG_BYTES:
+                shutil.copyfile(self.log, f"{self.log}.1")
+                os.truncate(self.log, 0)
+                self._log_start = 0
 
     @property
     def pid(self) -> int:

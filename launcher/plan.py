@@ -19,7 +19,7 @@ from worker.config.service import ROOT, Config
 from worker.key_text import KEYS_FILE, START_KEY_VARIABLE, WORKER_SECRET_VARIABLE, new_key
 from worker.log import LEVEL_VARIABLE
 
-LOOPBACK, ALL_ADDRESSES = "127.0.0.1", "0.0.0.0"
+LOOPBACK, ALL_ADDRESSES = "127.0.0.1", "0.0.0.0"  # noqa: S104 - only with --remote
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 MAX_PORT = 65_535
 

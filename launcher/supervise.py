@@ -103,7 +103,7 @@ class Supervisor:
         for process in self._all:
             process.child.clear_log()
         limits = httpx.Limits(max_keepalive_connections=0)  # a kept connection would outlive the process it leads to
-        client = httpx.AsyncClient(verify=False, trust_env=False, timeout=self._policy.probe_timeout_s, limits=limits)
+        client = httpx.AsyncClient(verify=False, trust_env=False, timeout=self._policy.probe_timeout_s, limits=limits)  # noqa: S501 - own gateway
         try:
             async with client:
                 tasks = [
@@ -207,6 +207,7 @@ class Supervisor:
             if process.is_ready and not is_gateway and (leak := memory.record(process.child.memory_bytes)):
                 await self._end([process], self._plan.drain_s + self._policy.grace_s)
                 return leak
+            await asyncio.to_thread(process.child.rotate_log)
             is_serving = process.is_ready and (process.is_open or not is_gateway)
             await asyncio.sleep(self._policy.ready_poll_s if is_serving else self._policy.starting_poll_s)
         return ""

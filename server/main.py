@@ -159,7 +159,7 @@ def certificate(config: Config, *, https: bool, http: bool) -> Tls | None:
 def _host(given: str | None, *, remote: bool) -> str:
     """The address to listen on. Raises: SettingsError for one that other machines reach, without --remote."""
     if given is None:
-        return "0.0.0.0" if remote else "127.0.0.1"
+        return "0.0.0.0" if remote else "127.0.0.1"  # noqa: S104
     try:
         is_loopback = given == "localhost" or ipaddress.ip_address(given).is_loopback
     except ValueError:
@@ -171,7 +171,7 @@ def _host(given: str | None, *, remote: bool) -> str:
 
 def _link_host(given: str | None) -> str:
     """The host name in a link to this server."""
-    if given is None or given in ("0.0.0.0", "::"):
+    if given is None or given in ("0.0.0.0", "::"):  # noqa: S104
         return "localhost"
     return f"[{given}]" if ":" in given else given
 

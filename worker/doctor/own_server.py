@@ -22,7 +22,7 @@ def is_ours(port: int, *, secure: bool) -> bool:
 def _title(port: int, https: bool) -> str | None:
     """The title of the application at a port; None without an answer that has one."""
     connection = (
-        http.client.HTTPSConnection("127.0.0.1", port, timeout=ANSWER_S, context=ssl._create_unverified_context())
+        http.client.HTTPSConnection("127.0.0.1", port, timeout=ANSWER_S, context=ssl._create_unverified_context())  # noqa: S323
         if https
         else http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
     )
