@@ -191,7 +191,7 @@ def _no_password() -> str:
 def memory_problems(machine: Machine, devices: Sequence[Device]) -> list[str]:
     """Problems if the weights, in their later precision, and the context of one session exceed the free memory."""
     try:
-        weights = machine.min_model_bytes
+        weights = machine.model_bytes()
         free = machine.free_memory
     except UnknownFact:
         return []

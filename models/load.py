@@ -12,7 +12,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from models.checkpoint.config import OmniConfig, load_config
-from models.checkpoint.files import FLOAT_BYTES, Stored, StoredTensor, float_weight, list_tensors, read_pt, read_tensors
+from models.checkpoint.files import (
+    ALONE_BYTES,
+    FLOAT_BYTES,
+    Stored,
+    StoredTensor,
+    float_weight,
+    list_tensors,
+    read_pt,
+    read_tensors,
+)
 from models.checkpoint.precision import UNQUANTIZED, Kind, Precision
 from models.checkpoint.public_int4 import PublicInt4
 from models.checkpoint.quantized import QuantizedMatrix, quantize
@@ -66,8 +75,11 @@ def load_model(
     overrides = {} if pt_path is None else _overrides(Path(pt_path), config, tensor_shapes(model))
     stored = _match(path, config, tensor_shapes(model), overrides)
 
+    # A tensor that stays mapped keeps the pages of all tensors around it, which a quantised model does not use.
+    copied = _MIN_MAPPED_BYTES if precision == UNQUANTIZED else ALONE_BYTES
+
     def place(name: str, data: Stored) -> Tensor | QuantizedMatrix:
-        return _place(data, device, weight_dtype(name, dtype), precision.kind_of(name, expected[name]))
+        return _place(data, device, weight_dtype(name, dtype), precision.kind_of(name, expected[name]), copied)
 
     expected = tensor_shapes(model)
     tensors = {name: place(name, tensor) for name, tensor in overrides.items()}
@@ -97,7 +109,10 @@ def weight_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if ".parametrizations." in name else dtype
 
 
-def _place(data: Stored, device: torch.device | str, dtype: torch.dtype, kind: Kind | None) -> Tensor | QuantizedMatrix:
+def _place(
+    data: Stored, device: torch.device | str, dtype: torch.dtype, kind: Kind | None, copied: int
+) -> Tensor | QuantizedMatrix:
+    """The weight on the device. copied: tensors of fewer bytes do not stay mapped."""
     # Device first: the smaller stored type crosses the bus. On the CPU, a tensor of the right type is not copied.
     if isinstance(data, PublicInt4):
         data = data.matrix(device)
@@ -106,8 +121,7 @@ def _place(data: Stored, device: torch.device | str, dtype: torch.dtype, kind: K
     weight = float_weight(data, device)
     if kind is not None:
         return quantize(weight, kind)
-    # A small tensor that stays mapped would keep the pages of all tensors around it.
-    return weight.to(dtype, copy=weight.nbytes < _MIN_MAPPED_BYTES)
+    return weight.to(dtype, copy=weight.nbytes < copied)
 
 
 def renamed(name: str) -> str:

@@ -39,7 +39,8 @@ SINGLE = "model.safetensors"
 # Bytes per value of the types that a weight may have; the parts of quantised matrices may have the others.
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 OTHER_BYTES = {"I8": 1, "U8": 1, "F8_E4M3": 1, "I32": 4}
-MAPPED_BYTES = 256 << 20  # of a file, mapped at once
+MAPPED_BYTES = 64 << 20  # of a file, mapped at once
+ALONE_BYTES = 16 << 20  # a tensor of this size is mapped alone, so that a reference to it keeps no others
 READ_AHEAD_BYTES = 512 << 20  # of a file, requested from the system before they are needed
 
 Stored = Tensor | QuantizedMatrix | PublicInt4
@@ -202,7 +203,7 @@ def read_tensors(stored: Iterable[StoredTensor]) -> Iterator[tuple[StoredTensor,
 
 
 def _spans(tensors: Iterable[StoredTensor]) -> Iterator[list[StoredTensor]]:
-    """Neighbouring tensors of up to MAPPED_BYTES, or one larger tensor.
+    """Neighbouring tensors of up to MAPPED_BYTES, or one of ALONE_BYTES or more.
 
     The pages of a mapped file count as the process's memory until the file is closed and no tensor refers to it.
     """
@@ -211,7 +212,10 @@ def _spans(tensors: Iterable[StoredTensor]) -> Iterator[list[StoredTensor]]:
         if span and sum(one.n_bytes for one in span) + tensor.n_bytes > MAPPED_BYTES:
             yield span
             span = []
-        span.append(tensor)
+        if tensor.n_bytes >= ALONE_BYTES:
+            yield [tensor]
+        else:
+            span.append(tensor)
     if span:
         yield span
 

@@ -24,7 +24,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 VALUE_TYPES: dict[Kind, torch.dtype] = {"fp8": torch.float8_e4m3fn, "int8": torch.int8, "int4": torch.uint8}
 _MAX: dict[Kind, float] = {"fp8": 448.0, "int8": 127.0}
 _MAX_INT4 = 15
-_BLOCK = 1 << 22  # values that are rounded at once: bounds the memory of the intermediate float64
+# Values that are rounded at once, which bounds the memory of the intermediate float64. On a GPU blocks take launches.
+_BLOCK, _GPU_BLOCK = 1 << 19, 1 << 22
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def quantize(tensor: Tensor, kind: Kind = "int8") -> QuantizedMatrix:
     """
     rows = tensor.detach().flatten(1)
     result = _empty(tensor, kind)
-    step = max(1, _BLOCK // max(rows.shape[1], 1))
+    step = max(1, (_BLOCK if tensor.device.type == "cpu" else _GPU_BLOCK) // max(rows.shape[1], 1))
     for start in range(0, len(rows), step):
         block = rows[start : start + step]
         if not block.isfinite().all():

@@ -178,8 +178,8 @@ def _many_kernel(
 
 
 @triton.jit
-def _fp8_rows_kernel(x, out, scale, K, BLOCK: tl.constexpr):
-    """One row rounded to fp8, and its scale."""
+def _fp8_rows_kernel(x, out, scale, M, K, BLOCK: tl.constexpr):
+    """One row rounded to fp8, then what the rounding took away, each with a scale."""
     row = tl.program_id(0).to(tl.int64)
     top = 0.0
     for start in range(0, K, BLOCK):
@@ -187,11 +187,22 @@ def _fp8_rows_kernel(x, out, scale, K, BLOCK: tl.constexpr):
         top = tl.maximum(top, tl.max(tl.abs(tl.load(x + row * K + k, mask=k < K, other=0.0).to(tl.float32))))
     by = tl.maximum(top / 448.0, 1e-30)
     tl.store(scale + row, by)
+    top = 0.0
     for start in range(0, K, BLOCK):
         k = start + tl.arange(0, BLOCK)
-        value = tl.load(x + row * K + k, mask=k < K, other=0.0).to(tl.float32) / by
+        value = tl.load(x + row * K + k, mask=k < K, other=0.0).to(tl.float32)
+        rounded = tl.minimum(tl.maximum(value / by, -448.0), 448.0).to(out.dtype.element_ty)
+        tl.store(out + row * K + k, rounded, mask=k < K)
+        top = tl.maximum(top, tl.max(tl.abs(value - rounded.to(tl.float32) * by)))
+    rest = tl.maximum(top / 448.0, 1e-30)
+    tl.store(scale + M + row, rest)
+    for start in range(0, K, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        value = tl.load(x + row * K + k, mask=k < K, other=0.0).to(tl.float32)
+        rounded = tl.minimum(tl.maximum(value / by, -448.0), 448.0).to(out.dtype.element_ty)
+        value = (value - rounded.to(tl.float32) * by) / rest
         value = tl.minimum(tl.maximum(value, -448.0), 448.0)
-        tl.store(out + row * K + k, value.to(out.dtype.element_ty), mask=k < K)
+        tl.store(out + (M + row) * K + k, value.to(out.dtype.element_ty), mask=k < K)
 
 
 def quantized_tiles(weight: QuantizedMatrix) -> TileSizes:
@@ -286,8 +297,8 @@ def _many(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None) -> Tensor:
     assert weight.shape[1] == K, f"columns: expected {weight.shape[1]}, got {K}"
     if weight.kind == "fp8" and x.dtype is torch.bfloat16 and has_native_fp8(x.device) and N % 16 == 0 and K % 16 == 0:
         rounded, scale = fp8_rows(x)
-        out = torch._scaled_mm(rounded, weight.values.T, scale, weight.scale[None], out_dtype=x.dtype)
-        return out if bias is None else out + bias
+        first, rest = torch._scaled_mm(rounded, weight.values.T, scale, weight.scale[None], out_dtype=x.dtype).split(M)
+        return first + rest if bias is None else first + rest + bias
     out = torch.empty(M, N, dtype=x.dtype, device=x.device)
     plan, stored = many_tiles(M, weight), weight.values.shape[1]
     _many_kernel[(triton.cdiv(M, plan.rows), triton.cdiv(N, plan.columns))](
@@ -299,11 +310,15 @@ def _many(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None) -> Tensor:
 
 
 def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [M, K] rounded to fp8 by a scale each. Returns: values [M, K] float8_e4m3fn, scales [M, 1] float32."""
+    """Rows [M, K] as sums of two fp8 rows with a scale each, nearly as exact as bfloat16.
+
+    Returns: values [2 M, K] float8_e4m3fn, the M rounded rows first, then what their rounding took away; scales
+        [2 M, 1] float32.
+    """
     M, K = x.shape
-    out = torch.empty(M, K, dtype=torch.float8_e4m3fn, device=x.device)
-    scale = torch.empty(M, 1, dtype=torch.float32, device=x.device)
-    _fp8_rows_kernel[(M,)](x, out, scale, K, BLOCK=min(4096, triton.next_power_of_2(K)), num_warps=8)
+    out = torch.empty(2 * M, K, dtype=torch.float8_e4m3fn, device=x.device)
+    scale = torch.empty(2 * M, 1, dtype=torch.float32, device=x.device)
+    _fp8_rows_kernel[(M,)](x, out, scale, M, K, BLOCK=min(4096, triton.next_power_of_2(K)), num_warps=8)
     return out, scale
 
 

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from models.checkpoint import files as checkpoint
+from models.checkpoint.config import load_config
+from models.checkpoint.files import MAPPED_BYTES
 from models.errors import CheckpointError
 from models.load import expected_tensors, load_model
 from models.omni import OmniModel
+from models.random_weights import random_model
 
 HEAD = "tts.head_code.0"
 INDEX = "model.safetensors.index.json"
@@ -354,3 +359,38 @@ def test_a_file_is_mapped_in_spans(tiny: Path, monkeypatch: pytest.MonkeyPatch) 
     assert {one.name: data.shape for one, data in read.items()} == {name: one.shape for name, one in whole.items()}
     assert all(torch.equal(data, whole[one.name]) for one, data in read.items())
     assert len(opened) > 2 * len(set(opened)) + 2, f"expected each file to be opened for each span, got {opened}"
+
+
+PEAK_OF_A_LOAD = """
+import re, sys
+import torch
+from models.checkpoint.precision import Precision
+from models.load import load_model
+
+def bytes_of(name):
+    return 1024 * int(re.search(name + r":\\s+(\\d+)", open("/proc/self/status").read())[1])
+
+(torch.randn(64, 64) @ torch.randn(64, 64)).double().round()
+before = bytes_of("VmRSS")
+model = load_model(sys.argv[1], dtype=torch.bfloat16, precision=Precision(llm="int4", head="int4"))
+print(bytes_of("VmHWM") - before, sum(one.nbytes for one in model.state_dict().values()))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_of_a_quantised_load_is_little_more_than_the_result(tiny: Path, tmp_path: Path) -> None:
+    settings = json.loads((tiny / "config.json").read_text())
+    settings |= {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 2}
+    settings["tts_config"]["llm_dim"] = 1024
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    source = random_model(load_config(tmp_path), dtype=torch.bfloat16)
+    save_file({name: one.contiguous() for name, one in source.state_dict().items()}, tmp_path / "model.safetensors")
+    command = [sys.executable, "-W", "ignore", "-c", PEAK_OF_A_LOAD, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    peak, result = map(int, done.stdout.split())
+    # What is mapped of the file at once, and the intermediate numbers of one block.
+    most = 1.2 * result + MAPPED_BYTES + (32 << 20)
+    assert peak < most, (
+        f"expected at most {most / 1e6:.0f} MB for a result of {result / 1e6:.0f} MB, got {peak / 1e6:.0f}"
+    )

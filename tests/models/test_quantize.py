@@ -187,11 +187,12 @@ def test_folders_of_other_kinds_load_as_their_source(tiny: Path, tmp_path: Path,
     for name, tensor in parameters[0].items():
         assert tensor.dtype is parameters[1][name].dtype, name
         assert torch.equal(tensor.view(torch.uint8), parameters[1][name].view(torch.uint8)), name
-    plain = load_model(folder).state_dict()[NAME]
-    assert torch.equal(plain, quantize(load_model(tiny).state_dict()[NAME], kind).dequantized())
+    name = NAME.replace("up_proj", "down_proj")  # the layers that are fp8 in the preset of that name
+    plain = load_model(folder).state_dict()[name]
+    assert torch.equal(plain, quantize(load_model(tiny).state_dict()[name], kind).dequantized())
     if kind == "int4":
         change_shard(folder, lambda tensors: tensors.pop(NAME + ZEROS))
         message = error_of(folder)
         assert f"{NAME}{ZEROS}: expected U8 [1, 192] beside int4 values, got nothing" in message, message
     change_metadata(folder, quantization={"format": "int8", "version": 1})
-    assert f"{NAME}: expected one of" in error_of(folder)
+    assert f"{name}: expected one of" in error_of(folder)

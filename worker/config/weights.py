@@ -6,8 +6,8 @@ from models.checkpoint.precision import Precision, Weights, chosen_precision
 from worker.config.settings import Settings
 
 WEIGHTS_TEXT = (
-    "weights of linear layers; bf16: as in `model.dtype`; fp8, int8: one scale a row; int4: groups of 128 columns, and "
-    "int8 for the output head and the parts other than `llm`"
+    "weights of linear layers; bf16: as in `model.dtype`; int8: one scale a row; fp8: e4m3 for the down projections of "
+    "`llm`, all others int8; int4: groups of 128 columns, and int8 for the output head and the parts other than `llm`"
 )
 
 

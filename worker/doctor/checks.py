@@ -185,7 +185,7 @@ def voice(machine: Machine) -> Finding:
 
 
 def memory(machine: Machine) -> Finding:
-    needed = PROCESS_ROOM if machine.on_gpu else PROCESS_ROOM + machine.min_model_bytes
+    needed = PROCESS_ROOM if machine.on_gpu else PROCESS_ROOM + machine.model_bytes()
     found = f"{size(machine.free_memory)} free, at least {size(needed)} needed"
     if machine.free_memory < needed:
         remedy = "stop other programs, raise the container's limit, or take a smaller model"

@@ -6,7 +6,7 @@ Contains which versions and settings fit each other; does not collect facts (see
 import re
 from typing import get_args
 
-from models.checkpoint.precision import Place
+from models.checkpoint.precision import PRESETS, Place, Weights
 from worker.doctor.facts import TorchGpu
 from worker.doctor.findings import GIB, Finding, note, ok, problem, size
 from worker.doctor.machine import Machine
@@ -16,6 +16,7 @@ MATCHED_TRITON = ((2, 10), (3, 6))  # torch from this version on requires at lea
 MIN_FOR_TRITON = (7, 0)
 MIN_FOR_BFLOAT16 = MIN_FOR_KERNELS = MIN_FOR_TF32 = MIN_FOR_FLASH = (8, 0)
 MIN_FOR_FP8 = (8, 9)
+PROFILES: tuple[Weights, ...] = ("bf16", "int8", "int4")  # the most exact first; fp8 takes as many bytes as int8
 COMPILE_ROOM = GIB  # bytes of GPU memory that compiling needs beside weights and slots
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # Variables that set TF32 whatever `service.compile.tf32` is: NVIDIA's libraries read the first, torch the second.
@@ -252,7 +253,7 @@ def allocator(machine: Machine) -> Finding:
 
 
 def weights(machine: Machine) -> Finding:
-    """The precision of the linear layers, and whether it fits the device and what the folder stores."""
+    """The precision of the linear layers, whether it fits the device and the folder, and the profile of each GPU."""
     model, precision = machine.config.model, machine.config.model.precision
     found, kinds = str(precision), {precision.at(place) for place in get_args(Place)}
     if slow := sorted(kind for kind in kinds if kind in ("fp8", "int4")):
@@ -269,18 +270,31 @@ def weights(machine: Machine) -> Finding:
     old = [gpu.name for gpu in _used(machine).values() if "fp8" in kinds and gpu.capability < MIN_FOR_FP8]
     if old:
         found += f"; {old[0]} multiplies fp8 as bfloat16"
-    return ok("weights", found if model.weights == found else f"{found} (model.weights is {model.weights})")
+    lines = [found if model.weights == found else f"{found} (model.weights is {model.weights})"]
+    for index, gpu in _used(machine).items():
+        major, minor = gpu.capability
+        lines.append(f"{index}: {gpu.name} (sm_{major}{minor}), profile {_profile(machine, gpu) or 'none that fits'}")
+    return ok("weights", "\n".join(lines))
+
+
+def _profile(machine: Machine, gpu: TorchGpu) -> Weights | None:
+    """The most exact `model.weights` whose weights and one session fit into a GPU's free memory."""
+    free = gpu.free - (COMPILE_ROOM if machine.compiles else 0)
+    return next((weights for weights in PROFILES if machine.model_bytes(PRESETS[weights]) <= free), None)
 
 
 def gpu_memory(machine: Machine) -> Finding:
     if not (used := _used(machine)):
         return ok("gpu-memory", "no GPU is used")
     room = COMPILE_ROOM if machine.compiles else 0
-    needed = machine.min_model_bytes + room
+    needed = machine.model_bytes() + room
     lines = [f"{index}: {size(gpu.free)} free" for index, gpu in used.items()]
     found = "\n".join([*lines, f"at least {size(needed)} needed for weights and one session"])
     if any(gpu.free < needed for gpu in used.values()):
         remedy = "stop other processes on it (nvidia-smi lists them), lower duplex.context_rows, or take another GPU"
+        profiles = [_profile(machine, gpu) for gpu in used.values()]
+        if smallest := max((PROFILES.index(one) for one in profiles if one), default=0):
+            remedy = f"set model.weights to {PROFILES[smallest]}, {remedy}"
         return problem("gpu-memory", found, remedy)
     return ok("gpu-memory", found)
 

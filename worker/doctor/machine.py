@@ -21,6 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from models.checkpoint.precision import Precision
 from worker.doctor.checkpoint_facts import checkpoint_facts
 from worker.doctor.facts import (
     FolderFacts,
@@ -276,12 +277,11 @@ class Machine:
         """Whether a worker with these settings compiles on the device that it will use."""
         return self.config.compile.enabled_on("cuda" if self.on_gpu else "cpu")
 
-    @property
-    def min_model_bytes(self) -> int:
-        """Bytes of the model's weights and one session's context, in the dtype and the kinds that the worker uses."""
+    def model_bytes(self, precision: Precision | None = None) -> int:
+        """Bytes of the model's weights, of these kinds or of the worker's, and of one session's context."""
         width = {"float32": 4, "bfloat16": 2, "auto": 2 if self.on_gpu else 4}[self.config.model.dtype]
         rows = self.model.row_values * self.config.duplex.context_rows
-        return self.model.weight_bytes(width, self.config.model.precision) + width * rows
+        return self.model.weight_bytes(width, precision or self.config.model.precision) + width * rows
 
     @cached_property
     def max_open_files(self) -> int:

@@ -113,5 +113,5 @@ def test_presets_and_parts() -> None:
     ):
         assert place_of(name, dims) is None, f"{name}: expected the model's dtype"
     chosen = chosen_precision("fp8", {"llm": "int4", "vpm": "bf16", "tts": None})
-    assert chosen == Precision(llm="int4", head="int8", tts="fp8", vpm=None, apm="fp8")
-    assert str(chosen) == "llm int4, tts fp8, vpm bf16, apm fp8" and str(PRESETS["int8"]) == "int8"
+    assert chosen == Precision(llm="int4", head="int8", tts="int8", vpm=None, apm="int8")
+    assert str(chosen) == "llm int4, tts int8, vpm bf16, apm int8" and str(PRESETS["int8"]) == "int8"

@@ -110,6 +110,13 @@ def test_weights() -> None:
         check("weights", machine(model=kept), NOTE, f"the folder stores {stored}", "model.weights to int4")
         check("weights", machine(int4, model=kept), OK)
     check("weights", machine(model=replace(REAL_MODEL, stored="int8")), OK)
+    # Weights of 18.6, 11.1 and 7.5 GB, one session's context and, if compiled, 1 GiB.
+    sizes = replace(REAL_MODEL, place_values={"llm": 7_000_000_000, "head": 500_000_000})
+    for free, profile in ((141, "bf16"), (16, "int8"), (12, "int4"), (6, "none that fits")):
+        card = replace(ON_GPU.gpus[0], free=free * GIB)
+        check("weights", machine(model=sizes, torch=replace(ON_GPU, gpus=(card,))), OK, f"(sm_90), profile {profile}")
+    small = replace(ON_GPU, gpus=(replace(ON_GPU.gpus[0], free=12 * GIB),))
+    check("gpu-memory", machine(model=sizes, torch=small), PROBLEM, "set model.weights to int4")
     # 7.5e9 of the numbers in a byte instead of two.
     large = replace(REAL_MODEL, place_values={"llm": 7_000_000_000, "head": 500_000_000})
     needed = (2 * (9_300_000_000 + 73_728 * 8192) - 7_500_000_000) / GIB

@@ -72,7 +72,9 @@ def test_counts_the_numbers_of_a_checkpoint(tiny: Path, tiny_model: Any) -> None
     assert real().model.n_values == expected, f"expected {expected} numbers, got {real().model.n_values}"
     layers = tiny_model.llm.model.layers
     matrices = sum(tensor.numel() for tensor in layers.parameters() if tensor.ndim == 2)
-    assert real().model.place_values["llm"] == matrices and real().model.stored == ""
+    place_values = real().model.place_values
+    assert place_values["llm"] + place_values["down"] == matrices and real().model.stored == ""
+    assert place_values["down"] == sum(layer.mlp.down_proj.weight.numel() for layer in layers)
     assert real().model.place_values["head"] == tiny_model.llm.lm_head.weight.numel()
     assert not real().model.has_side_lane, "expected none in a checkpoint that names none"
     llm = tiny_model.config
