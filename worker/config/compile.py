@@ -44,6 +44,9 @@ class CompileConfig(Settings):
         description="the project's own GPU kernels in place of compiled layers; auto: on a GPU with Triton, in mode "
         "default and with attention auto",
     )
+    voices: bool = Field(
+        False, description="compile and capture the networks that prepare voices too, at start; they take 0.5 GB"
+    )
     tf32: bool = Field(True, description="TF32 in float32 matrix products: tensor cores, 13 fewer mantissa bits")
     cudnn_benchmark: bool = Field(False, description="let cuDNN benchmark its convolutions at each new shape")
     attention: Literal["auto", "flash", "sdpa", "eager"] = Field(

@@ -116,7 +116,12 @@ def start_engine(
         status.move(State.WARMING_UP)
         voices = None
         if parts.vocoder is not None:
-            voices = Voices(config.token2wav_folder, device=parts.model.device, cache=cache_dir / VOICES_FOLDER)
+            voices = Voices(
+                config.token2wav_folder,
+                device=parts.model.device,
+                cache=cache_dir / VOICES_FOLDER,
+                compile=config.compile,
+            )
         report = with_seconds(
             "warm_up",
             lambda: warm_up(

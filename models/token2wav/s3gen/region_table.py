@@ -24,9 +24,9 @@ from models.token2wav.s3gen.model import DEFAULT_STEPS, MEANFLOW_STEPS, PROMPT_S
 from models.token2wav.s3gen.regions import SolveContext
 from models.token2wav.s3gen.unet import ResnetBlock, TransformerBlock
 from models.token2wav.settings import FRAMES_PER_TOKEN
+from models.token2wav.voice.voice_regions import SECOND_FRAMES, describe_voice, read_tokens
 
 TOKENS_PER_SECOND = 25
-SECOND_FRAMES = 100  # of the tokenizer's log-mel and of the speaker encoder's energies
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,8 @@ def _regions(model: S3Gen, grids: dict[int, Tensor]) -> Iterator[Region]:
     sound = {"batch": "batch", "sound": "sound"}
     speech = {"batch": "batch", "speech_tokens": "speech_tokens"}
     both = {**speech, "prompt": "prompt"}
-    yield Region("s3_tokens", "tokenizer", regions.read_tokens, (model.tokenizer,), sound, examples.tokens)
-    yield Region(
-        "s3_speaker", "speaker_encoder", regions.describe_voice, (model.speaker_encoder,), sound, examples.speaker
-    )
+    yield Region("s3_tokens", "tokenizer", read_tokens, (model.tokenizer,), sound, examples.tokens)
+    yield Region("s3_speaker", "speaker_encoder", describe_voice, (model.speaker_encoder,), sound, examples.speaker)
     yield Region("s3_encode", "flow.encoder", regions.encode_tokens, (model.flow,), both, examples.encode)
     context = SolveContext(model.flow, grids)
     yield Region("s3_solve", "flow.decoder.estimator", regions.solve_mel, (context,), both, examples.solve, steps)

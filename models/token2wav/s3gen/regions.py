@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.token2wav.prompt.campplus import CampPlus
-from models.token2wav.prompt.s3_tokenizer import S3Tokenizer
 from models.token2wav.s3gen.model import S3Gen, UNetFlow
 
 
@@ -19,18 +17,6 @@ class SolveContext:
 
     flow: UNetFlow
     grids: dict[int, Tensor]
-
-
-def read_tokens(tokenizer: S3Tokenizer, log_mel: Tensor, n_frames: Tensor) -> Tensor:
-    """Speech tokens [B, T] of sounds; arguments as `S3Tokenizer.forward`."""
-    speech_tokens: Tensor = tokenizer(log_mel, n_frames)[0]
-    return speech_tokens
-
-
-def describe_voice(encoder: CampPlus, energies: Tensor, n_frames: Tensor) -> Tensor:
-    """Speaker vectors [B, speaker_dim] of sounds; arguments as `CampPlus.forward`."""
-    vectors: Tensor = encoder(energies, n_frames)
-    return vectors
 
 
 def encode_tokens(flow: UNetFlow, speech_tokens: Tensor, n_speech_tokens: Tensor) -> Tensor:

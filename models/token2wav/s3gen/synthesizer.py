@@ -18,6 +18,7 @@ from models.token2wav.s3gen import regions
 from models.token2wav.s3gen.model import S3Gen, S3Voice, draw, prompt_part
 from models.token2wav.s3gen.region_table import S3Regions, S3Shapes
 from models.token2wav.settings import FRAMES_PER_TOKEN, SAMPLES_PER_FRAME
+from models.token2wav.voice.voice_regions import describe_voice, read_tokens
 
 CONTEXT_SHARE = 5  # of a window of a long sound: the part at each end that is read only for its neighbours
 
@@ -65,7 +66,7 @@ class S3Synthesizer:
         length = self.shapes.fit("s3_speaker", "sound", max(len(part) for part in energies))
         counts = self._counts([len(part) for part in energies], size)
         rows = _stacked([part.T for part in energies], size, length).transpose(1, 2).contiguous()
-        speakers = self.regions.run(regions.describe_voice, rows, counts).clone()
+        speakers = self.regions.run(describe_voice, rows, counts).clone()
         return [S3Voice(prompt_part(tokens[row], mel), mel, speakers[row]) for row, mel in enumerate(mels)]
 
     def speech_tokens(self, wave: object, rate: int) -> Tensor:
@@ -90,7 +91,7 @@ class S3Synthesizer:
         size = self.shapes.fit("s3_tokens", "batch", len(log_mels))
         length = self.shapes.fit("s3_tokens", "sound", max(part.shape[1] for part in log_mels))
         counts = self._counts([part.shape[1] for part in log_mels], size)
-        return self.regions.run(regions.read_tokens, _stacked(log_mels, size, length), counts).clone()
+        return self.regions.run(read_tokens, _stacked(log_mels, size, length), counts).clone()
 
     def speak(self, utterances: Sequence[Utterance], *, n_steps: int | None = None) -> list[Tensor]:
         """Sounds of utterances, in their order, [480 T] float32 at 24 kHz each.

@@ -1,12 +1,21 @@
 """Reference sounds: mixing and resampling, lazy loading of the voice networks, and the default voice file."""
 
+import threading
 import wave
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import soundfile
+import torch
 
 from assets.build_ref_audio import synthesize
+from models.errors import AudioError
+from models.token2wav.voice.voice_regions import VoiceRegions
+from tests.models.compare import assert_close
+from tests.models.token2wav.prompt.prompt_sounds import prompt
+from worker.config.compile import CompileConfig
 from worker.offline.options import DEFAULT_SOUND, TINY
 from worker.start import voices
 
@@ -39,3 +48,29 @@ def test_default_voice_equals_its_scripts_output() -> None:
     assert committed.shape == built.shape
     off = int(abs(committed - built).max())
     assert off <= 1, f"expected the same samples but for rounding, got {off} steps apart"
+
+
+def test_compiled_networks_are_ready_before_the_first_voice_and_keep_their_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The compiler itself is left out: `tests/models/token2wav/voice/test_voice_regions.py` has it."""
+    threads: list[str] = []
+    run = VoiceRegions.uncaptured
+
+    def noted(regions: VoiceRegions, name: str, *given: Any, **static: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return run(regions, name, *given, **static)
+
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(VoiceRegions, "compile", lambda _, **options: asked.append(options))
+    monkeypatch.setattr(VoiceRegions, "uncaptured", noted)
+    compiling = CompileConfig(enabled=True, voices=True, mode="max-autotune", dynamic=False)
+    folder = TINY / "assets" / "token2wav"
+    made = voices.Voices(folder, compile=compiling)
+    assert asked == [{"by_layer": True, "mode": "max-autotune", "dynamic": False}]
+    assert len(threads) == 6, f"expected every bucket of both networks, got {len(threads)} runs"
+    sound = voices.ReferenceSound(torch.from_numpy(prompt(0.6, 16_000)), 16_000)
+    assert_close(made.of(sound).speaker, voices.Voices(folder).of(sound).speaker, 1e-4)
+    assert len(threads) == 8 and len(set(threads)) == 1 and threads[0] != threading.current_thread().name
+    with pytest.raises(AudioError):
+        made.of(voices.ReferenceSound(torch.zeros(1, 10), 16_000))
