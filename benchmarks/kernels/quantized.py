@@ -33,9 +33,9 @@ COMPILERS = 12  # processes that compile ahead
 SCALE = 0.02
 SAMPLE_MS = 1.5
 # (rows, words, stages, warps); int4 has tiles of one group.
-FEW = ((64, 32, 4, 4), (32, 32, 5, 2), (64, 64, 3, 4), (32, 64, 4, 2), (128, 32, 4, 4), (16, 64, 4, 1))
+FEW = ((64, 32, 4, 4), (32, 32, 5, 2), (64, 64, 3, 4), (64, 32, 4, 2), (64, 64, 3, 2), (128, 32, 4, 4))
 MORE = ((32, 32, 4, 2), (64, 32, 4, 2), (64, 32, 3, 4), (64, 64, 3, 4))
-INT4_FEW = ((64, 4, 4), (64, 6, 4), (32, 6, 2), (128, 4, 4), (16, 8, 1), (128, 4, 8))
+INT4_FEW = ((64, 4, 4), (64, 6, 4), (32, 6, 2), (128, 4, 4), (64, 6, 2), (32, 6, 1))
 INT4_MORE = ((32, 5, 2), (64, 5, 2), (64, 4, 4), (128, 3, 4))
 
 
@@ -51,9 +51,9 @@ class Shape(NamedTuple):
 
 SHAPES = (
     Shape("llm gate, up", 24576, 4096, (1,), is_gated=True),
-    Shape("llm down", 4096, 12288, (4, 8)),
-    Shape("llm qkv", 6144, 4096, (2, 4)),
-    Shape("llm o", 4096, 4096, (4, 8)),
+    Shape("llm down", 4096, 12288, (4, 8, 16)),
+    Shape("llm qkv", 6144, 4096, (2, 4, 8)),
+    Shape("llm o", 4096, 4096, (4, 8, 16)),
     Shape("llm head", 151748, 4096),
     Shape("tts gate, up", 6144, 768, (1,), is_gated=True),
     Shape("tts down", 768, 3072, (2, 4, 6)),

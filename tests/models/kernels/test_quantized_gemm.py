@@ -233,9 +233,10 @@ def test_products_on_the_gpu(kind: Kind, shape: tuple[int, int]) -> None:
 def test_every_fp8_number_on_the_gpu() -> None:
     numbers = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(torch.float8_e4m3fn).float()
     numbers = torch.where(numbers.isfinite(), numbers, 0).to(torch.float8_e4m3fn).cuda()
-    every = QuantizedMatrix(numbers.view(16, 16), torch.ones(16, device="cuda"))
-    got = quantized_linear(torch.eye(16, device="cuda").bfloat16(), every)
-    assert_same(got, numbers.float().view(16, 16).T.bfloat16() + 0.0)
+    for N, K in ((16, 16), (4, 64)):  # the second is read as words
+        every = QuantizedMatrix(numbers.view(N, K), torch.ones(N, device="cuda"))
+        got = quantized_linear(torch.eye(K, device="cuda").bfloat16(), every)
+        assert_same(got, numbers.float().view(N, K).T.bfloat16() + 0.0)
 
 
 @cpu_only
