@@ -43,6 +43,7 @@ from server.doors.model_routes import model_routes
 from server.doors.realtime.routes import REALTIME_PATHS, add_realtime_sockets
 from server.doors.realtime.secret_routes import secret_routes
 from server.doors.realtime.socket import RealtimeDoor
+from server.doors.speech.live_text import LIVE_TEXT_PATH, add_live_text_socket
 from server.doors.speech.routes import SpeechDoor, speech_routes
 from server.doors.voices import VoiceNames
 from server.live.http_chat import HttpChats
@@ -65,6 +66,7 @@ from server.routes.apps import app_routes
 from server.routes.bodies import Problem
 from server.routes.chat import chat_routes
 from server.routes.compile_reports import compile_report_routes
+from server.routes.models import model_admin_routes
 from server.routes.preset_bodies import FrontendDefaults
 from server.routes.presets import preset_routes
 from server.routes.queue import queue_routes
@@ -152,6 +154,7 @@ def build_app(gateway: Gateway) -> FastAPI:
         recording_routes(gateway.recordings, gateway.traces),
         voice_routes(gateway.voices),
         speech_weights_routes(),
+        model_admin_routes(gateway.dispatcher, gateway.http),
     ):
         for route in router.routes:
             assert isinstance(route, APIRoute) and route.methods is not None
@@ -160,7 +163,9 @@ def build_app(gateway: Gateway) -> FastAPI:
         app.include_router(router)
     turns, names, voice_names = gateway.turns, gateway.model_names, gateway.voice_names
     app.include_router(model_routes(names))
-    app.include_router(speech_routes(SpeechDoor(turns, names, voice_names, admission)))
+    speech = SpeechDoor(turns, names, voice_names, admission)
+    app.include_router(speech_routes(speech))
+    add_live_text_socket(app, speech)
     app.include_router(conversion_routes(ConversionDoor(turns, names, voice_names, admission)))
     app.include_router(completion_routes(ChatDoor(turns, names, voice_names, admission, gateway.picture_urls)))
     add_sockets(app, gateway.sockets, admission)
@@ -187,7 +192,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     add_realtime_sockets(app, dialects.serve)
     add_duplex_socket(app, duplex)
     add_gpt_live_socket(app, GptLiveDoor(door))
-    refuse_other_sockets(app, *REALTIME_PATHS, GPT_LIVE_PATH, DUPLEX_PATH)
+    refuse_other_sockets(app, *REALTIME_PATHS, GPT_LIVE_PATH, DUPLEX_PATH, LIVE_TEXT_PATH)
     add_pages(app, apps, gateway.recordings.store)
     return app
 

@@ -40,13 +40,14 @@ config protocol media transcript
 voice_registry vad_network unit_phases
 early
 loop
-admission
+engine_thread admission
 assembly chat
 compile
-report engine
+speech engine report
 start
 conversion
 slots
+loaded
 service doctor
 http
 serving

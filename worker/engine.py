@@ -1,12 +1,10 @@
-"""The engine: one thread that owns the model, and the calls that the rest of the worker makes to it.
+"""The engine of the omni model: its work on the engine thread, and the calls that the rest of the worker makes to it.
 
 The order of events is the order of the command queue: a session's commands run in the order of submission, a unit is
-closed before its next one begins, and a slot is released after the step in flight. Contains the thread. Does not
-contain sockets.
+closed before its next one begins, and a slot is released after the step in flight. Does not contain the thread
+(`engine_thread`) or sockets.
 """
 
-import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -17,7 +15,6 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 import torch
 
-from models.errors import ModelError
 from models.inputs.chat_template import template_of
 from models.inputs.prompts import Prompt
 from models.stages.message_reader import Content, MessageReader
@@ -30,9 +27,12 @@ from worker.chat.config import HalfDuplexConfig, ReplyConfig
 from worker.chat.half_duplex import HalfDuplex
 from worker.compile.compile_engine import compile_engine
 from worker.config.session import EngineConfig, SessionConfig
+from worker.engine_thread import EngineThread
 from worker.loop.command_queue import CommandQueue
+from worker.loop.duplex_job import DuplexJob
 from worker.loop.early.early_pictures import EarlyPictureCounts
 from worker.loop.observer import Observer
+from worker.loop.order.unit_deadlines import UnitDeadlines
 from worker.loop.results import Event
 from worker.loop.session import Session
 from worker.loop.session_handle import ImageCutter, SessionHandle
@@ -40,15 +40,8 @@ from worker.loop.sessions import Sessions, SessionsMark
 from worker.loop.unit_loop import UnitLoop
 from worker.loop.voice_manager import VoiceManager
 
-LOG = logging.getLogger(__name__)
-CLOSE_TIMEOUT_S = 30.0
-
 Result = TypeVar("Result")
 Params = ParamSpec("Params")
-
-
-class EngineError(ModelError, RuntimeError):
-    """The engine does not run, or its thread has ended with an error."""
 
 
 class HalfDuplexHandle(SessionHandle):
@@ -73,10 +66,24 @@ class HalfDuplexHandle(SessionHandle):
 
 
 class Engine:
-    """Model, slots, loop and thread. Use as a context manager, or call `start` and `close`."""
+    """Model, slots and loop. Use as a context manager, or call `start` and `close`.
 
-    def __init__(self, parts: EngineParts, config: EngineConfig, *, observer: Observer | None = None):
+    thread: runs the work.
+    """
+
+    def __init__(
+        self,
+        parts: EngineParts,
+        config: EngineConfig,
+        *,
+        observer: Observer | None = None,
+        thread: EngineThread | None = None,
+    ):
+        """thread: one that runs and that other models use too; None: one of its own, which `start` starts."""
         self.parts, self.config = parts, config
+        self._has_own_thread = thread is None
+        self.thread = EngineThread(parts.model.device) if thread is None else thread
+        self._deadlines = UnitDeadlines()
         unit_steps, language = parts.unit_steps, parts.language
         voices = VoiceManager(unit_steps, parts.vocoder)
         self._unit_steps = unit_steps
@@ -88,9 +95,7 @@ class Engine:
         template = partial(template_of, config.model_path)
         self._reader = MessageReader(parts.model.config, language.tokenizer, parts.pictures, template)
         self._cutter = ImageCutter(parts.pictures, parts.model.config.vision_config.table_side)
-        self._commands = CommandQueue(self._error)
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self._commands = self.thread.commands
 
     @classmethod
     def build(cls, config: EngineConfig, *, observer: Observer | None = None) -> "Engine":
@@ -110,7 +115,7 @@ class Engine:
         return engine
 
     def __enter__(self) -> "Engine":
-        if self._thread is None:
+        if self.thread.thread is None:
             self.start()
         return self
 
@@ -118,19 +123,17 @@ class Engine:
         self.close()
 
     def start(self) -> None:
-        """Start the thread, once."""
-        assert self._thread is None, "start: expected an engine that was not started, got a second call"
-        self._commands.accept()
-        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
-        self._thread.start()
+        """Begin to work, once."""
+        self.thread.add(self, first=True)
+        if self._has_own_thread:
+            self.thread.start()
 
     def close(self) -> None:
-        """End all sessions and the thread after the step in flight."""
-        if self._thread is not None and self._thread.is_alive():
-            self._commands.end()
-            self._thread.join(CLOSE_TIMEOUT_S)
-            if self._thread.is_alive():
-                LOG.error("the engine's step in flight did not end within %.0f s", CLOSE_TIMEOUT_S)
+        """End all sessions after the step in flight; a thread of its own ends too."""
+        if self._has_own_thread:
+            self.thread.close()
+        else:
+            self.thread.remove(self)
 
     # --- sessions ------------------------------------------------------------------------------
 
@@ -223,7 +226,7 @@ class Engine:
     @property
     def failure(self) -> BaseException | None:
         """The error that ended the engine's thread; None if there is none."""
-        return self._failure
+        return self.thread.failure
 
     @property
     def device(self) -> torch.device:
@@ -277,28 +280,37 @@ class Engine:
         """Call `query` with an open session on the engine thread. Future errors: OrderError; those of `query`."""
         return self.submit(lambda: query(self._sessions.get(name)))
 
-    # --- the thread ----------------------------------------------------------------------------
-
     def submit(self, call: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs) -> Future[Result]:
         """Call a function on the engine thread. Future errors: those of the call; EngineError."""
         return self._commands.submit(call, *args, **kwargs)
 
-    def _error(self) -> EngineError:
-        got = "none" if self._failure is None else f"one that failed: {self._failure}"
-        return EngineError("engine", expected="a running thread", got=got)
+    # --- called by the thread ------------------------------------------------------------------
 
-    def _serve(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        try:
-            while self._commands.run_pending(block=self._loop.is_idle):
-                self._sessions.dispatch()
-                self._loop.run()
-                self._sessions.dispatch()  # start waiting units before the queue blocks
-        except BaseException as error:
-            LOG.exception("the engine failed")
-            self._failure = error
-            self._sessions.fail_all(self._error())
-        finally:
-            self._sessions.close_all()
-            self._commands.refuse_all()
+    @property
+    def is_idle(self) -> bool:
+        """Whether no job and no early picture is left."""
+        return self._loop.is_idle
+
+    def run(self, slack_s: float) -> None:
+        """One iteration of the unit loop."""
+        self._sessions.dispatch()
+        self._loop.run()
+        self._sessions.dispatch()  # start waiting units before the queue blocks
+
+    def slack_s(self) -> float:
+        """Seconds that other models may take before a unit is late."""
+        now = time.monotonic()
+        self._deadlines.watch({job: job.arrived for job in self._loop.jobs if isinstance(job, DuplexJob)}, now)
+        return self._deadlines.slack_s(now)
+
+    def after_others(self, seconds: float) -> None:
+        """Count the time of other models."""
+        self._deadlines.count_other(seconds)
+
+    def fail(self, error: Exception) -> None:
+        """Send the failure to all sessions."""
+        self._sessions.fail_all(error)
+
+    def end(self) -> None:
+        """Close all sessions."""
+        self._sessions.close_all()

@@ -1,6 +1,7 @@
-"""A worker's engine over time: start in the background, lease slots to sessions, unload, load another model, drain.
+"""A worker's models over time: start in the background, lease slots to sessions, unload, load other models, drain.
 
-Owns the status and the engine, and the threads that start it. Messages and sockets are in `http`.
+Owns the status, the omni engine, the speech model, the engine thread that both use, and the threads that start them.
+Messages and sockets are in `http`.
 """
 
 import asyncio
@@ -8,27 +9,27 @@ import logging
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from models.errors import ContextOverflowError, ModelError, SlotError
-from worker.admission.session_capacity import AdmissionReport, SessionCapacity
-from worker.admission.unit_cost import measured_cost
+from worker.admission.session_capacity import AdmissionReport
 from worker.assembly.backend_flags import reset_backend_flags
-from worker.compile.compile_engine import RecompileWatch, uncompile_engine
+from worker.assembly.parts import pick_device
+from worker.compile.compile_engine import uncompile_engine
 from worker.compile.state import TargetState
 from worker.config.session import EngineConfig, SessionConfig
 from worker.conversion.conversions import Conversions
 from worker.decoding import DecodingThreads
-from worker.engine import Engine
+from worker.engine_thread import EngineThread
+from worker.loaded import SPEECH_FIELDS, Loaded, ModelName, WorkerSettings, check_speech, load_omni, load_speech
 from worker.loop.observer import Observer
 from worker.loop.results import UnitResult
-from worker.report.compile_watch import CompileWatch
 from worker.slots import SlotLease, SlotUse
-from worker.start.memory import release_memory
-from worker.start.starting import Started, start_engine
-from worker.start.uploaded_voices import Reference, VoiceShelf
+from worker.speech.model import SpeechModel
+from worker.start.memory import release_cached, release_memory
+from worker.start.uploaded_voices import Reference
 from worker.status import LEGAL, State, StateError, Status
 from worker.unit_phases import UnitPhases
 from worker.voice_registry import voice_file
@@ -42,67 +43,10 @@ WAIT_FOR_SLOT_S, POLL_S = 5.0, 0.05
 MAX_CHARS_PER_ROW = 16  # of a prompt; real text has about four characters for each token
 
 
-@dataclass(frozen=True)
-class WorkerSettings:
-    """One worker's settings. Times in s.
-
-    Attributes:
-        ref_audio: the default voice; None: no default.
-        ref_folder: the voices that come with the server; clients name their files.
-        voice_folder: registered voices, which clients name by name, id or file name.
-        idle_timeout: a session without units ends after it; None: never.
-        max_backlog: bytes of a session's waiting messages.
-        spread_units: tell new sessions when to begin, so that units of all sessions are spread over the second.
-        is_measured: no more sessions are admitted than have their units answered in time.
-        secret: of the launcher, which clients must know; None: none.
-    """
-
-    engine: EngineConfig
-    video: Path
-    ref_audio: Path | None
-    ref_folder: Path
-    voice_folder: Path
-    cache_dir: Path
-    max_warmup_units: int
-    pause_timeout: float
-    idle_timeout: float | None
-    drain_timeout: float
-    max_backlog: int
-    gpu_id: int
-    is_measured: bool = False
-    spread_units: bool = True
-    secret: str | None = field(default=None, repr=False)
-
-
-@dataclass
-class Loaded:
-    """A serving engine and its companions.
-
-    Attributes:
-        admission: how many sessions are admitted.
-        shelf: voices of clients.
-        default: the default voice.
-        late: counters of compilation after warm-up.
-        watch: events of compilation after warm-up, with reasons.
-        leases: number of leased slots by use.
-    """
-
-    engine: Engine
-    started: Started
-    admission: SessionCapacity
-    shelf: VoiceShelf
-    default: Reference | None
-    late: RecompileWatch
-    watch: CompileWatch
-    leases: Counter[SlotUse] = field(default_factory=Counter)
-
-    @property
-    def n_leases(self) -> int:
-        return self.leases.total()
-
-
 class Service:
-    """One worker's engine over time.
+    """One worker's models over time.
+
+    loaded: the omni engine. speech: the speech model. Either is None if it is not served.
 
     preparing: held while a prompt is prepared, which occupies one of asyncio's threads.
     decoding: the same for the media of a chat, unless they contain videos.
@@ -116,6 +60,9 @@ class Service:
         self.targets: dict[str, TargetState] = {}
         self.loaded: Loaded | None = None
         self.conversions = Conversions(settings.ref_audio, settings.ref_folder, settings.voice_folder)
+        self.speech: SpeechModel | None = None
+        self.speech_error: str | None = None  # why the latest one was not loaded
+        self._thread: EngineThread | None = None
         self.preparing = asyncio.Semaphore(MAX_PREPARING)
         self.decoding = asyncio.Semaphore(MAX_DECODING)
         self.decoding_videos = asyncio.Semaphore(MAX_DECODING_VIDEOS)
@@ -136,50 +83,44 @@ class Service:
 
     def _start_engine(self) -> None:
         try:
-            loaded = self._load(self.settings)
+            speech, loaded = self._load_models(self.settings)
         except Exception as error:
             if self.status.state is not State.DRAINING:  # a stopped start is not a failure
                 known = isinstance(error, ModelError)
                 LOG.error("the worker cannot start: %s", error, exc_info=None if known else error)
                 self._fail(error)
+            self._close_thread()
             return
         with self._lock:
             is_wanted = self.status.state is not State.DRAINING
             if is_wanted:
-                self.loaded = loaded
+                self.loaded, self.speech = loaded, speech
                 self.status.move(State.IDLE)
         if not is_wanted:
-            loaded.engine.close()
+            self._close_thread()
             return
         times = ", ".join(f"{state.lower()} {seconds:.1f} s" for state, seconds in self.status.start_seconds.items())
         LOG.info("IDLE: %d slots (%s)", self.n_slots, times)
 
-    def _load(self, settings: WorkerSettings) -> Loaded:
-        self.conversions.load(settings.engine, self.status.progress)
-        started = start_engine(
-            settings.engine,
-            video=settings.video,
-            ref_audio=settings.ref_audio,
-            max_units=settings.max_warmup_units,
-            cache_dir=settings.cache_dir,
-            status=self.status,
-            targets=self.targets,
-            observer=self._observer,
-        )
-        engine = started.engine
-        try:
-            shelf = VoiceShelf(started.voices)
-            default = shelf.of_file(settings.ref_audio) if settings.ref_audio else None
-        except BaseException:
-            engine.close()
-            raise
-        watch = CompileWatch(LOG)
-        watch.start()
-        cost = measured_cost(started.warm_up.lone, started.warm_up.bursts)
-        if cost is not None:
-            engine.expect_unit_times(cost.seconds)
-        admission = SessionCapacity(engine.n_slots, cost if settings.is_measured else None)
-        return Loaded(engine, started, admission, shelf, default, RecompileWatch(engine.parts), watch)
+    def _load_models(self, settings: WorkerSettings) -> tuple[SpeechModel | None, Loaded | None]:
+        """What the settings name, also what is loaded already; omni slots take the memory that is left."""
+        engine, speech, loaded, thread = settings.engine, self.speech, self.loaded, self._thread
+        if thread is None:
+            thread = self._thread = EngineThread(pick_device(engine.device))
+            thread.start()
+        if engine.speech_path is not None and speech is None:
+            try:
+                speech = load_speech(settings, self.status, thread)
+                self.speech_error = None
+            except Exception as error:
+                self.speech_error = str(error)
+                if loaded is None:
+                    raise
+                LOG.exception("the speech model cannot start; the omni model is served on")
+        if engine.omni and loaded is None:
+            self.conversions.load(engine, self.status.progress)
+            loaded = load_omni(settings, self.status, self.targets, self._observer, thread)
+        return speech, loaded
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
@@ -264,7 +205,32 @@ class Service:
     def _count(self, loaded: Loaded, use: SlotUse, change: int) -> None:
         loaded.leases[use] += change
         if loaded is self.loaded:
-            self.status.count_sessions(loaded.n_leases)
+            self.status.count_sessions(self._n_open)
+
+    @property
+    def _n_open(self) -> int:
+        """Leased slots of all models."""
+        return (self.loaded.n_leases if self.loaded else 0) + (self.speech.n_leased if self.speech else 0)
+
+    def lease_speech(self) -> tuple[SpeechModel, Callable[[], None]]:
+        """The speech model, and what gives back the slot of it that is taken.
+
+        Raises: SlotError if all slots are in use; StateError if not ready, or without a speech model.
+        """
+        with self._lock:
+            speech = self.speech
+            if not self.is_ready or speech is None:
+                got = f"none: {self.speech_error}" if self.speech_error else "none"
+                raise StateError("worker", expected="one with a speech model", got=got)
+            give_back = speech.lease()
+            self.status.count_sessions(self._n_open)
+
+        def release() -> None:
+            with self._lock:
+                give_back()
+                self.status.count_sessions(self._n_open)
+
+        return speech, release
 
     def session_config(self, given: dict[str, Any]) -> tuple[SessionConfig, list[str]]:
         """The worker's defaults with a client's settings, and notes on ignored keys. Raises: SettingError."""
@@ -320,67 +286,96 @@ class Service:
 
     # --- other models --------------------------------------------------------------------------
 
-    def unload(self) -> dict[str, int]:
-        """Free model, slots, compiled code and graphs. Returns: memory before and after, in bytes.
+    def unload(self, model: ModelName | None = None) -> dict[str, int]:
+        """Free a model with its slots, compiled code and graphs. Returns: memory before and after, in bytes.
 
-        Raises: StateError while sessions are open or a start runs.
+        model: None: all of them.
+        Raises: StateError while sessions of any model are open or a start runs.
         """
         if not self._changing.acquire(timeout=SETTLE_S):
             raise StateError("worker: unload", expected="one that has started", got=self.status.state)
         try:
             with self._lock:
-                n_open = 0 if self.loaded is None else self.loaded.n_leases
-                if self.status.state not in (State.IDLE, State.FAILED) or n_open:
-                    expected = "one without sessions that has started"
-                    raise StateError("worker: unload", expected=expected, got=self.status.state)
-                self.status.move(State.UNLOADED)
-                loaded, self.loaded = self.loaded, None
-                self.targets.clear()
-            self.conversions.unload()
-            device = None if loaded is None else loaded.engine.device
+                self._check_unused("unload", State.IDLE, State.FAILED)
+                others = {"omni": self.speech, "speech": self.loaded}
+                is_last = model is None or others[model] is None
+                if is_last:
+                    self.status.move(State.UNLOADED)
+                loaded = speech = None
+                if model != "speech":
+                    loaded, self.loaded = self.loaded, None
+                    self.targets.clear()
+                if model != "omni":
+                    speech, self.speech = self.speech, None
+            if model != "speech":
+                self.conversions.unload()
+            device = None if self._thread is None else self._thread.device
+            if speech is not None:
+                speech.close()
             if loaded is not None:
                 loaded.engine.close()
                 loaded.watch.stop()
                 uncompile_engine(loaded.engine.parts)
-            del loaded
+            del loaded, speech
+            if not is_last:
+                return release_cached(device)
+            self._close_thread()
             reset_backend_flags()
             return release_memory(device)
         finally:
             self._changing.release()
 
+    def _check_unused(self, what: str, *states: State) -> None:
+        """Raises: StateError in another state, or with open sessions."""
+        if self.status.state not in states or self._n_open:
+            expected = "one without sessions that has started"
+            raise StateError(f"worker: {what}", expected=expected, got=self.status.state)
+
     def load(self, **changes: Any) -> None:
-        """Start an engine with other settings, in the background.
+        """Load what the settings name and what is not loaded, in the background.
 
         Args:
             changes: fields of EngineConfig; `compile` as true or false. A new `model_path` resets `token2wav_path` and
-                `pt_path`, which belong to the former checkpoint.
-        Raises: StateError unless unloaded; SettingError.
+                `pt_path`, which belong to the former checkpoint. A new `speech_path` replaces a speech model that is
+                loaded; until the new one is ready, no session begins.
+
+        Raises: StateError while sessions are open, or with changes of an omni model that is loaded; SettingError.
         """
         if "compile" in changes:
             changes["compile"] = self.settings.engine.compile.model_copy(update={"enabled": changes["compile"]})
         own_parts = {"token2wav_path": None, "pt_path": None} if "model_path" in changes else {}
         engine = EngineConfig(**{**dict(self.settings.engine), **own_parts, **changes})
+        check_speech(engine)
+        replaced = None
         with self._lock:
+            if self.loaded is not None or self.speech is not None:
+                self._check_unused("load", State.IDLE)
+                is_missing = (engine.omni and self.loaded is None) or (engine.speech_path and self.speech is None)
+                if (self.loaded is not None and not SPEECH_FIELDS.issuperset(changes)) or not (changes or is_missing):
+                    raise StateError("worker: load", expected="changes of models that are not loaded", got="others")
             self.status.move(State.LOADING)
             self.settings = replace(self.settings, engine=engine)
+            if changes:
+                replaced, self.speech = self.speech, None
+        if replaced is not None:
+            replaced.close()
         self.start()
 
     # --- the end -------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Detect an engine that failed, and one that compiles while it serves."""
-        loaded = self.loaded
-        if loaded is None or not self.is_ready:
+        if not self.is_ready:
             return
-        loaded.late.check()
-        if loaded.engine.failure is not None:
-            self._fail(loaded.engine.failure)
+        if self.loaded is not None:
+            self.loaded.late.check()
+        if self.failure is not None:
+            self._fail(self.failure)
 
     @property
     def failure(self) -> BaseException | None:
         """The error that ended the engine's thread, in any state; None while it runs."""
-        loaded = self.loaded
-        return None if loaded is None else loaded.engine.failure
+        return None if self._thread is None else self._thread.failure
 
     def drain(self) -> None:
         """Refuse new sessions from now on."""
@@ -390,11 +385,16 @@ class Service:
 
     @property
     def is_drained(self) -> bool:
-        return self.status.state is State.DRAINING and (self.loaded is None or not self.loaded.n_leases)
+        return self.status.state is State.DRAINING and not self._n_open
 
     def shut_down(self) -> None:
         """Close the engine and its sessions."""
         self.decoders.close()
         self.conversions.unload()
-        if self.loaded is not None:
-            self.loaded.engine.close()
+        self._close_thread()
+
+    def _close_thread(self) -> None:
+        """End the engine thread with all sessions."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.close()

@@ -18,10 +18,11 @@ from worker.http.app import build_app
 from worker.http.guard import WorkerGuard
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket import WorkerSockets
+from worker.loaded import WorkerSettings
 from worker.loop.observer import Observer
 from worker.protocol.codes import ErrorCode
 from worker.protocol.connection import begin, live_server, stop_signal
-from worker.service import Service, WorkerSettings
+from worker.service import Service
 from worker.start.memory import freeze_heap
 from worker.status import State
 from worker.voice_registry import voice_folder

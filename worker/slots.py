@@ -17,7 +17,8 @@ from models.inputs.prompts import Prompt
 from models.token2wav.voice.voice import Voice
 from worker.chat.config import HalfDuplexConfig, ReplyConfig
 from worker.chat.half_duplex import HalfDuplex
-from worker.engine import Engine, EngineError
+from worker.engine import Engine
+from worker.engine_thread import EngineError
 from worker.loop.results import Event
 from worker.loop.session import OrderError
 from worker.loop.session_handle import SessionHandle

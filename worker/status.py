@@ -23,10 +23,10 @@ class State(StrEnum):
 S = State
 # State -> its legal successors.
 LEGAL: dict[State, frozenset[State]] = {
-    S.LOADING: frozenset({S.COMPILING, S.WARMING_UP, S.FAILED, S.DRAINING}),
+    S.LOADING: frozenset({S.COMPILING, S.WARMING_UP, S.IDLE, S.FAILED, S.DRAINING}),
     S.COMPILING: frozenset({S.WARMING_UP, S.FAILED, S.DRAINING}),
     S.WARMING_UP: frozenset({S.IDLE, S.FAILED, S.DRAINING}),
-    S.IDLE: frozenset({S.BUSY, S.UNLOADED, S.DRAINING, S.FAILED}),
+    S.IDLE: frozenset({S.BUSY, S.LOADING, S.UNLOADED, S.DRAINING, S.FAILED}),
     S.BUSY: frozenset({S.IDLE, S.DRAINING, S.FAILED}),
     S.UNLOADED: frozenset({S.LOADING, S.DRAINING}),
     S.DRAINING: frozenset(),

@@ -24,6 +24,7 @@ from worker.describe import shown
 
 INDEX = "registry.json"
 MAX_NAME = 100
+MAX_TRANSCRIPT = 4096  # characters
 MAX_LISTED = 20  # names in an error
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _SAMPLES_PER_MS, _SAMPLE_BYTES = SAMPLE_RATE // 1000, 2
@@ -35,7 +36,11 @@ def voice_folder(data_dir: Path) -> Path:
 
 
 class RegisteredVoice(BaseModel):
-    """One sound: mono PCM16 at 16 kHz. created_at: local ISO time. source_type: builtin voices come with the server."""
+    """One sound: mono PCM16 at 16 kHz.
+
+    created_at: local ISO time. source_type: builtin voices come with the server.
+    transcript: what is said; "" if it is unknown.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -46,6 +51,7 @@ class RegisteredVoice(BaseModel):
     duration_ms: int = Field(ge=0)
     sample_rate: int = SAMPLE_RATE
     created_at: str
+    transcript: str = Field("", max_length=MAX_TRANSCRIPT)
 
     def answers_to(self, named: str) -> bool:
         """Whether a client's `ref_audio_path` names this voice: by its name, id or file name."""

@@ -97,6 +97,11 @@ class TalkerRunner:
         """Frames that a slot has rows for after this prompt; the last one is not fed."""
         return self.max_len - len(prompt) + 1
 
+    def text_room(self, slot: int, *, n_read: int = 0) -> int:
+        """Text tokens that `append_text` takes now. n_read: as there."""
+        n_text = self._open[slot].text
+        return TEXT_RING - (n_text - min(n_read, n_text))
+
     def append_text(self, slot: int, ids: Sequence[int], *, is_open: bool, n_read: int = 0) -> None:
         """Append text tokens to a slot.
 
@@ -105,8 +110,7 @@ class TalkerRunner:
             n_read: tokens of the slot that its frames have read, as far as the caller knows: drawn frames less one.
         Raises: ContextOverflowError if they do not fit the ring; nothing is appended then.
         """
-        known = self._open[slot]
-        free = TEXT_RING - (known.text - min(n_read, known.text))
+        known, free = self._open[slot], self.text_room(slot, n_read=n_read)
         if len(ids) > free:
             raise ContextOverflowError(
                 "text that waits for its frames", expected=f"at most {free} tokens", got=len(ids)

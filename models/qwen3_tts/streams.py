@@ -31,6 +31,7 @@ class SpokenRequest:
         reference_codes: int64 [frames, 16] that an in-context prompt continues; the codec continues them too.
         seed: 0..2**64-1, decides its draws whatever runs beside it.
         sampling, limits: how codes are drawn, and when an answer that does not end is ended.
+        first_frames: frames of the first chunk of sound; None: as the ramp of the streams.
     """
 
     prompt: SpeechPrompt
@@ -39,6 +40,7 @@ class SpokenRequest:
     seed: int = 0
     sampling: FrameSampling = field(default_factory=FrameSampling)
     limits: RunawayLimits = field(default_factory=RunawayLimits)
+    first_frames: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,9 @@ class SpeechStreams:
         Returns: the slot.
         Raises: SlotError without a free slot; SettingsError and ContextOverflowError for a request that does not fit.
         """
+        most = self.codec.shapes.frames[-1]
+        if request.first_frames is not None and not 1 <= request.first_frames <= most:
+            raise SettingsError("frames of the first chunk", expected=f"1 to {most}", got=request.first_frames)
         free = self.runner.free_slots
         slot = free[0] if free else 0  # the runner refuses a slot that is not free
         self.runner.open(slot, request.sampling, seed=request.seed, max_frames=self._cap(request, request.n_text))
@@ -110,6 +115,11 @@ class SpeechStreams:
             request, SilenceWatch(request.limits), request.n_text, len(prompt.trailing), prompt.is_open
         )
         return slot
+
+    def text_room(self, slot: int) -> int:
+        """Text tokens that `append_text` takes for a running slot now."""
+        stream = self._streams[slot]
+        return self.runner.text_room(slot, n_read=max(stream.frames - 1, 0))
 
     def append_text(self, slot: int, ids: Sequence[int], *, is_open: bool) -> None:
         """Append the end of the text that is there now; a slot that waits goes on.
@@ -174,7 +184,7 @@ class SpeechStreams:
         """Sound of each slot whose chunk is due: full, or the last before an end or a wait."""
         due: list[CodeChunk] = []
         for slot, stream in self._streams.items():
-            size = self._ramp[min(stream.chunks, len(self._ramp) - 1)]
+            size = self._chunk_size(stream)
             if stream.pending and (len(stream.pending) >= size or stream.waits or stream.end is not None):
                 due.append(CodeChunk(slot, np.stack(stream.pending)))
                 stream.pending.clear()
@@ -184,6 +194,13 @@ class SpeechStreams:
             samples = sounds[chunk.slot] = wave.cpu().numpy()
             self._watch(self._streams[chunk.slot], samples)
         return sounds
+
+    def _chunk_size(self, stream: _Stream) -> int:
+        """Frames of the next chunk."""
+        first = stream.request.first_frames
+        if first is not None and stream.chunks == 0:
+            return first
+        return max(first or 1, self._ramp[min(stream.chunks, len(self._ramp) - 1)])
 
     def _watch(self, stream: _Stream, samples: Array) -> None:
         """End a stream that has been silent for long after its text."""

@@ -7,13 +7,15 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import get_args
 
 from server.access.clients import SessionPermit
 from server.dispatch.eta import Eta
-from server.dispatch.queue import Queue, RequestType, Ticket
+from server.dispatch.queue import Model, Queue, RequestType, Ticket, model_of
 from server.dispatch.spare_slots import SpareSlot, SpareSlots
 from server.dispatch.workers import WorkerLease, Workers
 
+MODELS: tuple[Model, ...] = get_args(Model)
 MAX_POSITIONS_AGE_S = 0.2  # age up to which computed positions and estimates are reused
 
 
@@ -73,7 +75,7 @@ class Dispatcher:
         self.dispatch()
         owner = "" if permit is None else permit.identity.owner
         pending = PendingSession(self.queue.new_ticket(request_type, session_id, owner), permit=permit)
-        if self.queue.head is None:
+        if self.queue.head(model_of(request_type)) is None:
             pending.lease = self.workers.acquire(request_type, session_id, owner)
         if pending.lease is None:
             self.queue.append(pending.ticket)
@@ -139,14 +141,15 @@ class Dispatcher:
     def dispatch(self) -> None:
         """Assign free slots to the first tickets. Call this whenever a slot may have become free."""
         before = len(self.queue)
-        while (ticket := self.queue.head) is not None:
-            lease = self.workers.acquire(ticket.request_type, ticket.session_id, ticket.owner)
-            if lease is None:
-                break
-            self.queue.remove(ticket)
-            pending = self._pending.pop(ticket)
-            pending.lease = lease
-            pending.changed.set()
+        for model in MODELS:
+            while (ticket := self.queue.head(model)) is not None:
+                lease = self.workers.acquire(ticket.request_type, ticket.session_id, ticket.owner)
+                if lease is None:
+                    break
+                self.queue.remove(ticket)
+                pending = self._pending.pop(ticket)
+                pending.lease = lease
+                pending.changed.set()
         if len(self.queue) != before:
             self._notify_all()
         self._spare.update()
@@ -165,17 +168,20 @@ class Dispatcher:
     # --- positions and times -------------------------------------------------------------------
 
     def positions(self) -> dict[Ticket, QueuePosition]:
-        """Positions of all waiting tickets, in the order of the queue."""
-        waiting = list(self.queue)
-        running: list[float] = []
-        for worker in self.workers.all:
-            # The sessions above a worker's capacity leave no free slot when they end.
-            running += sorted(self.remaining(lease) for lease in worker.leases)[worker.n_excess :]
-        waits = self.eta.waits(running, self.workers.n_free, [ticket.request_type for ticket in waiting])
-        return {
-            ticket: QueuePosition(position, wait, len(waiting))
-            for position, (ticket, wait) in enumerate(zip(waiting, waits, strict=True), start=1)
-        }
+        """Positions of all waiting tickets among those for the same model, in the order of the queue."""
+        found: dict[Ticket, QueuePosition] = {}
+        for model in MODELS:
+            waiting = self.queue.waiting_for(model)
+            running: list[float] = []
+            for worker in self.workers.all:
+                # The sessions above a worker's capacity leave no free slot when they end.
+                n_excess = worker.n_excess if model == "omni" else 0
+                running += sorted(self.remaining(lease) for lease in worker.leases_of(model))[n_excess:]
+            n_free = self.workers.n_free if model == "omni" else self.workers.n_free_speech
+            waits = self.eta.waits(running, n_free, [ticket.request_type for ticket in waiting])
+            for position, (ticket, wait) in enumerate(zip(waiting, waits, strict=True), start=1):
+                found[ticket] = QueuePosition(position, wait, len(waiting))
+        return {ticket: found[ticket] for ticket in self.queue}
 
     def position_of(self, pending: PendingSession) -> QueuePosition | None:
         """The client's position in the queue; None if it does not wait."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from server.dispatch.queue import RequestType
 
-DEFAULT_DURATION_S = 30.0  # of a request type without a configured duration
+DEFAULT_DURATION_S = 10.0  # of a request type without a configured duration
 # Lower bound of the remaining time of a session. An estimate that reaches zero for a long session, and jumps up when
 # the next one is considered, would make the countdown of waiting clients jump.
 MIN_REMAINING_S = 15.0
@@ -65,7 +65,7 @@ class Eta:
         """Add the duration of a session that has ended to the moving average."""
         if duration_s <= 0:
             return
-        before, weight = self.measured[kind], self.config.ema_alpha
+        before, weight = self.measured.get(kind, MeasuredDuration()), self.config.ema_alpha
         average = duration_s if before.average_s is None else before.average_s * (1 - weight) + duration_s * weight
         self.measured[kind] = MeasuredDuration(average, before.n + 1)
 

@@ -14,7 +14,13 @@ from typing import Literal
 from models.errors import ModelError
 
 SessionType = Literal["chat", "half_duplex_audio", "audio_duplex", "omni_duplex"]
-RequestType = SessionType | Literal["transcription"]
+RequestType = SessionType | Literal["transcription", "speech"]
+Model = Literal["omni", "speech"]
+
+
+def model_of(request_type: RequestType) -> Model:
+    """The model whose slots a request needs."""
+    return "speech" if request_type == "speech" else "omni"
 
 
 class QueueFullError(ModelError, RuntimeError):
@@ -86,10 +92,13 @@ class Queue:
         self._waiting.remove(ticket)
         return True
 
-    @property
-    def head(self) -> Ticket | None:
-        """The first ticket; None if the queue is empty."""
-        return self._waiting[0] if self._waiting else None
+    def waiting_for(self, model: Model) -> list[Ticket]:
+        """The tickets for slots of one model, in their order of arrival."""
+        return [ticket for ticket in self._waiting if model_of(ticket.request_type) == model]
+
+    def head(self, model: Model) -> Ticket | None:
+        """The first ticket for a slot of a model; None if none waits."""
+        return next((ticket for ticket in self._waiting if model_of(ticket.request_type) == model), None)
 
     def find(self, ticket_id: str) -> Ticket | None:
         """The ticket with this id; None if it is not in the queue."""

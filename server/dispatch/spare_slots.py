@@ -63,14 +63,15 @@ class SpareSlots:
 
         Lend free slots if no ticket waits.
         """
-        n_missing = len(self._queue) + self._workers.n_excess - sum(slot.is_reclaimed for slot in self._lent)
+        n_waiting = len(self._queue.waiting_for("omni"))
+        n_missing = n_waiting + self._workers.n_excess - sum(slot.is_reclaimed for slot in self._lent)
         for slot in reversed([slot for slot in self._lent if not slot.is_reclaimed]):
             if n_missing <= 0:
                 break
             slot.is_reclaimed = True
             slot.on_reclaim()
             n_missing -= 1
-        while self._waiting and not len(self._queue):
+        while self._waiting and not n_waiting:
             slot = self._waiting[0]
             slot.lease = self._workers.acquire_spare(
                 slot.request_type, slot.session_id, slot.owner, self._max_per_worker

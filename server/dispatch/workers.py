@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from server.dispatch.queue import RequestType
+from server.dispatch.queue import Model, RequestType, model_of
 from worker.protocol.gateway_messages import StartProgress, WaitReason
 from worker.protocol.wire import clean
 from worker.status import START, State
@@ -28,6 +28,7 @@ BUSY_NAMES: dict[RequestType, str] = {
     "chat": "busy_chat",
     "half_duplex_audio": "busy_half_duplex",
     "transcription": "busy_chat",
+    "speech": "busy_chat",
 }
 
 
@@ -168,12 +169,34 @@ class Worker:
 
         As many have to end before a slot is free.
         """
-        return max(0, len(self.leases) + self.n_external - self.n_slots) if self.is_ready else 0
+        return max(0, len(self.leases_of("omni")) + self.n_external - self.n_slots) if self.is_ready else 0
 
     @property
     def n_free(self) -> int:
         """Number of slots that can be leased now."""
-        return 0 if self.is_suspended else max(0, self.n_slots - len(self.leases) - self.n_external)
+        return 0 if self.is_suspended else max(0, self.n_slots - len(self.leases_of("omni")) - self.n_external)
+
+    @property
+    def speech(self) -> dict[str, Any]:
+        """What it says of its speech model; {} without one."""
+        models = self.health.get("models")
+        speech = models.get("speech") if isinstance(models, dict) else None
+        return speech if isinstance(speech, dict) else {}
+
+    @property
+    def n_speech_slots(self) -> int:
+        """Number of slots of its speech model; 0 while it is not ready."""
+        total = _slots(self.speech).get("total")
+        return min(max(0, total), MAX_SLOTS) if self.is_ready and isinstance(total, int) else 0
+
+    @property
+    def n_free_speech(self) -> int:
+        """Number of those that can be leased now."""
+        return 0 if self.is_suspended else max(0, self.n_speech_slots - len(self.leases_of("speech")))
+
+    def leases_of(self, model: Model) -> list[WorkerLease]:
+        """Leases of the slots of one model."""
+        return [lease for lease in self.leases if model_of(lease.request_type) == model]
 
 
 def _slots(health: dict[str, Any]) -> dict[str, Any]:
@@ -207,7 +230,7 @@ class Workers:
         total, free = slots.get("total"), slots.get("free")
         if not (isinstance(total, int) and isinstance(free, int)):
             total, free = 1, int(health.get("worker_status") == "idle")
-        worker.n_external = max(0, total - free - len(worker.leases))
+        worker.n_external = max(0, total - free - len(worker.leases_of("omni")))
 
     def record_activity(self, worker: Worker) -> None:
         """Record that the worker sent something."""
@@ -251,10 +274,13 @@ class Workers:
     def _acquire(
         self, among: list[Worker], request_type: RequestType, session_id: str, owner: str, *, is_spare: bool = False
     ) -> WorkerLease | None:
-        free = [worker for worker in among if worker.n_free > 0]
-        if not free:
+        if model_of(request_type) == "speech":
+            shares = {worker: worker.n_free_speech / worker.n_speech_slots for worker in among if worker.n_free_speech}
+        else:
+            shares = {worker: worker.n_free / worker.n_slots for worker in among if worker.n_free > 0}
+        if not shares:
             return None
-        worker = max(free, key=lambda one: one.n_free / one.n_slots)
+        worker = max(shares, key=lambda one: shares[one])
         now, wall_now = self._clock(), self._wall_clock()
         lease = WorkerLease(worker, request_type, session_id, now, wall_now, owner=owner, is_spare=is_spare)
         worker.leases.append(lease)
@@ -287,6 +313,14 @@ class Workers:
     @property
     def n_free(self) -> int:
         return sum(worker.n_free for worker in self.all)
+
+    @property
+    def n_free_speech(self) -> int:
+        return sum(worker.n_free_speech for worker in self.all)
+
+    @property
+    def n_speech_slots(self) -> int:
+        return sum(worker.n_speech_slots for worker in self.all)
 
     @property
     def n_slots(self) -> int:

@@ -1,4 +1,4 @@
-"""The name under which clients of the OpenAI API address the model, and the names that mean the same model."""
+"""The names under which clients of the OpenAI API address the models, and the names that mean the same models."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -10,31 +10,82 @@ from worker.describe import cut
 
 
 class ModelNames:
-    """The names of the served model.
+    """The names of the served models.
 
     Args:
-        served: the name that the list of models has.
+        served: the name of the omni model in the list of models.
         aliases: patterns of further names, with `*` for any text.
+        speech: the name of the speech model; None: none is served.
+        speech_aliases: its further names, for requests of speech.
+        has_omni: whether the omni model is served.
     """
 
-    def __init__(self, served: str, aliases: Sequence[str] = ()):
+    def __init__(
+        self,
+        served: str,
+        aliases: Sequence[str] = (),
+        *,
+        speech: str | None = None,
+        speech_aliases: Sequence[str] = (),
+        has_omni: bool = True,
+    ):
         self.served, self._aliases = served, tuple(aliases)
+        self.speech, self._speech_aliases = speech, tuple(speech_aliases)
+        self._has_omni = has_omni
 
     @classmethod
     def of(cls, config: Config) -> "ModelNames":
-        """The names from the settings; the default name is the last part of `model.model_path`."""
-        return cls(config.api.model_name or config.model.model_path.name, config.api.model_aliases)
+        """The names from the settings; the default name is the last part of the model's path."""
+        api, model = config.api, config.model
+        speech = None
+        if model.speech_path is not None:
+            speech = api.speech_model_name or model.speech_path.name
+        return cls(
+            api.model_name or model.model_path.name,
+            api.model_aliases,
+            speech=speech,
+            speech_aliases=api.speech_model_aliases,
+            has_omni=model.omni,
+        )
+
+    @property
+    def all(self) -> list[str]:
+        """The names in the list of models."""
+        return [*([self.served] if self._has_omni else []), *([] if self.speech is None else [self.speech])]
 
     def resolve(self, name: str) -> str:
-        """The name of the served model. Raises: ApiError 404 `model_not_found` for a name of another model."""
-        if name == self.served or any(fnmatchcase(name, alias) for alias in self._aliases):
+        """The name of the omni model. Raises: ApiError 404 `model_not_found` for a name of another model."""
+        if self._has_omni and (name == self.served or any(fnmatchcase(name, alias) for alias in self._aliases)):
             return self.served
-        message = f"model: expected {self.served}, got {cut(name)}"
-        raise ApiError(404, message, param="model", code="model_not_found")
+        raise self._unknown(name)
+
+    def resolve_any(self, name: str) -> str:
+        """The name of the model in the list of models, whichever it is. Raises: ApiError 404."""
+        return self.resolve(name) if self._has_omni and name == self.served else self.resolve_speech(name)
+
+    def resolve_speech(self, name: str) -> str:
+        """The name of the model that speaks for a request of speech: the speech model comes before the omni model.
+
+        Raises: ApiError 404.
+        """
+        is_alias = any(fnmatchcase(name, alias) for alias in self._speech_aliases)
+        if self.speech is not None and name != self.served and (name == self.speech or is_alias):
+            return self.speech
+        return self.resolve(name)
 
     def resolve_for(self, name: str, identity: Identity) -> str:
         """As `resolve`, for a client. Raises: ApiError, also 403 for a model that the client's key may not use."""
-        served = self.resolve(name)
+        return self._allowed(self.resolve(name), identity)
+
+    def resolve_speech_for(self, name: str, identity: Identity) -> str:
+        """As `resolve_speech`, for a client. Raises: as `resolve_for`."""
+        return self._allowed(self.resolve_speech(name), identity)
+
+    def _allowed(self, served: str, identity: Identity) -> str:
         if not identity.may_use(served):
             raise ApiError(403, f"model: expected a model that the key may use, got {served}", param="model")
         return served
+
+    def _unknown(self, name: str) -> ApiError:
+        message = f"model: expected {' or '.join(self.all)}, got {cut(name)}"
+        return ApiError(404, message, param="model", code="model_not_found")

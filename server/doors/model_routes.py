@@ -31,11 +31,11 @@ def model_routes(names: ModelNames) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> ModelCards:
-        return ModelCards(data=[ModelCard(id=names.served, created=created)])
+        return ModelCards(data=[ModelCard(id=name, created=created) for name in names.all])
 
     @router.get("/v1/models/{model:path}", responses=NOT_FOUND)
     async def model(model: str) -> ModelCard:
-        names.resolve(model)
+        names.resolve_any(model)
         return ModelCard(id=model, created=created)
 
     return router

@@ -4,12 +4,10 @@ from collections.abc import Mapping
 
 from server.doors.errors import ApiError
 from server.registry.voices import VoiceRegistry
+from worker.protocol.speech_messages import DEFAULT_VOICE, SPEECH_VOICES
 
-DEFAULT = "default"
-# Every client of the API may name one of these.
-SPEECH_VOICES = frozenset(
-    ("alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse", "marin", "cedar")
-)
+DEFAULT = DEFAULT_VOICE
+
 LIVE_VOICES = frozenset(  # of GPT-Live alone
     ("beacon", "bossa", "cinder", "delta", "gleam", "meridian", "quartz", "ripple", "shida", "stone")
 ) | {"tempo", "vesper", "willow"}
@@ -26,6 +24,10 @@ class VoiceNames:
 
     def __init__(self, registry: VoiceRegistry, mapped: Mapping[str, str]):
         self._registry, self._mapped = registry, dict(mapped)
+
+    def mapped(self, name: str) -> str:
+        """The voice that the settings name for one of the API's; any other name as it is."""
+        return self._mapped.get(name, name)
 
     def resolve(self, name: str) -> str | None:
         """The registered voice for a name; None for the server's default voice. Reads files: call it on a thread.

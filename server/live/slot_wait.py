@@ -63,7 +63,9 @@ class SlotWait:
             SessionEnd if the queue is full, or a limit of the client is reached.
         """
         try:
-            permit = self._clients.admit_session(identity, self.dispatcher.workers.n_slots)
+            workers = self.dispatcher.workers
+            n_slots = workers.n_speech_slots if request_type == "speech" else workers.n_slots
+            permit = self._clients.admit_session(identity, n_slots)
         except AccessRefusedError as error:
             if error.limit is not None:
                 self.metrics.record_limit(error.limit)

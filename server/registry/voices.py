@@ -76,12 +76,13 @@ class VoiceRegistry:
     def file_of(self, voice: RegisteredVoice) -> Path:
         return (self._builtin if voice.source_type == "builtin" else self._folder) / voice.filename
 
-    def add(self, name: str, samples: np.ndarray) -> RegisteredVoice:
+    def add(self, name: str, samples: np.ndarray, transcript: str = "") -> RegisteredVoice:
         """Store a voice.
 
         Args:
             samples: [n] float32 at 16 kHz, in [-1, 1].
             name: what clients call it.
+            transcript: what is said; "" if it is unknown.
         Raises: VoiceNameError, TooManyVoicesError, RegistryBusyError; OSError if the files cannot be written.
         """
         name = checked_name(name)
@@ -99,6 +100,7 @@ class VoiceRegistry:
                 filename=f"{voice_id}.wav",
                 duration_ms=len(samples) * 1000 // SAMPLE_RATE,
                 created_at=datetime.now().isoformat(),
+                transcript=transcript,
             )
             write_atomically(self.file_of(voice), _wav(samples, title=name))
             self._write_index([*voices, voice])

@@ -8,10 +8,11 @@ from server.routes.bodies import RequestBody
 
 
 class VoiceUpload(RequestBody):
-    """audio_base64: a sound file, or a video file with sound, in base64."""
+    """audio_base64: a sound file, or a video file with sound, in base64. transcript: what is said in it."""
 
     name: str
     audio_base64: str
+    transcript: str = Field("", max_length=4096)
 
 
 class ExternalVoice(RequestBody):
@@ -31,6 +32,7 @@ class RefAudioInfo(BaseModel):
     duration_ms: int
     sample_rate: int
     created_at: str
+    transcript: str = ""
 
 
 class RefAudioList(BaseModel):

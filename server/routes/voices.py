@@ -87,7 +87,7 @@ def voice_routes(registry: VoiceRegistry) -> APIRouter:
 
         def store() -> RegisteredVoice:
             given = _upload_of(body)
-            return registry.add(given.name, decoded_sound(given.audio_base64))
+            return registry.add(given.name, decoded_sound(given.audio_base64), given.transcript)
 
         async with decoding:
             voice = await on_thread(store)

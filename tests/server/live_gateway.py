@@ -139,6 +139,7 @@ async def running_gateway(
     is_recording: bool = False,
     session_limits: SessionLimits | None = None,
     picture_urls: PictureUrls | None = None,
+    model: Json | None = None,
     **service: Any,
 ) -> AsyncIterator[RunningGateway]:
     """A gateway in front of these workers.
@@ -150,11 +151,13 @@ async def running_gateway(
         is_recording: record sessions, below `data_dir` of the service.
         session_limits: of sessions of the OpenAI API.
         picture_urls: fetches pictures.
+        model: settings of the section `model`.
         service: settings of the section `service`.
     """
     config = with_own_data_dir(default_config())
     recording = config.recording.model_copy(update={"enabled": is_recording})
     config = config.model_copy(update={"service": config.service.model_copy(update=service), "recording": recording})
+    config = config.model_copy(update={"model": config.model.model_copy(update=model or {})})
     addresses = [WorkerAddress("127.0.0.1", one if isinstance(one, int) else one.port) for one in workers]
     plain = {"trust_env": False, "verify": False}  # loading the CA certificates takes longer than most tests
     with listen("127.0.0.1", 0) as bound_socket:

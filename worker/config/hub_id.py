@@ -12,6 +12,7 @@ class HubIdAllowed:
 
 
 ModelPath = Annotated[Path, HubIdAllowed()]
+OptionalModelPath = Annotated[Path | None, HubIdAllowed()]
 
 
 def hub_id(path: str | Path, base: Path | None = None) -> str | None:

@@ -12,15 +12,16 @@ from pydantic import Field
 
 from models.checkpoint.precision import Precision, Weights
 from worker.config.access import ApiKeyEntry, ClientLimits
+from worker.config.api import ApiSection
 from worker.config.compile import CompileConfig, S3CompileModes
-from worker.config.hub_id import ModelPath
+from worker.config.hub_id import ModelPath, OptionalModelPath
 from worker.config.json_file import read_json
 from worker.config.layers import LayeredSettings, SettingsLayer, setting_fields, with_sources
 from worker.config.session import EngineConfig, SessionConfig
 from worker.config.settings import HIDDEN, SettingError, SettingProblem, Settings
 from worker.config.webrtc import WebRtcConfig
 from worker.config.weights import WEIGHTS_TEXT, PartWeights
-from worker.describe import TypeWords, shown
+from worker.describe import shown
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE_NAME = "config.json"
@@ -76,6 +77,26 @@ class ModelSection(Settings):
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU")
     weights: Weights = Field("bf16", description=WEIGHTS_TEXT)
     part_weights: PartWeights = Field(PartWeights(), description="weights of single parts")
+    omni: bool = Field(True, description="false: `model.model_path` is not served, only `model.speech_path`")
+    speech_path: OptionalModelPath = Field(
+        None,
+        strict=False,
+        description="Qwen3-TTS checkpoint folder or model id, served on the same GPU; null: no speech model",
+    )
+    speech_sessions: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="texts that the speech model speaks at a time; null: 32 on a GPU, else 4",
+    )
+    speech_context_rows: int = Field(
+        2048, ge=128, le=32_768, description="context length of each of them; a frame of 80 ms takes one"
+    )
+
+    def _conflicts(self) -> list[SettingProblem]:
+        if self.omni or self.speech_path is not None:
+            return []
+        return [SettingProblem("omni", "true, or a model in model.speech_path", "false")]
 
     @property
     def precision(self) -> Precision:
@@ -223,58 +244,6 @@ class RecordingSection(Settings):
     )
 
 
-class ApiSection(Settings):
-    """Names in requests of the OpenAI API, and what its sessions may use."""
-
-    model_name: str | None = Field(
-        None, min_length=1, max_length=200, description="name of the model; null: the last part of model.model_path"
-    )
-    model_aliases: tuple[str, ...] = Field(
-        (
-            "gpt-realtime*",
-            "gpt-4o*realtime*",
-            "gpt-audio*",
-            "gpt-live*",
-            "tts-1*",
-            "gpt-4o-mini-tts*",
-        ),
-        strict=False,
-        examples=["gpt-realtime*", "my-model"],
-        description="further names of the model, which clients have as defaults; `*` stands for any text",
-    )
-    transcriptions: int = Field(
-        2,
-        ge=0,
-        le=64,
-        description="transcriptions of users' speech that one worker makes at the same time, in slots that no session "
-        "needs; 0: none, so that sessions show `transcription: null`",
-    )
-    image_hosts: tuple[str, ...] = Field(
-        (),
-        strict=False,
-        examples=["images.example.org", "*.example.net"],
-        description="hosts from whose https addresses pictures of chats and sessions are fetched; `*` stands for any "
-        "text; none: pictures come as data URLs only",
-    )
-    voices: Annotated[dict[str, str], TypeWords("an object, each value text")] = Field(
-        {},
-        description="voices of the OpenAI API, such as alloy, and the reference voice that speaks for each; "
-        "the others speak with the default voice",
-    )
-    live_barge_in_ms: int = Field(
-        400,
-        ge=0,
-        le=10_000,
-        description="ms of a client's speech that silence a GPT-Live reply; 0: none do",
-    )
-    audio_mode_s: float | None = Field(
-        None, gt=0, le=3600, description="seconds that a session of `?mode=audio` may last; null: an hour"
-    )
-    video_mode_s: float | None = Field(
-        None, gt=0, le=3600, description="seconds that a session of `?mode=video` may last; null: an hour"
-    )
-
-
 class Config(LayeredSettings):
     """All sections. `load_config` makes its paths absolute."""
 
@@ -321,6 +290,10 @@ class Config(LayeredSettings):
             session=duplex.session,
             s3gen_path=model.s3gen_path,
             s3gen_modes=model.s3gen_modes,
+            omni=model.omni,
+            speech_path=model.speech_path,
+            speech_sessions=model.speech_sessions,
+            speech_rows=model.speech_context_rows,
             first_sound_first=duplex.first_sound_first,
             compile=self.compile,
         )

@@ -22,7 +22,7 @@ from models.sampling.settings import (
     TextSampling,
 )
 from worker.config.compile import CompileConfig, S3CompileModes
-from worker.config.hub_id import ModelPath
+from worker.config.hub_id import ModelPath, OptionalModelPath
 from worker.config.settings import SettingError, SettingProblem, Settings, notes, overlaid
 from worker.config.weights import WEIGHTS_TEXT, PartWeights
 from worker.describe import TypeWords, shown
@@ -308,6 +308,10 @@ class EngineConfig(Settings):
     seed: int = Field(0, ge=0, le=2**64 - 1, description="source of the seeds of sessions without one")
     s3gen_path: Path | None = Field(None, strict=False, description="checkpoint file of S3Gen for voice conversions")
     s3gen_modes: S3CompileModes = Field(S3CompileModes(), description="modes of its components")
+    omni: bool = Field(True, description="serve the model of `model_path`")
+    speech_path: OptionalModelPath = Field(None, strict=False, description="Qwen3-TTS checkpoint that is served too")
+    speech_sessions: int | None = Field(None, ge=1, le=1024, description="slots of the speech model")
+    speech_rows: int = Field(2048, ge=128, le=32_768, description="context length of such a slot")
     compile: CompileConfig = Field(CompileConfig(), description="compilation and backend flags")
 
     @property

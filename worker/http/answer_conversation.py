@@ -6,7 +6,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
 
-from worker.engine import EngineError
+from worker.engine_thread import EngineError
 from worker.http.chat_answer import ChatAnswer
 from worker.http.error_codes import code_of
 from worker.http.metrics import WorkerMetrics

@@ -3,7 +3,7 @@
 import asyncio
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, HTTPException, Request, Response, WebSocket
 from fastapi.responses import JSONResponse
@@ -11,6 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict
 
 from models.errors import ModelError, SettingsError
+from worker.config.hub_id import hub_id
 from worker.config.service import ROOT
 from worker.http.answer_conversation import AnswerConversation
 from worker.http.chat_conversation import ChatConversation
@@ -21,7 +22,8 @@ from worker.http.half_duplex_conversation import HalfDuplexConversation
 from worker.http.health import health
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket import WorkerSockets
-from worker.http.speech_conversation import SpeechConversation
+from worker.http.speech.given_text import SpeechConversation
+from worker.http.speech.speech_model import SpeakConversation
 from worker.http.streaming_conversation import StreamingConversation
 from worker.protocol.session_id import session_id_of
 from worker.service import Service
@@ -44,6 +46,15 @@ class LoadRequest(BaseModel):
     token2wav_path: Path | None = None
     pt_path: Path | None = None
     compile: bool | None = None
+    speech_path: Path | None = None
+
+
+class UnloadRequest(BaseModel):
+    """The body of POST /model/unload. model: null: all models."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: Literal["omni", "speech"] | None = None
 
 
 def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) -> FastAPI:
@@ -116,10 +127,10 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
         return {"success": bool(stopped), "message": f"{len(stopped)} answers are stopped", "stopped": stopped}
 
     @app.post("/model/unload")
-    async def unload(request: Request) -> dict[str, Any]:
+    async def unload(request: Request, body: UnloadRequest | None = None) -> dict[str, Any]:
         _only_loopback(request)
         try:
-            memory = await asyncio.to_thread(service.unload)
+            memory = await asyncio.to_thread(service.unload, None if body is None else body.model)
         except StateError as error:
             raise HTTPException(409, str(error)) from None
         return {"state": service.status.state, "memory": memory}
@@ -129,7 +140,9 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
         _only_loopback(request)
         try:
             given = body.model_dump(exclude_none=True)
-            service.load(**{key: ROOT / one if isinstance(one, Path) else one for key, one in given.items()})
+            changes = {key: _absolute(one) for key, one in given.items()}
+            await asyncio.to_thread(service.load, **changes)
+        # X{key: _absolute(one) for key, one in given.items()})
         except StateError as error:
             raise HTTPException(409, str(error)) from None
         except (SettingsError, ModelError) as error:
@@ -161,11 +174,20 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
     async def ws_conversion(websocket: WebSocket) -> None:
         await sockets.serve(websocket, ConversionConversation, "conversion")
 
+    @app.websocket("/ws/speak")
+    async def ws_speak(websocket: WebSocket) -> None:
+        await sockets.serve(websocket, SpeakConversation, "speak")
+
     @app.websocket("/ws/streaming")
     async def ws_streaming(websocket: WebSocket) -> None:
         await sockets.serve(websocket, StreamingConversation, "streaming")
 
     return app
+
+
+def _absolute(value: object) -> object:
+    """A path that starts at the root, unless it is a model id of the hub; other values as they are."""
+    return ROOT / value if isinstance(value, Path) and hub_id(value, ROOT) is None else value
 
 
 def _refuse_pages(request: Request) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import replace
 
 from worker.early.pause_listener import PauseListener
-from worker.engine import EngineError
+from worker.engine_thread import EngineError
 from worker.http.error_codes import code_of, not_now
 from worker.http.idle_clock import IdleClock
 from worker.http.inbox import InboxClosedError, MessageInbox, PendingMessage, WaitingFrames

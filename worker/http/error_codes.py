@@ -10,7 +10,7 @@ from models.errors import (
     SlotError,
     TokenError,
 )
-from worker.engine import EngineError
+from worker.engine_thread import EngineError
 from worker.loop.session import OrderError
 from worker.media import MediaError
 from worker.protocol.codes import ErrorCode

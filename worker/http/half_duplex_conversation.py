@@ -17,7 +17,7 @@ from models.inputs.image import EncodedImage
 from models.token2wav.voice.voice import Voice
 from worker.chat.config import HalfDuplexConfig, ReplyConfig
 from worker.chat.half_duplex import HalfDuplex
-from worker.engine import EngineError
+from worker.engine_thread import EngineError
 from worker.http.error_codes import code_of
 from worker.http.idle_clock import IdleClock
 from worker.http.inbox import InboxClosedError, MessageInbox, PendingMessage

@@ -15,10 +15,11 @@ from worker.compile.state import CompileResult
 from worker.config.service import has_random_weights
 from worker.engine import Engine
 from worker.http.socket_conversation import SocketConversation
+from worker.loaded import Loaded
 from worker.loop.early.early_pictures import EarlyPictureCounts
 from worker.protocol.messages import PROTOCOL_VERSION
 from worker.report.measures import allocator, device_memory
-from worker.service import Loaded, Service
+from worker.service import Service
 from worker.slots import SlotUse
 from worker.start.memory import memory_bytes
 from worker.status import WIRE_NAMES, State
@@ -83,6 +84,11 @@ def health(
             "side_lane": None if engine is None else engine.parts.language.side_lane is not None,
             "weights": None if engine is None else _weights(engine.parts.loading),
         },
+        "models": {
+            "omni": loaded is not None,
+            "speech": None if service.speech is None else service.speech.body(),
+            "speech_error": service.speech_error,
+        },
         "device": _device(engine, settings.engine.device),
         "kv": {
             "used": sum(rows),
@@ -98,9 +104,7 @@ def health(
             "toggles": {} if compile_result is None else compile_result.backend_flags,
             "notes": [] if compile_result is None else compile_result.notes,
             "targets": {name: asdict(target) for name, target in list(service.targets.items())},
-            "regions": {}
-            if compile_result is None
-            else {name: asdict(region) for name, region in compile_result.regions.items()},
+            "regions": _regions(service, compile_result),
             "counts": {} if loaded is None else asdict(count(loaded.engine.parts)),
             "after_warm_up": {} if loaded is None else _late(loaded),
             "cache": None if loaded is None or loaded.started.cache is None else asdict(loaded.started.cache),
@@ -136,6 +140,13 @@ def _device(engine: Engine | None, configured: str) -> dict[str, Any]:
     device = engine.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {"type": str(device), "name": name, "asked": configured}
+
+
+def _regions(service: Service, compile_result: CompileResult | None) -> dict[str, Any]:
+    """The regions of all models by name."""
+    omni = {} if compile_result is None else compile_result.regions
+    speech = {} if service.speech is None else service.speech.regions
+    return {name: asdict(region) for name, region in (omni | speech).items()}
 
 
 def _early_pictures(engine: Engine | None) -> dict[str, float]:

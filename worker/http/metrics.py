@@ -54,6 +54,11 @@ class WorkerMetrics:
         self._pictures = gauge("early_pictures", "pictures before their unit since the start", "kind")
         self._missed = counter("deadline_misses_total", "units answered more than a second after they arrived")
         self._chats = counter("chats_total", "chat requests that ended", "how")
+        self._spoken = counter("spoken_texts_total", "texts of the speech model that ended", "end")
+        self._spoken_seconds = counter("spoken_seconds_total", "sound of the speech model")
+        self._spoken_first = histogram("spoken_first_sound_seconds", "from a text's arrival to its first sound")
+        self._speech_slots = gauge("speech_slots", "slots of the speech model", "kind")
+        self._speech_counts = gauge("speech_steps", "frames of the speech model, and sounds after a gap", "what")
         self._errors = counter("errors_total", "errors sent to clients", "code")
         self._refused = counter("sessions_refused_total", "connections refused without a slot", "why")
         self._sessions = counter("sessions_total", "sessions that got a slot")
@@ -123,6 +128,15 @@ class WorkerMetrics:
         """Count a chat request. how: `stop`, `length` or `interrupted` with an answer, else `failed`, `cancelled`."""
         self._chats.labels(how).inc()
 
+    def spoken(self, end: str, seconds: float) -> None:
+        """Count a text of the speech model. end: as in `CodesEnd`, or `cancelled`. seconds: of its sound."""
+        self._spoken.labels(end).inc()
+        self._spoken_seconds.inc(seconds)
+
+    def spoke_first(self, seconds: float) -> None:
+        """Count the time to the first sound of such a text."""
+        self._spoken_first.observe(seconds)
+
     def error(self, code: str) -> None:
         self._errors.labels(code).inc()
 
@@ -144,6 +158,11 @@ class WorkerMetrics:
             self._state.labels(state.value).set(health["state"] == state.value)
         for kind, value in health["slots"].items():
             self._slots.labels(kind).set(value)
+        speech = health["models"]["speech"]
+        for kind in ("total", "free"):
+            self._speech_slots.labels(kind).set(speech["slots"][kind] if speech else 0)
+        for what in ("frames", "late_sounds"):
+            self._speech_counts.labels(what).set(speech[what] if speech else 0)
         admission = health["admission"] or {}
         for kind in ("allocated", "capacity", "excess"):
             self._admission.labels(kind).set(admission.get(kind, 0))

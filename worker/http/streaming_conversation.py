@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from models.inputs.messages import ChatMessage
 from worker.chat.config import ReplyConfig
 from worker.chat.media_parts import check_pixels
-from worker.engine import EngineError
+from worker.engine_thread import EngineError
 from worker.http.chat_answer import ChatAnswer
 from worker.http.error_codes import code_of
 from worker.http.inbox import MessageInbox

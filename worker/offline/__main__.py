@@ -23,7 +23,8 @@ from models.errors import ModelError, NumericsError
 from models.token2wav.prompt.sound_file import write_sound
 from models.token2wav.voice.voice import Voice
 from worker.config.session import EngineConfig, SessionConfig
-from worker.engine import Engine, EngineError
+from worker.engine import Engine
+from worker.engine_thread import EngineError
 from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import Failure
 from worker.media import MediaUnits, read_units

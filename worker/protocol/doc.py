@@ -39,7 +39,14 @@ from worker.protocol.half_duplex_messages import (
     VisionFields,
 )
 from worker.protocol.messages import CLIENT, SERVER, Spec
-from worker.protocol.speech_messages import ConversionRequest, SpeechRequest
+from worker.protocol.speech_messages import (
+    ConversionRequest,
+    SpeakEnd,
+    SpeakRequest,
+    SpeakSampling,
+    SpeakText,
+    SpeechRequest,
+)
 from worker.protocol.streaming_messages import STREAMING_CLIENT, STREAMING_SERVER
 from worker.protocol.unit_counters import Mark, UnitUsage
 
@@ -97,6 +104,10 @@ def chat_sections() -> str:
         "Chat: the body of the answer to `POST /chat`": ChatResponse,
         "Chat: `token_stats`": TokenStats,
         "Speech: the request": SpeechRequest,
+        "Speech model: `speak`": SpeakRequest,
+        "Speech model: `sampling`": SpeakSampling,
+        "Speech model: `text`": SpeakText,
+        "Speech model: `end`": SpeakEnd,
         "Conversion: the request": ConversionRequest,
     }
     return "\n\n".join(section(group, title) for title, group in groups.items()) + "\n"

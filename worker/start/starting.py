@@ -22,6 +22,7 @@ from worker.compile.prefetch import prefetch_compiler, prefetch_triton
 from worker.compile.state import CompileResult, TargetPhase, TargetState
 from worker.config.session import EngineConfig
 from worker.engine import Engine
+from worker.engine_thread import EngineThread
 from worker.loop.observer import Observer
 from worker.report.compile_report import CompileReport, write_report
 from worker.report.start_report import TargetWatch, start_report
@@ -74,6 +75,7 @@ def start_engine(
     status: Status,
     targets: dict[str, TargetState],
     observer: Observer | None = None,
+    thread: EngineThread | None = None,
 ) -> Started:
     """Load, compile if `config.compile` is on for the device, and warm up.
 
@@ -84,6 +86,7 @@ def start_engine(
         status: in state LOADING; in state WARMING_UP afterwards.
         targets: receives the state of each target, updated as it changes.
         observer: of the engine; for measurements.
+        thread: runs the engine; None: one of its own.
 
     Raises: MediaError and AudioError for the files, before anything is loaded; the errors of `parts.build`;
         WarmUpError; EngineError; StateError if the worker is stopped meanwhile. No thread of the engine runs then.
@@ -103,7 +106,7 @@ def start_engine(
     prefetch_triton(config.compile, device)
     prefetch_compiler(config.compile, device)
     parts = with_seconds("load", lambda: build(config))
-    engine = Engine(parts, config, observer=observer)
+    engine = Engine(parts, config, observer=observer, thread=thread)
     engine.start()
     try:
         compile_result, cache, watch, units = CompileResult(targets), None, TargetWatch(targets, status.progress), None

@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,6 +20,7 @@ from websockets.exceptions import ConnectionClosed
 
 from server.access.identity import Identity
 from server.access.shares import run_shared
+from server.dispatch.queue import RequestType
 from server.dispatch.workers import Worker, WorkerLease
 from server.doors.errors import ApiError
 from server.live.closes import BUSY, CANCELLED, DRAINING, SessionEnd
@@ -61,6 +62,7 @@ class TurnPath(StrEnum):
     CHAT = "/ws/chat"
     SPEECH = "/ws/speech"
     CONVERSION = "/ws/conversion"
+    SPEAK = "/ws/speak"  # of the speech model
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,10 @@ class DoorTurn:
         self._running: asyncio.Task[None] | None = None
         self._recorder: Recorder | None = None
         self._has_begun = self._is_sent = False
+        self._later: list[str] = []  # messages after the request
+        self._n_later_sent = 0  # of them to the worker in `_link`
+        self._link: ClientConnection | None = None
+        self._sending = asyncio.Lock()
 
     @property
     def session_id(self) -> str:
@@ -167,6 +173,19 @@ class DoorTurn:
     def record_with(self, recorder: Recorder) -> None:
         """Record the turn."""
         self._recorder = recorder
+
+    async def send(self, message: Message) -> None:
+        """Send a further message to the worker, after the request; it waits for the slot with it."""
+        self._later.append(json_text(message.model_dump(mode="json")))
+        await self._send_later()
+
+    async def _send_later(self) -> None:
+        async with self._sending:
+            while self._link is not None and self._n_later_sent < len(self._later):
+                text = self._later[self._n_later_sent]
+                self._n_later_sent += 1
+                with suppress(ConnectionClosed):  # the turn's task reads why
+                    await self._link.send(text)
 
     def start(self) -> None:
         """Begin to wait for a slot."""
@@ -205,7 +224,8 @@ class DoorTurn:
 
     async def _run(self) -> None:
         slots, session = self._slots, self._session
-        session.pending = pending = slots.submit("chat", session.session_id, session.identity)
+        kind: RequestType = "speech" if self._path is TurnPath.SPEAK else "chat"
+        session.pending = pending = slots.submit(kind, session.session_id, session.identity)
         try:
             while True:
                 lease, link = await slots.open(pending, self._connect, self._notify)
@@ -242,6 +262,8 @@ class DoorTurn:
         losing = asyncio.create_task(_abort_if_lost(lease.worker, link))
         try:
             await link.send(self._request)
+            self._link, self._n_later_sent = link, 0
+            await self._send_later()
             while True:
                 data = await link.recv()
                 workers.record_activity(lease.worker)
@@ -262,6 +284,7 @@ class DoorTurn:
                 raise WorkerLostError(lease.worker.name, expected="an answer", got="none") from None
             raise ApiError(500, f"worker: expected an answer, got the end: {closed.rcvd.reason}") from None
         finally:
+            self._link = None
             losing.cancel()
             await asyncio.gather(losing, return_exceptions=True)
 

@@ -13,7 +13,6 @@ from server.doors.core.chat_turn import ChatTurns, TurnFinished, TurnRequest, Tu
 from server.doors.core.sound_formats import ENCODERS, MEDIA_TYPES, FormatName, SoundEncoder
 from server.doors.core.turn_response import EVENT_STREAM, NO_CACHE, TurnResponse, base64_text, reporting_errors, sse
 from server.doors.errors import ApiError, ApiErrorBody
-from worker.protocol.chat_messages import ReplyUsage
 
 STREAM_FORMATS = ("audio", "sse")
 BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -68,17 +67,21 @@ async def _events(turns: ChatTurns, turn: TurnRequest, form: SoundForm, identity
             if isinstance(part, bytes):
                 yield sse({"type": "speech.audio.delta", "audio": base64_text(part)})
             else:
-                n_in, n_out = part.text_tokens, part.speech_tokens
-                usage = {"input_tokens": n_in, "output_tokens": n_out, "total_tokens": n_in + n_out}
-                yield sse({"type": "speech.audio.done", "usage": usage})
+                yield sse({"type": "speech.audio.done", "usage": usage_of(part), "finish_reason": part.stopped})
+
+
+def usage_of(finished: TurnFinished) -> dict[str, int]:
+    """Tokens of the text and of its speech, as the API counts them."""
+    n_in, n_out = finished.usage.text_tokens, finished.usage.speech_tokens
+    return {"input_tokens": n_in, "output_tokens": n_out, "total_tokens": n_in + n_out}
 
 
 async def _encoded(
     turns: ChatTurns, request: TurnRequest, form: SoundForm, identity: Identity
-) -> AsyncGenerator[bytes | ReplyUsage]:
-    """The encoded sound in parts, then the usage. Raises: ApiError."""
+) -> AsyncGenerator[bytes | TurnFinished]:
+    """The encoded sound in parts, then the end of the turn. Raises: ApiError."""
     loop, encoder = asyncio.get_running_loop(), SoundEncoder(form.format, form.speed)
-    usage: ReplyUsage | None = None
+    finished: TurnFinished | None = None
     try:
         async with turns.open(request, identity) as turn:
             async for event in turn.events():
@@ -86,10 +89,10 @@ async def _encoded(
                     if data := await loop.run_in_executor(ENCODERS, encoder.push, event.pcm):
                         yield data
                 elif isinstance(event, TurnFinished):
-                    usage = event.usage
+                    finished = event
     except ApiError as error:
         raise error.renamed(form.params) from None
     if data := await loop.run_in_executor(ENCODERS, encoder.finish):
         yield data
-    assert usage is not None, "expected a turn that ends with its usage"
-    yield usage
+    assert finished is not None, "expected a turn that ends with its usage"
+    yield finished

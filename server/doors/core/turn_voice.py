@@ -7,6 +7,17 @@ from server.registry.sound_upload import decoded_sound
 from worker.protocol.wire import Sound
 
 
+def speak_voice(voices: VoiceNames, name: str, ref_audio: str | None) -> dict[str, object]:
+    """Voice fields of the worker's request to the speech model, which knows its own speakers. Slow: call on a thread.
+
+    Args:
+        voices: the voices of this server, of which those that the settings map to others count.
+        name, ref_audio: as for `voice_fields`.
+    Raises: ApiError.
+    """
+    return {"voice": voices.mapped(name), **_sound_field(ref_audio)}
+
+
 def voice_fields(voices: VoiceNames, name: str, ref_audio: str | None, *, param: str = "voice") -> dict[str, object]:
     """Fields of `tts` of the worker's request. Slow: call on a thread.
 
@@ -23,9 +34,16 @@ def voice_fields(voices: VoiceNames, name: str, ref_audio: str | None, *, param:
         error.param = param
         raise
     if ref_audio is not None:
-        try:
-            return {"ref_audio_data": Sound(decoded_sound(ref_audio)).base64()}
-        except AudioError as error:
-            message = str(error).replace("audio_base64", "ref_audio", 1)
-            raise ApiError(400, message, param="ref_audio", code="invalid_value") from None
+        return _sound_field(ref_audio)
     return {} if resolved is None else {"ref_audio_path": resolved}
+
+
+def _sound_field(ref_audio: str | None) -> dict[str, object]:
+    """The sound of a voice as the worker takes it. Raises: ApiError."""
+    if ref_audio is None:
+        return {}
+    try:
+        return {"ref_audio_data": Sound(decoded_sound(ref_audio)).base64()}
+    except AudioError as error:
+        message = str(error).replace("audio_base64", "ref_audio", 1)
+        raise ApiError(400, message, param="ref_audio", code="invalid_value") from None

@@ -1,7 +1,8 @@
 """The request of `POST /v1/audio/speech`. Contains no voices' files and no turn."""
 
-from dataclasses import dataclass
-from typing import Literal, cast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, cast, get_args
 
 from server.doors.core.request_fields import RequestFields
 from server.doors.core.sound_formats import FORMAT_NAMES, MAX_SPEED, MIN_SPEED, FormatName
@@ -9,8 +10,10 @@ from server.doors.core.sound_response import STREAM_FORMATS
 from server.doors.errors import invalid
 from server.doors.voices import DEFAULT
 from worker.describe import shown
+from worker.protocol.speech_messages import SpeechTask
 
 MAX_INPUT = 4096  # characters
+TASKS: tuple[SpeechTask, ...] = get_args(SpeechTask)
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class SpeechOrder:
         stream: the file itself, or a stream of events with slices of it.
         ref_audio: a sound file in base64 whose voice speaks, with or without `data:...,`; None: that of `voice`.
         seed: of all random draws; None: a new one.
+        speak: fields of the worker's `SpeakRequest` that only the speech model reads.
     """
 
     model: str
@@ -36,20 +40,29 @@ class SpeechOrder:
     stream: Literal["audio", "sse"]
     ref_audio: str | None = None
     seed: int | None = None
+    speak: Mapping[str, object] = field(default_factory=dict)
 
 
 def speech_order(body: bytes) -> SpeechOrder:
     """The order in a body. Slow for a long voice: call on a thread. Raises: ApiError."""
     fields = RequestFields.of_body(body)
-    model, text = fields.text("model"), fields.text("input")
+    text = fields.text("input")
     if not 1 <= len(text) <= MAX_INPUT or not text.strip():
         got = f"{len(text)} characters" if text.strip() or not text else "white space alone"
         raise invalid("input", expected=f"1 to {MAX_INPUT} characters with text", got=got)
+    return order_of(fields, text)
+
+
+def order_of(fields: RequestFields, text: str = "", *, default_model: str | None = None) -> SpeechOrder:
+    """The order in fields. Raises: ApiError.
+
+    Args:
+        text: to speak; "" if it comes later.
+        default_model: of a request that names none; None: it must name one.
+    """
     speed = fields.number("speed", MIN_SPEED, MAX_SPEED)
-    fields.text("instructions", "")
-    fields.text("ref_text", "")
     return SpeechOrder(
-        model=model,
+        model=fields.text("model", default_model),
         text=text,
         voice=voice_name(fields, "voice"),
         format=cast(FormatName, fields.choice("response_format", FORMAT_NAMES, "mp3")),
@@ -57,7 +70,44 @@ def speech_order(body: bytes) -> SpeechOrder:
         stream=cast(Literal["audio", "sse"], fields.choice("stream_format", STREAM_FORMATS, "audio")),
         ref_audio=fields.text("ref_audio", "") or None,
         seed=fields.seed(),
+        speak=speak_fields(fields),
     )
+
+
+def speak_fields(fields: RequestFields) -> dict[str, object]:
+    """The fields of a request that the speech model alone reads, under the names of the worker. Raises: ApiError."""
+    vector = [_number(value) for value in fields.items("speaker_embedding")]
+    sampling = {
+        "temperature": fields.number("temperature", 0.01, 10),
+        "top_k": fields.whole("top_k", 0, 100_000),
+        "top_p": fields.number("top_p", 0.001, 1),
+        "repetition_penalty": fields.number("repetition_penalty", 0.1, 10),
+    }
+    found = {
+        "instructions": _short(fields, "instructions"),
+        "language": fields.text("language", ""),
+        "ref_text": _short(fields, "ref_text"),
+        "x_vector_only": fields.flag("x_vector_only_mode") if fields.has("x_vector_only_mode") else None,
+        "speaker_embedding": vector,
+        "task": fields.choice("task_type", TASKS) if fields.has("task_type") else None,
+        "max_frames": fields.whole("max_new_tokens", 1, 100_000),
+        "first_chunk_frames": fields.whole("initial_codec_chunk_frames", 1, 8),
+        "sampling": {name: value for name, value in sampling.items() if value is not None},
+    }
+    return {name: value for name, value in found.items() if value is False or value}
+
+
+def _short(fields: RequestFields, key: str) -> str:
+    text = fields.text(key, "")
+    if len(text) > MAX_INPUT:
+        raise invalid(key, expected=f"at most {MAX_INPUT} characters", got=f"{len(text)} characters")
+    return text
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise invalid("speaker_embedding", expected="a list of numbers", got=shown(value))
+    return float(value)
 
 
 def voice_name(fields: RequestFields, key: str) -> str:

@@ -10,11 +10,12 @@ from server.admission import Admission
 from server.doors.core.chat_turn import ChatTurns, TurnPath, TurnRequest
 from server.doors.core.sound_formats import MEDIA_TYPES
 from server.doors.core.sound_response import SOUND_RESPONSES, SoundForm, sound_response
-from server.doors.core.turn_voice import voice_fields
+from server.doors.core.turn_voice import speak_voice, voice_fields
 from server.doors.errors import ApiError
 from server.doors.model_names import ModelNames
-from server.doors.speech.request import speech_order
+from server.doors.speech.request import SpeechOrder, speech_order
 from server.doors.voices import VoiceNames
+from worker.protocol.speech_messages import SpeakRequest
 
 PATH = "/v1/audio/speech"
 # Names of the worker's fields in its errors -> names in the request.
@@ -52,13 +53,28 @@ def speech_routes(door: SpeechDoor) -> APIRouter:
     async def speech(request: Request) -> Response:
         body, identity = await request.body(), identity_of(request)
         order = await run_shared(speech_order, body)
-        door.names.resolve_for(order.model, identity)
+        model = door.names.resolve_speech_for(order.model, identity)
         if (refusal := door.admission.refusal(request, "chat")) is not None:
             raise ApiError(403, refusal)
-        tts = await run_shared(voice_fields, door.voices, order.voice, order.ref_audio)
-        fields: dict[str, object] = {"text": order.text, "tts": tts, "seed": order.seed}
-        turn = TurnRequest(TurnPath.SPEECH, fields)
+        make = speak_turn if model == door.names.speech else speech_turn
+        turn = await run_shared(make, door.voices, order)
         form = SoundForm(order.format, order.speed, order.stream, PARAMS)
         return sound_response(door.turns, turn, form, identity)
 
     return router
+
+
+def speech_turn(voices: VoiceNames, order: SpeechOrder) -> TurnRequest:
+    """The request to the omni model, which speaks with its own voice. Slow: call on a thread. Raises: ApiError."""
+    tts = voice_fields(voices, order.voice, order.ref_audio)
+    return TurnRequest(TurnPath.SPEECH, {"text": order.text, "tts": tts, "seed": order.seed})
+
+
+def speak_turn(voices: VoiceNames, order: SpeechOrder, *, is_open: bool = False) -> TurnRequest:
+    """The request to the speech model. Slow: call on a thread. Raises: ApiError.
+
+    is_open: the text follows in further messages.
+    """
+    voice = speak_voice(voices, order.voice, order.ref_audio)
+    fields = {**order.speak, **voice, "seed": order.seed, "is_open": is_open}
+    return TurnRequest(TurnPath.SPEAK, {"type": SpeakRequest.kind(), "text": order.text, **fields})

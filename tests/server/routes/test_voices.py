@@ -69,8 +69,15 @@ def test_voice_is_uploaded_listed_heard_and_deleted(tmp_path: Path) -> None:
             got = await upload(http, "Ännchen", WAV.getvalue())
             assert got == {"success": True, "id": got["id"], "name": "Ännchen", "message": "Uploaded"}
             (listed,) = await uploads(http)
-            known = {"id": got["id"], "name": "Ännchen", "filename": f"{got['id']}.wav", "source_type": "upload"}
-            assert listed == {**known, "duration_ms": 1000, "sample_rate": 16_000, "created_at": listed["created_at"]}
+            known = {
+                "id": got["id"],
+                "name": "Ännchen",
+                "filename": f"{got['id']}.wav",
+                "source_type": "upload",
+                "transcript": "",
+            }
+            known |= {"transcript": "", "duration_ms": 1000, "sample_rate": 16_000}
+            assert listed == {**known, "created_at": listed["created_at"]}
             sound = await http.get(f"{PATH}/{got['id']}/audio")
             samples = np.frombuffer(base64.b64decode(sound.pop("data")), "<f4")
             assert sound == {"name": "Ännchen", "duration": 1.0}

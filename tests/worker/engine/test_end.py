@@ -9,7 +9,7 @@ from tests.models.stages.slot_copies import assert_fresh
 from tests.worker.engine.engine_callers import PATIENCE_S, TIGHT, Talker, Turnstile, make_engine
 from tests.worker.engine.failing_regions import broken, of_slot
 from tests.worker.loop.engines import N_SLOTS, QUIET
-from worker.engine import EngineError
+from worker.engine_thread import EngineError
 from worker.loop.results import Failure
 
 pytestmark = pytest.mark.usefixtures("short_units")
@@ -52,7 +52,7 @@ def test_refuses_a_command_while_the_thread_ends() -> None:
 
     def refuse_and_open() -> None:
         refuse_all()
-        assert threading.current_thread() is engine._thread
+        assert threading.current_thread() is engine.thread.thread
         late.append(engine.open("late", QUIET, lambda event: None))
 
     with mock.patch.object(engine._commands, "refuse_all", refuse_and_open):
@@ -74,8 +74,8 @@ def test_an_error_of_the_thread_fails_every_session() -> None:
     ):
         with turnstile.holding("talker 0", lambda: [talker.send(number) for number, talker in enumerate(talkers)]):
             commands = [talkers[0].send(1), talkers[1].handle.pause()]
-        engine._thread.join(PATIENCE_S)
-    assert not engine._thread.is_alive(), "expected the thread to have ended"
+        engine.thread.thread.join(PATIENCE_S)
+    assert not engine.thread.thread.is_alive(), "expected the thread to have ended"
     for one in commands:
         assert isinstance(one.exception(5), EngineError | type(None)), one.exception(5)
     for talker in talkers:

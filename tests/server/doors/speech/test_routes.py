@@ -71,6 +71,7 @@ def test_event_stream_has_slices_of_the_same_file() -> None:
             assert done == {
                 "type": "speech.audio.done",
                 "usage": {"input_tokens": 4, "output_tokens": 50, "total_tokens": 54},
+                "finish_reason": "stop",
             }
 
     run(scenario)

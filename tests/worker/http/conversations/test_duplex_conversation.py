@@ -12,7 +12,7 @@ import pytest
 
 from models.errors import ContextOverflowError
 from tests.worker.http.conversations.duplex_stage import CHUNK, MovableClock, Stage, staged
-from worker.engine import EngineError
+from worker.engine_thread import EngineError
 from worker.http.duplex_conversation import MAX_UNSENT
 from worker.loop.results import Failure, FedRows, InsertedText, PartialResult, UnitResult
 from worker.loop.session import OrderError

@@ -15,7 +15,7 @@ from models.inputs.image import EncodedImage
 from tests.worker.http.client_scripts import jpeg
 from tests.worker.http.conversations.duplex_stage import PATIENCE_S, SETTINGS, MovableClock, staged
 from worker.decoding import DecodingThreads
-from worker.engine import EngineError
+from worker.engine_thread import EngineError
 from worker.http import half_duplex_conversation
 from worker.http.half_duplex_conversation import HalfDuplexConversation
 from worker.http.metrics import WorkerMetrics

@@ -1,0 +1,198 @@
+"""Speech of the tiny speech model through the gateway: files, events, live text, voices, limits, other models."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import websockets
+
+from assets.build_tiny_speech import build
+from server.doors.core.sound_formats import FORMAT_NAMES, MEDIA_TYPES
+from tests.server.doors.core.test_sound_formats import decoded
+from tests.server.live_gateway import RunningGateway, running_gateway, wait_until
+from tests.worker.speech.served import FRAME, N_SLOTS, SpeechWorker, speech_worker
+from worker.protocol.speech_messages import SPEECH_VOICES
+
+PATH, STREAM = "/v1/audio/speech", "/v1/audio/speech/stream"
+TEXT = "Good morning."
+ASKED = {"model": "tts-1", "input": TEXT, "voice": "alloy", "seed": 7, "max_new_tokens": 6}
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpeechWorker]:
+    data = tmp_path_factory.mktemp("data")
+    with speech_worker(build(data / "tiny-voices"), data) as worker:
+        yield worker
+
+
+@asynccontextmanager
+async def gateway_of(worker: SpeechWorker, *, omni: bool = False) -> AsyncIterator[RunningGateway]:
+    engine = worker.service.settings.engine
+    async with running_gateway(worker.port, model={"omni": omni, "speech_path": engine.speech_path}) as gateway:
+        workers = gateway.gateway.dispatcher.workers
+        await wait_until(lambda: workers.n_free_speech == N_SLOTS, "free slots of the speech model")
+        yield gateway
+
+
+def run(worker: SpeechWorker, scenario: Callable[[RunningGateway], Awaitable[None]], **options: Any) -> None:
+    async def whole() -> None:
+        async with gateway_of(worker, **options) as gateway:
+            await scenario(gateway)
+            leases = gateway.gateway.dispatcher.workers
+            await wait_until(lambda: not leases.leases, "no lease that is left")
+
+    asyncio.run(whole())
+
+
+def test_files_events_and_voices(worker: SpeechWorker) -> None:
+    async def scenario(gateway: RunningGateway) -> None:
+        http = gateway.http
+        listed = [model["id"] for model in (await http.get("/v1/models")).json()["data"]]
+        assert listed == ["tiny-voices"] and (await http.get("/v1/models/tts-1")).status_code == 200
+        for name in FORMAT_NAMES:
+            response = await http.post(PATH, json={**ASKED, "response_format": name})
+            assert response.status_code == 200 and response.headers["content-type"] == MEDIA_TYPES[name]
+            samples, rate = decoded(response.content, name)
+            assert abs(len(samples) / rate - 6 * 0.08) < 0.1 and np.abs(samples).max() > 0.01
+        pcm = [
+            (await http.post(PATH, json={**ASKED, "response_format": "pcm", "seed": seed})).content
+            for seed in (7, 7, 8)
+        ]
+        assert pcm[0] == pcm[1] != pcm[2], "the seed decides the sound"
+        short, sounds = {**ASKED, "response_format": "pcm", "max_new_tokens": 2}, set()
+        for voice in (*sorted(SPEECH_VOICES)[:4], "Ryan", {"id": "vivian"}):
+            response = await http.post(PATH, json={**short, "voice": voice})
+            assert response.status_code == 200 and len(response.content) == 2 * 2 * FRAME
+            sounds.add(response.content)
+        assert len(sounds) == 3, "the names of the API are spread over all speakers"
+        response = await http.post(PATH, json={**ASKED, "response_format": "pcm", "stream_format": "sse"})
+        *deltas, done = [json.loads(one.removeprefix("data: ")) for one in response.text.split("\n\n") if one]
+        assert b"".join(base64.b64decode(one["audio"]) for one in deltas) == pcm[0] and len(deltas) == 3
+        assert done["finish_reason"] in ("stop", "length")
+        assert done["usage"]["output_tokens"] == len(pcm[0]) // (2 * FRAME)
+
+    run(worker, scenario)
+
+
+def test_refusals_name_the_field(worker: SpeechWorker) -> None:
+    async def scenario(gateway: RunningGateway) -> None:
+        for fields, status, param in (
+            ({"model": "tiny"}, 404, "model"),
+            ({"voice": "nobody"}, 400, "voice"),
+            ({"language": "klingon"}, 400, "language"),
+            ({"task_type": "VoiceDesign"}, 400, "task_type"),
+            ({"task_type": "Opera"}, 400, "task_type"),
+            ({"initial_codec_chunk_frames": 9}, 400, "initial_codec_chunk_frames"),
+            ({"speaker_embedding": ["a"]}, 400, "speaker_embedding"),
+        ):
+            response = await gateway.http.post(PATH, json={**ASKED, **fields})
+            assert (response.status_code, response.json()["error"]["param"]) == (status, param), response.text
+        assert (await gateway.http.post("/v1/chat/completions", json={"model": "tiny"})).status_code in (400, 404)
+
+    run(worker, scenario)
+
+
+def test_requests_wait_for_the_slots_of_their_model(worker: SpeechWorker) -> None:
+    """More requests than slots are all answered; clients that leave give theirs back."""
+
+    async def scenario(gateway: RunningGateway) -> None:
+        url = f"ws://127.0.0.1:{gateway.port}{STREAM}"
+        held = [await websockets.connect(url, proxy=None) for _ in range(N_SLOTS)]
+        for one in held:
+            await one.send(json.dumps({"type": "session.config"}))
+            await one.send(json.dumps({"type": "input.text", "text": "Word by word "}))
+            assert json.loads(await one.recv())["type"] == "audio.start"
+        queue = gateway.gateway.dispatcher.queue
+        asking = [asyncio.create_task(gateway.http.post(PATH, json=ASKED)) for _ in range(3)]
+        await wait_until(lambda: len(queue) == 3, "three tickets")
+        waiting = (await gateway.http.get("/api/queue")).json()["items"]
+        assert [(one["request_type"], one["position"]) for one in waiting] == [
+            ("speech", 1),
+            ("speech", 2),
+            ("speech", 3),
+        ]
+        for one in held:
+            one.transport.abort()
+        answers = await asyncio.gather(*asking)
+        assert [one.status_code for one in answers] == [200] * 3 and len({one.content for one in answers}) == 1
+
+    run(worker, scenario)
+
+
+def test_live_text_is_spoken_while_it_arrives(worker: SpeechWorker) -> None:
+    async def scenario(gateway: RunningGateway) -> None:
+        async with websockets.connect(f"ws://127.0.0.1:{gateway.port}{STREAM}", proxy=None) as socket:
+            config = {"type": "session.config", "voice": "serena", "response_format": "pcm", "max_new_tokens": 12}
+            await socket.send(json.dumps(config))
+            await socket.send(json.dumps({"type": "input.text", "text": "One two three "}))
+            assert json.loads(await socket.recv()) == {"type": "audio.start", "sentence_index": 0, "format": "pcm"}
+            first = await socket.recv()
+            assert isinstance(first, bytes) and len(first) == 2 * FRAME, "sound comes before the end of the text"
+            await socket.send(json.dumps({"type": "input.text", "text": "four five."}))
+            await socket.send(json.dumps({"type": "input.done"}))
+            messages = [message async for message in socket]
+        sound = first + b"".join(message for message in messages if isinstance(message, bytes))
+        done, ended = (json.loads(message) for message in messages if isinstance(message, str))
+        assert done == {"type": "audio.done", "sentence_index": 0, "total_bytes": len(sound), "error": False}
+        assert ended["type"] == "session.done" and ended["usage"]["output_tokens"] == len(sound) // (2 * FRAME)
+        assert socket.close_code == 1000
+
+    run(worker, scenario)
+
+
+WRONG: list[tuple[list[dict[str, str]], str]] = [
+    ([{"type": "input.text", "text": "Hi"}], "type"),
+    ([{"type": "session.config", "model": "tiny"}], "model"),
+    ([{"type": "session.config", "voice": "nobody"}, {"type": "input.text", "text": "Hi there "}], "voice"),
+    ([{"type": "session.config"}, {"type": "input.audio"}], "type"),
+    ([{"type": "session.config"}, {"type": "input.done"}], "input"),
+]
+
+
+def test_errors_of_live_text_end_the_connection(worker: SpeechWorker) -> None:
+    async def scenario(gateway: RunningGateway) -> None:
+        for messages, param in WRONG:
+            found = []
+            async with websockets.connect(f"ws://127.0.0.1:{gateway.port}{STREAM}", proxy=None) as socket:
+                for message in messages:
+                    await socket.send(json.dumps(message))
+                with suppress(websockets.ConnectionClosed):
+                    while True:
+                        found.append(json.loads(await socket.recv()))
+            assert found[-1]["type"] == "error" and found[-1]["error"]["param"] == param, found
+            assert socket.close_code == 1008
+
+    run(worker, scenario, omni=True)
+
+
+def test_administrators_swap_the_model(worker: SpeechWorker, tmp_path: Path) -> None:
+    async def scenario(gateway: RunningGateway) -> None:
+        http = gateway.http
+
+        async def post(what: str, status: int, **body: str) -> dict[str, Any]:
+            response = await http.post(f"/api/admin/models/{what}", json={"worker_id": "worker_0", **body})
+            assert response.status_code == status, response.text
+            answer: dict[str, Any] = response.json()
+            return answer
+
+        [shown] = (await http.get("/api/admin/models")).json()["workers"]
+        assert shown["speech"]["kind"] == "CustomVoice" and shown["omni"] is False
+        assert "config.json" in (await post("load", 400, speech_path=str(tmp_path)))["detail"]
+        folder = await asyncio.to_thread(build, tmp_path / "designs", "voice_design")
+        await post("load", 202, speech_path=str(folder))
+        workers = gateway.gateway.dispatcher.workers
+        await wait_until(lambda: workers.all[0].speech.get("kind") == "VoiceDesign", "the other model")
+        response = await http.post(PATH, json={**ASKED, "instructions": "A calm voice.", "task_type": "VoiceDesign"})
+        assert response.status_code == 200, response.text
+        memory = (await post("unload", 200, model="speech"))["memory"]
+        assert memory["before"] > 0 < memory["after"]
+        await wait_until(lambda: workers.n_speech_slots == 0, "no speech model")
+        assert (await post("load", 404, worker_id="worker_9"))["detail"]
+
+    run(worker, scenario)

@@ -1,0 +1,160 @@
+"""Texts over `/ws/speak` on the tiny speech model: whole and live, beside others, refused, broken off; other models."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from assets.build_tiny_speech import SPEAKERS, WIDTH, build
+from server.registry.voices import VoiceRegistry
+from tests.worker.speech.served import FRAME, N_SLOTS, SpeechWorker, sound_of, speech_worker
+from worker.protocol.speech_messages import SpeakRequest
+from worker.protocol.wire import Sound
+from worker.voice_registry import voice_folder
+
+TOLERANCE = 1e-5
+REFERENCE = np.random.default_rng(3).normal(0, 0.1, 16_000).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def worker(data: Path) -> Iterator[SpeechWorker]:
+    with speech_worker(build(data / "custom"), data) as worker:
+        yield worker
+
+
+def test_whole_text_is_spoken_in_growing_chunks(worker: SpeechWorker) -> None:
+    sound, messages = worker.speak(max_frames=9, voice="Ryan", instructions="Calmly.", language="English")
+    first, *chunks, done = messages
+    assert first["type"] == "prefill_done" and first["input_tokens"] > 10
+    sizes = [len(sound_of([one])) // FRAME for one in chunks]
+    assert sizes == [1, 2, 4, 2], "the first packet is one frame"
+    assert done["stopped"] == "length" and done["usage"]["speech_tokens"] == len(sound) // FRAME == 9
+    assert np.abs(sound).max() > 0.01
+    worker.wait_free()
+    metrics = worker.client.get("/metrics").text
+    assert 'duologue_worker_spoken_texts_total{end="length"}' in metrics
+    assert 'duologue_worker_speech_slots{kind="total"} 2.0' in metrics
+
+
+def test_neighbours_and_slots_do_not_change_the_sound(worker: SpeechWorker) -> None:
+    """Two texts at once sound as each of them alone, and a third is refused until one has left."""
+    alone = [worker.speak(max_frames=12, seed=seed)[0] for seed in (1, 2)]
+    with ExitStack() as stack:
+        held = [stack.enter_context(worker.talk(max_frames=12, seed=seed, is_open=True)) for seed in (1, 2)]
+        for talk in held:
+            talk.send(type="text", text=" And ")
+            assert talk.receive()["type"] == "prefill_done"
+        assert worker.free == 0
+        assert "expected a free slot, got all 2 in use" in worker.refused()
+    worker.wait_free()  # what clients leave is free again
+    with worker.talk(max_frames=12, seed=1) as one, worker.talk(max_frames=12, seed=2) as other:
+        together = [talk.rest()[0] for talk in (one, other)]
+    for got, expected in zip(together, alone, strict=True):
+        assert got.shape == expected.shape and np.abs(got - expected).max() <= TOLERANCE
+    assert not np.array_equal(alone[0], alone[1])
+
+
+def test_live_text_gives_one_sound_however_it_is_cut(worker: SpeechWorker) -> None:
+    def spoken(*pieces: str) -> np.ndarray:
+        with worker.talk(text="", is_open=True, max_frames=14) as talk:
+            for piece in pieces:
+                talk.send(type="text", text=piece)
+            talk.send(type="end")
+            sound, messages = talk.rest()
+        assert messages[-1]["type"] == "done", messages[-1]
+        return sound
+
+    text = "One two three four five six."
+    whole, cut = spoken(text), spoken(text[:1], text[1:9], text[9:10], text[10:])
+    assert whole.shape == cut.shape and np.abs(whole - cut).max() <= TOLERANCE
+
+
+def test_sound_of_live_text_comes_before_its_end(worker: SpeechWorker) -> None:
+    with worker.talk(text="Hello there, how are you ", is_open=True, max_frames=20) as talk:
+        assert talk.receive()["type"] == "prefill_done"
+        assert talk.receive()["type"] == "chunk"  # the end was not sent
+        talk.send(type="end")
+        assert talk.rest()[1][-1]["type"] == "done"
+
+
+def test_long_text_is_spoken_in_parts(worker: SpeechWorker) -> None:
+    """A slot of 256 rows holds one part of this text with all frames that it may have."""
+    text = "The first sentence has a few words. The second one has some too! And here is the third, which is long. "
+    speech = worker.service.speech
+    assert speech is not None
+    planned = speech.plan(SpeakRequest(text=text * 2 + "x" * 200, seed=0))
+    parts = speech.parts_of(planned)
+    assert len(parts) > 2
+    for number, ids in enumerate(parts):
+        request = speech.request(planned, ids, number, is_open=False)
+        assert request.limits.frame_cap(request.n_text) <= speech.parts.runner.frames_that_fit(request.prompt)
+    _, messages = worker.speak(text=text, max_frames=40)
+    done = messages[-1]
+    ids = speech.parts.tokenizer.encode_spoken(text.strip())
+    assert done["type"] == "done" and done["usage"]["text_tokens"] <= len(ids) + 4, "parts lose nothing but spaces"
+    assert sum(one["type"] == "prefill_done" for one in messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        ({"voice": "nobody"}, f"voice: expected one of {sorted(SPEAKERS)}, or a name of the API, got nobody"),
+        ({"task": "Base"}, "task_type: expected CustomVoice, the model's, got Base"),
+        ({"language": "klingon"}, "language: expected one of"),
+        ({"speaker_embedding": [0.0] * WIDTH}, "speaker_embedding: expected none"),
+        ({"text": ""}, "text: expected text to speak"),
+        ({"first_chunk_frames": 99}, "speak.first_chunk_frames: expected"),
+    ],
+)
+def test_refusals_name_what_was_expected(worker: SpeechWorker, request_: dict[str, object], error: str) -> None:
+    got = worker.refused(**request_)
+    assert got.startswith(error), got
+    assert worker.free == N_SLOTS
+
+
+def test_models_are_unloaded_and_replaced(worker: SpeechWorker, data: Path) -> None:
+    """A Base model takes the place of the CustomVoice one: it clones sounds and registered voices, and designs none."""
+    client, service = worker.client, worker.service
+    with worker.talk(is_open=True) as talk:
+        talk.send(type="text", text="word by word ")
+        assert talk.receive()["type"] == "prefill_done"
+        refused = client.post("/model/unload", json={"model": "speech"})
+        assert refused.status_code == 409 and "without sessions" in refused.json()["detail"]
+    worker.wait_free()
+    wrong = client.post("/model/load", json={"speech_path": str(data)})
+    assert wrong.status_code == 422 and "config.json" in wrong.json()["detail"], wrong.text
+    assert worker.speak(max_frames=2)[1][-1]["type"] == "done", "a wrong folder changes nothing"
+    assert client.post("/model/load", json={"speech_path": str(build(data / "base", "base"))}).status_code == 202
+    worker.wait_ready()
+    speech = worker.health()["models"]["speech"]
+    assert speech["kind"] == "Base" and speech["path"] == str(data / "base") and speech["speakers"] == []
+
+    transcript = "What is said."
+    registered = VoiceRegistry(voice_folder(data)).add("Ada", REFERENCE, transcript)
+    sound = Sound(REFERENCE).base64()
+    known, in_context, vector = (
+        worker.speak(max_frames=4, **given)
+        for given in (
+            {"voice": registered.name},
+            {"ref_audio_data": sound, "ref_text": transcript},
+            {"ref_audio_data": sound, "x_vector_only": True},
+        )
+    )
+    n_rows = [messages[0]["input_tokens"] for _, messages in (known, in_context, vector)]
+    assert n_rows[0] == n_rows[1] > n_rows[2], "codes and transcript of the voice are in the prompt"
+    assert np.abs(known[0] - in_context[0]).max() < 0.2 and known[0].shape == (4 * FRAME,)
+    assert "ref_text: expected a transcript" in worker.refused(ref_audio_data=sound, x_vector_only=False)
+    assert "speaker_embedding: expected 32 numbers, got 2" in worker.refused(speaker_embedding=[0.0, 1.0])
+    assert worker.speak(speaker_embedding=[0.1] * WIDTH, max_frames=2)[1][-1]["type"] == "done"
+    assert "voice: expected one of" in worker.refused(voice="nobody")
+
+    memory = client.post("/model/unload", json={"model": "speech"})
+    assert memory.status_code == 200 and worker.health()["models"]["speech"] is None
+    assert service.status.state == "UNLOADED" == client.get("/readyz").json()["state"]

@@ -1,0 +1,143 @@
+"""One worker's settings, what it has loaded, and how that is started."""
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from models.qwen3_tts.codec.config import load_speech_tokenizer_config
+from models.qwen3_tts.codec.load import TOKENIZER_FOLDER
+from models.qwen3_tts.config import load_qwen3_tts_config
+from worker.admission.session_capacity import SessionCapacity
+from worker.admission.unit_cost import measured_cost
+from worker.assembly.parts import pick_device
+from worker.compile.compile_engine import RecompileWatch
+from worker.compile.state import TargetState
+from worker.config.hub_id import hub_id
+from worker.config.session import EngineConfig
+from worker.engine import Engine
+from worker.engine_thread import EngineThread
+from worker.loop.observer import Observer
+from worker.report.compile_watch import CompileWatch
+from worker.slots import SlotUse
+from worker.speech.model import SpeechModel
+from worker.speech.start import start_speech
+from worker.speech.voices import VoiceFolders
+from worker.start.starting import Started, start_engine
+from worker.start.uploaded_voices import Reference, VoiceShelf
+from worker.status import Status
+
+ModelName = Literal["omni", "speech"]
+SPEECH_FIELDS = {"speech_path", "speech_sessions", "speech_rows"}
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """One worker's settings. Times in s.
+
+    Attributes:
+        ref_audio: the default voice; None: no default.
+        ref_folder: the voices that come with the server; clients name their files.
+        voice_folder: registered voices, which clients name by name, id or file name.
+        idle_timeout: a session without units ends after it; None: never.
+        max_backlog: bytes of a session's waiting messages.
+        spread_units: tell new sessions when to begin, so that units of all sessions are spread over the second.
+        is_measured: no more sessions are admitted than have their units answered in time.
+        secret: of the launcher, which clients must know; None: none.
+    """
+
+    engine: EngineConfig
+    video: Path
+    ref_audio: Path | None
+    ref_folder: Path
+    voice_folder: Path
+    cache_dir: Path
+    max_warmup_units: int
+    pause_timeout: float
+    idle_timeout: float | None
+    drain_timeout: float
+    max_backlog: int
+    gpu_id: int
+    is_measured: bool = False
+    spread_units: bool = True
+    secret: str | None = field(default=None, repr=False)
+
+
+@dataclass
+class Loaded:
+    """A serving engine and its companions.
+
+    Attributes:
+        admission: how many sessions are admitted.
+        shelf: voices of clients.
+        default: the default voice.
+        late: counters of compilation after warm-up.
+        watch: events of compilation after warm-up, with reasons.
+        leases: number of leased slots by use.
+    """
+
+    engine: Engine
+    started: Started
+    admission: SessionCapacity
+    shelf: VoiceShelf
+    default: Reference | None
+    late: RecompileWatch
+    watch: CompileWatch
+    leases: Counter[SlotUse] = field(default_factory=Counter)
+
+    @property
+    def n_leases(self) -> int:
+        return self.leases.total()
+
+
+def check_speech(engine: EngineConfig) -> None:
+    """Check the configuration of a speech model in a folder. Raises: ConfigError, SettingsError."""
+    path = engine.speech_path
+    if path is not None and hub_id(path) is None:
+        load_qwen3_tts_config(path)
+        load_speech_tokenizer_config(path / TOKENIZER_FOLDER)
+
+
+def load_speech(settings: WorkerSettings, status: Status, thread: EngineThread) -> SpeechModel:
+    """The speech model of the settings, which serves. Raises: as `start_speech`."""
+    engine = settings.engine
+    assert engine.speech_path is not None, "expected a speech model in the settings"
+    folders = VoiceFolders(settings.ref_folder, settings.voice_folder, settings.ref_audio)
+    return start_speech(engine.speech_path, engine, pick_device(engine.device), thread, folders, status.progress)
+
+
+def load_omni(
+    settings: WorkerSettings,
+    status: Status,
+    targets: dict[str, TargetState],
+    observer: Observer | None,
+    thread: EngineThread,
+) -> Loaded:
+    """The omni engine of the settings; arguments and errors of `start_engine`."""
+    started = start_engine(
+        settings.engine,
+        video=settings.video,
+        ref_audio=settings.ref_audio,
+        max_units=settings.max_warmup_units,
+        cache_dir=settings.cache_dir,
+        status=status,
+        targets=targets,
+        observer=observer,
+        thread=thread,
+    )
+    engine = started.engine
+    try:
+        shelf = VoiceShelf(started.voices)
+        default = shelf.of_file(settings.ref_audio) if settings.ref_audio else None
+    except BaseException:
+        engine.close()
+        raise
+    watch = CompileWatch(LOG)
+    watch.start()
+    cost = measured_cost(started.warm_up.lone, started.warm_up.bursts)
+    if cost is not None:
+        engine.expect_unit_times(cost.seconds)
+    admission = SessionCapacity(engine.n_slots, cost if settings.is_measured else None)
+    return Loaded(engine, started, admission, shelf, default, RecompileWatch(engine.parts), watch)

@@ -1,0 +1,113 @@
+"""Loads a Qwen3-TTS checkpoint, allocates its slots, and compiles it as `service.compile` says."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from models.errors import ConfigError
+from models.qwen3_tts.codec.codec import SpeechCodec
+from models.qwen3_tts.codec.load import TOKENIZER_FOLDER, load_speaker_encoder, load_speech_tokenizer
+from models.qwen3_tts.config import Qwen3TTSConfig, load_qwen3_tts_config
+from models.qwen3_tts.load import load_qwen3_tts
+from models.qwen3_tts.region_table import TalkerShapes
+from models.qwen3_tts.runner import TalkerRunner
+from models.qwen3_tts.settings import FrameSampling, load_sampling
+from models.qwen3_tts.streams import SpeechStreams
+from models.qwen3_tts.text import PromptTokenizer
+from worker.assembly.backend_flags import apply_backend_flags, uses_kernels
+from worker.assembly.parts import pick_dtype
+from worker.compile.state import RegionState
+from worker.config.session import EngineConfig
+
+LOG = logging.getLogger(__name__)
+CPU_SESSIONS, GPU_SESSIONS = 4, 32
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class SpeechParts:
+    """A speech model with its slots.
+
+    Attributes:
+        folder: of the checkpoint.
+        sampling: that the checkpoint states.
+    """
+
+    folder: Path
+    config: Qwen3TTSConfig
+    tokenizer: PromptTokenizer
+    sampling: FrameSampling
+    streams: SpeechStreams
+
+    @property
+    def runner(self) -> TalkerRunner:
+        return self.streams.runner
+
+    @property
+    def n_slots(self) -> int:
+        return self.runner.n_slots
+
+
+def build_speech(folder: Path, config: EngineConfig, device: torch.device) -> SpeechParts:
+    """The speech model of a checkpoint folder.
+
+    Raises: CheckpointError, ConfigError, TokenError for files that do not fit.
+    """
+    dtype = pick_dtype(config.dtype, device)
+    model_config = load_qwen3_tts_config(folder)
+    model = load_qwen3_tts(folder, device=device, dtype=dtype, config=model_config)
+    codec_parts = load_speech_tokenizer(folder / TOKENIZER_FOLDER, device=device, dtype=dtype)
+    n_codes = codec_parts.config.decoder_config.codebook_size
+    if n_codes != model_config.talker_config.n_codes:
+        expected = f"{model_config.talker_config.n_codes}, the codes of the talker"
+        raise ConfigError(f"{folder}: codebook_size", expected=expected, got=n_codes)
+    speaker = None
+    if model_config.tts_model_type == "base":
+        speaker = load_speaker_encoder(folder, device=device, dtype=torch.float32)
+    by_kernels = uses_kernels(config.compile, device)
+    if config.compile.enabled_on(device.type):
+        apply_backend_flags(config.compile, device)
+    if by_kernels:
+        model.use_kernels(True)
+    n_slots = config.speech_sessions or (GPU_SESSIONS if device.type == "cuda" else CPU_SESSIONS)
+    # Kernels read only the valid rows, so one size is enough.
+    shapes = TalkerShapes(kv=(config.speech_rows,)) if by_kernels else None
+    runner = TalkerRunner(model, n_slots=n_slots, max_len=config.speech_rows, shapes=shapes)
+    streams = SpeechStreams(runner, SpeechCodec(codec_parts, speaker, n_slots=n_slots))
+    tokenizer = PromptTokenizer.load(folder, model_config)
+    return SpeechParts(folder, model_config, tokenizer, load_sampling(folder), streams)
+
+
+def compile_speech(parts: SpeechParts, config: EngineConfig, progress: Progress) -> dict[str, RegionState]:
+    """Capture all regions as CUDA graphs, where `config.compile` captures; call it on the engine thread.
+
+    Returns: the state of each region. One that cannot be captured is logged, and runs as it is.
+    """
+    device, compile = parts.runner.model.device, config.compile
+    if device.type != "cuda" or not compile.enabled_on("cuda") or compile.cuda_graphs == "off":
+        return {}
+    tables = {"talker": parts.runner.table, "codec": parts.streams.codec.regions}
+    names = [(part, name) for part, table in tables.items() for name in table.table]
+    found: dict[str, RegionState] = {}
+    for n_done, (part, name) in enumerate(names):
+        progress(f"graphs of the speech model: {name}", n_done, len(names))
+        table, key = tables[part], f"speech.{name}"
+        try:
+            facts = table.capture_region(name, stage=part)
+            found[key] = RegionState(key, f"speech.{part}", sizes=table.captured_sizes(name), **asdict(facts))
+        except Exception as error:
+            LOG.warning("speech model: region %s runs without graphs: %s", name, error)
+            table.drop_graphs([name])
+            found[key] = RegionState(key, f"speech.{part}", reason=str(error))
+    return found
+
+
+def release_speech(parts: SpeechParts) -> None:
+    """Drop graphs, compiled code and kernels, which hold references to the model."""
+    for table in (parts.runner.table, parts.streams.codec.regions):
+        table.drop_graphs()
+        table.uncompile()
+    parts.runner.model.use_kernels(False)
