@@ -57,7 +57,8 @@ def test_sound_and_tokens_are_spoken_in_a_voice(servers: Servers, http: httpx.Cl
     events = convert(http, speech_tokens=text, stream_format="sse").text.split("\n\n")
     *deltas, done = [json.loads(line.removeprefix("data: ")) for line in events if line]
     assert sum(len(base64.b64decode(one["audio"])) for one in deltas) == 2 * (30 * 960 - 480)
-    assert done == {"type": "speech.audio.done", "usage": {"input_tokens": 0, "output_tokens": 30, "total_tokens": 30}}
+    usage = {"input_tokens": 0, "output_tokens": 30, "total_tokens": 30}
+    assert done == {"type": "speech.audio.done", "usage": usage, "finish_reason": "stop"}
     servers.worker.wait_free(N_SLOTS)
 
 
