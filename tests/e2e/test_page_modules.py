@@ -459,12 +459,17 @@ def test_each_unit_of_pieces_gets_one_picture_and_its_demand(page: Page) -> None
             found.push([picture, snap, Boolean(demands.force_speak)]);
             out.answered([10, 14, 24].includes(n));
         }
+        const short = [...Array(25).keys()].map(() => { const due = out.next(640); out.add(640, {}); return due; });
+        const lengths = ["off", "auto"].flatMap((early_unit) => [false, true].map((isNear) =>
+            lib.Outgoing.length({ early_unit }, isNear)));
         const whole = out.next(16000); out.listenOnce(); const [first, all] = [out.demands(false), out.demands(true)];
         out.add(16000, first);
-        return { found, whole, first, all, after: out.demands(false) };"""
+        return { found, short, lengths, whole, first, all, after: out.demands(false) };"""
     got = call(page, "live/conversation/outgoing.js", body)
     numbers = [[n for n, one in enumerate(got["found"], 1) if one[k]] for k in range(3)]
     assert numbers == [[6, 20, 30], [5, 19, 29], list(range(16, 25))], numbers
+    assert got["lengths"] == [16000, 16000, 1600, 640]
+    assert [sum(one[k] for one in got["short"]) for k in ("picture", "snap")] == [1, 1], got["short"]
     assert got["whole"] == {"picture": True, "snap": False}
     assert (got["first"], got["all"], got["after"]) == ({"force_listen": True}, {"force_listen": True}, {})
 

@@ -38,6 +38,8 @@ export class Conversation {
   #screen = new WakeLock();
   #attempt = 0;
   #outgoing = new Outgoing();
+  #config = null; // settings of the session
+  #length = 0; // samples of a message
   sound = null; // Sound, from the permission to the end
   muted = false;
   forceListen = false;
@@ -136,7 +138,9 @@ export class Conversation {
     const settings = this.#settings();
     const prepare = await settings.prepare();
     if (attempt !== this.#attempt) return;
-    this.sound.capture.cut(Outgoing.length(prepare.config));
+    this.#config = prepare.config;
+    this.#length = 0; // the microphone may be another one
+    this.#cut();
     this.#setState("connecting");
     this.#session = new Session(newSessionId(settings.prefix), prepare, {
       queued: (message) => this.#setState("queued", message),
@@ -173,6 +177,7 @@ export class Conversation {
     if (picture && (shown || this.#camera.detailed)) fields.max_slice_nums = DETAILED_SLICES;
     if (!session.sendUnit(samples, picture ? [picture] : [], fields)) return;
     this.#units.add(samples, fields);
+    this.#cut();
     if (this.#units.waitingS > MAX_UNANSWERED_S) this.#lose("no_answer", "");
   }
 
@@ -245,10 +250,21 @@ export class Conversation {
     this.sound?.capture.mute(muted);
   }
 
+  /** Let the microphone send messages of the length that the session needs now. */
+  #cut() {
+    const length = Outgoing.length(this.#config, this.#units.isNearSpeech);
+    if (length === this.#length) return;
+    this.#length = length;
+    this.sound.capture.cut(length);
+  }
+
   /** Change settings of the running conversation. @param {object} fields of `adjust` */
   adjust(fields) {
     if (!this.isLive && this.state !== "paused") return;
-    if (fields.config?.early_unit) this.sound.capture.cut(Outgoing.length(fields.config));
+    if (fields.config?.early_unit) {
+      this.#config = fields.config;
+      this.#cut();
+    }
     this.#session.send({ type: "adjust", ...fields });
   }
 

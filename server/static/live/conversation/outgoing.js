@@ -1,25 +1,27 @@
 /**
  * What goes with each message of sound: whether it takes a picture, and what its unit must do.
  *
- * A message has a second of sound, or a tenth of it where units may run early. The answers tell where the server's unit
- * ends, so that each unit gets one picture, half a second before its end, and a demand goes with every piece until a unit
- * has ended with it.
+ * A message has a second of sound. Where units may run early, it has a tenth of it, and 40 ms beside the user's speech,
+ * so that a pause is found soon. The answers tell where the server's unit ends, so that each unit gets one picture, half a
+ * second before its end, and a demand goes with every piece until a unit has ended with it.
  */
 
 const UNIT = 16000; // samples
 export const PIECE = 1600;
-const PIECES = UNIT / PIECE;
-const SNAP = PIECES / 2 - 1; // the piece of a unit at which a picture is taken; the next one carries it
+const SPOKEN_PIECE = 640;
+const PICTURE = UNIT / 2; // sample of a unit whose piece carries a picture
+const SNAP = PICTURE - PIECE; // sample whose piece takes it
 
 export class Outgoing {
-  #sent = 0; // messages
-  #edge = 0; // number of the last message that ended a unit
-  #open = []; // messages without an answer: {number, once}
+  #sent = 0; // samples
+  #edge = 0; // last sample of the message that ended the last unit
+  #open = []; // messages without an answer: {end, once}
   #once = null; // demand of one unit: {force_listen: true} or {force_speak: true}
 
-  /** Samples of a message. @param {object} config of the session */
-  static length(config) {
-    return config?.early_unit === "auto" ? PIECE : UNIT;
+  /** Samples of a message. @param {object} config of the session @param {boolean} isNear the user speaks or just did */
+  static length(config, isNear = false) {
+    if (config?.early_unit !== "auto") return UNIT;
+    return isNear ? SPOKEN_PIECE : PIECE;
   }
 
   /** A new context: nothing is answered any more. */
@@ -42,8 +44,9 @@ export class Outgoing {
   /** @param {number} samples of the next message @returns {{picture: boolean, snap: boolean}} what the camera does */
   next(samples) {
     if (samples >= UNIT) return { picture: true, snap: false };
-    const position = (this.#sent - this.#edge) % PIECES;
-    return { picture: position === SNAP + 1, snap: position === SNAP };
+    const begin = (this.#sent - this.#edge) % UNIT;
+    const has = (sample) => begin <= sample && sample < begin + samples;
+    return { picture: has(PICTURE), snap: has(SNAP) };
   }
 
   /** Demands of the next message. @param {boolean} listens whether all units listen */
@@ -53,9 +56,9 @@ export class Outgoing {
 
   /** A message was sent. @param {number} samples of it @param {object} demands it went with */
   add(samples, demands) {
-    this.#sent += 1;
+    this.#sent += samples;
     const once = this.#once && Object.keys(this.#once).every((key) => demands[key]) ? this.#once : null;
-    this.#open.push({ number: this.#sent, once });
+    this.#open.push({ end: this.#sent, once });
     if (samples >= UNIT && (once || demands.force_listen)) this.#once = null;
   }
 
@@ -63,7 +66,7 @@ export class Outgoing {
   answered(isWhole) {
     const message = this.#open.shift();
     if (!message || !isWhole) return;
-    this.#edge = message.number;
+    this.#edge = message.end;
     if (message.once === this.#once) this.#once = null;
   }
 }

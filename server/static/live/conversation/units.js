@@ -3,6 +3,7 @@
 import { SpeechEnd } from "./speech-end.js";
 
 const RATE = 16000;
+const NEAR_MS = 600; // after speech
 
 export class Units {
   #stats;
@@ -18,6 +19,12 @@ export class Units {
     this.#turns = turns;
     this.#outgoing = outgoing;
     this.clear();
+  }
+
+  /** Whether the user speaks, or has just spoken: a pause may come. */
+  get isNearSpeech() {
+    const { endMs, ms } = this.#speech;
+    return endMs !== null && ms - endMs < NEAR_MS;
   }
 
   /** Length of the sound without an answer, s. */
