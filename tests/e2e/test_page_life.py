@@ -51,7 +51,7 @@ def test_sends_complete_units_with_pictures(open_page: Callable[..., OpenPage]) 
 
 
 def test_early_units_take_sound_in_pieces(open_page: Callable[..., OpenPage]) -> None:
-    """Of 100 ms, with one picture in the middle of each unit; the pieces of a unit have one result among them."""
+    """Of 100 ms, or 40 ms beside speech, with one picture in the middle of each unit, whose pieces have one result."""
     page = open_page(config={"early_unit": "auto"}).start()
     page.wait_units(2)
     page.wait(lambda: any(pictures for _, _, pictures in page.sent_units()), "a picture")
@@ -59,11 +59,13 @@ def test_early_units_take_sound_in_pieces(open_page: Callable[..., OpenPage]) ->
     n = page.report["units"]
     page.wait(lambda: len(page.sent_units()) > n + 1, "two more pieces")
     pieces, report = page.sent_units(), page.report
-    assert {len(samples) for _, samples, _ in pieces} == {1600}
+    sizes = [len(samples) for _, samples, _ in pieces]
+    assert set(sizes) <= {1600, 640} and sizes[0] == 1600, sizes
     early = [result for result in report["results"] if result.get("early")]
     if not early:  # the browser's microphone may pause at any time
         with_picture = [number for number, (_, _, pictures) in enumerate(pieces) if pictures]
-        assert {number % 10 for number in with_picture} == {5}, f"expected them in the middle, got {with_picture}"
+        begins = {sum(sizes[:number]) % 16_000 for number in with_picture}
+        assert all(6_000 < begin < 10_000 for begin in begins), f"expected them in the middle, got {begins}"
     assert pieces[n + 1][0]["force_listen"] is True
     assert not page.errors, page.errors
 

@@ -38,8 +38,6 @@ export class Conversation {
   #screen = new WakeLock();
   #attempt = 0;
   #outgoing = new Outgoing();
-  #config = null; // settings of the session
-  #length = 0; // samples of a message
   sound = null; // Sound, from the permission to the end
   muted = false;
   forceListen = false;
@@ -118,7 +116,7 @@ export class Conversation {
     }
     this.sound = sound;
     this.#turns = new Turns(this.stats, sound, this.#ui);
-    this.#units = new Units(this.stats, this.#turns, this.#outgoing);
+    this.#units = new Units(this.stats, this.#turns, this.#outgoing, sound.capture);
     sound.capture.mute(this.muted);
     this.#ui.opened(sound);
     await this.useSpeaker(settings.speaker);
@@ -138,9 +136,7 @@ export class Conversation {
     const settings = this.#settings();
     const prepare = await settings.prepare();
     if (attempt !== this.#attempt) return;
-    this.#config = prepare.config;
-    this.#length = 0; // the microphone may be another one
-    this.#cut();
+    this.#units.configure(prepare.config);
     this.#setState("connecting");
     this.#session = new Session(newSessionId(settings.prefix), prepare, {
       queued: (message) => this.#setState("queued", message),
@@ -177,7 +173,6 @@ export class Conversation {
     if (picture && (shown || this.#camera.detailed)) fields.max_slice_nums = DETAILED_SLICES;
     if (!session.sendUnit(samples, picture ? [picture] : [], fields)) return;
     this.#units.add(samples, fields);
-    this.#cut();
     if (this.#units.waitingS > MAX_UNANSWERED_S) this.#lose("no_answer", "");
   }
 
@@ -250,21 +245,10 @@ export class Conversation {
     this.sound?.capture.mute(muted);
   }
 
-  /** Let the microphone send messages of the length that the session needs now. */
-  #cut() {
-    const length = Outgoing.length(this.#config, this.#units.isNearSpeech);
-    if (length === this.#length) return;
-    this.#length = length;
-    this.sound.capture.cut(length);
-  }
-
   /** Change settings of the running conversation. @param {object} fields of `adjust` */
   adjust(fields) {
     if (!this.isLive && this.state !== "paused") return;
-    if (fields.config?.early_unit) {
-      this.#config = fields.config;
-      this.#cut();
-    }
+    if (fields.config?.early_unit) this.#units.configure(fields.config);
     this.#session.send({ type: "adjust", ...fields });
   }
 

@@ -1,5 +1,6 @@
 /** The units that were sent: which answer belongs to which, and what the answers say. */
 
+import { Outgoing } from "./outgoing.js";
 import { SpeechEnd } from "./speech-end.js";
 
 const RATE = 16000;
@@ -9,22 +10,34 @@ export class Units {
   #stats;
   #turns;
   #outgoing;
+  #capture;
+  #config = null; // settings of the session
+  #length = 0; // samples of a message
   #waiting = []; // sent and not answered: {number, sentAt, samples, asked, sinceMs, opens, firstSound, text}
   #speech = new SpeechEnd();
   #answeredMs = 0; // end of the speech that the last turn has answered
 
-  /** @param {Stats} stats @param {Turns} turns @param {Outgoing} outgoing */
-  constructor(stats, turns, outgoing) {
+  /** @param {Stats} stats @param {Turns} turns @param {Outgoing} outgoing @param {Capture} capture */
+  constructor(stats, turns, outgoing, capture) {
+    this.#capture = capture;
     this.#stats = stats;
     this.#turns = turns;
     this.#outgoing = outgoing;
     this.clear();
   }
 
-  /** Whether the user speaks, or has just spoken: a pause may come. */
-  get isNearSpeech() {
+  /** The settings of the session have changed. @param {object} config */
+  configure(config) {
+    this.#config = config;
+    this.#cut();
+  }
+
+  /** Let the microphone send messages of the length that the session needs now: after speech a pause may come. */
+  #cut() {
     const { endMs, ms } = this.#speech;
-    return endMs !== null && ms - endMs < NEAR_MS;
+    const length = Outgoing.length(this.#config, endMs !== null && ms - endMs < NEAR_MS);
+    if (length !== this.#length) this.#capture.cut(length);
+    this.#length = length;
   }
 
   /** Length of the sound without an answer, s. */
@@ -46,6 +59,7 @@ export class Units {
     const { endMs: asked, ms } = this.#speech;
     this.#waiting.push({ number: this.#stats.units, sentAt: performance.now(), samples: length, asked,
       sinceMs: asked === null ? null : ms - asked, opens: false, firstSound: null });
+    this.#cut();
   }
 
   /** Nothing is answered any more. */
