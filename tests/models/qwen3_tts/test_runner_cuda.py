@@ -1,5 +1,6 @@
 """The language models on a GPU: captured regions, no device synchronization in a frame, the codes of the CPU."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -79,3 +80,20 @@ def test_nothing_compiles_after_warm_up(talker_golden: GoldenDir) -> None:
     assert codes_of(runner) == expected
     assert compile_counters() == before and runner.table.n_skipped == 0
     runner.table.uncompile()
+
+
+def test_dropped_runner_gives_the_memory_of_live_graphs_back(talker_golden: GoldenDir) -> None:
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    runner = runner_on(talker_golden, "cuda", kernels=True)
+    runner.table.capture()
+    codes_of(runner)
+    held = torch.cuda.memory_reserved()
+    runner.table.drop_graphs()
+    del runner
+    gc.collect()
+    torch.cuda.empty_cache()
+    now = torch.cuda.memory_reserved()
+    assert held > before, f"expected memory of graphs, got {held} after {before} bytes"
+    # Library workspaces stay with the process.
+    assert now - before <= 0.1 * (held - before) + 64 * 2**20, f"expected about {before} bytes, got {now} of {held}"
