@@ -247,9 +247,18 @@ class Engine:
         """Context rows of one slot."""
         return self._unit_steps.max_context_len
 
+    @property
+    def n_context_rows(self) -> int:
+        """Context rows of all slots together."""
+        return self._unit_steps.n_context_rows
+
     def n_free(self) -> int:
         """Slots that no session leases."""
         return self._unit_steps.n_free
+
+    def n_fitting(self) -> int:
+        """Further sessions with default settings for which a shared pool of context rows has room."""
+        return self._unit_steps.n_fitting(self.config.rows_of(self.config.session))
 
     @property
     def early_pictures(self) -> EarlyPictureCounts:

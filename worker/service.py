@@ -143,7 +143,9 @@ class Service:
     def n_free(self) -> int:
         """Slots for new sessions; 0 unless ready."""
         loaded = self.loaded
-        return max(0, self.n_slots - loaded.n_leases) if self.is_ready and loaded is not None else 0
+        if not self.is_ready or loaded is None:
+            return 0
+        return max(0, min(self.n_slots - loaded.n_leases, loaded.engine.n_fitting()))
 
     def start_after_ms(self, session: str) -> float | None:
         """When a session should begin its first second, in ms from now; None: at any time."""

@@ -18,6 +18,7 @@ from models.kernels.dots import add_dot
 from models.kernels.launch import launch_options
 
 PARTS_PER_TILE = 16  # parts that one tile of the combining kernel holds
+MAX_KEY_TILE = 64  # of `attention_tiles`: rows of a page are a multiple of it
 LOWEST = tl.constexpr(-1e30)  # the maximum of no scores; finite, because inf - inf is NaN
 
 
@@ -50,15 +51,24 @@ def attention_tiles(n_rows: int, n_bytes: int) -> AttentionTiles:
 
 @triton.jit
 def _attend_block(
-    q, q_tail, acc, acc_tail, top, total, keys, values, start, end, newest,
+    q, q_tail, acc, acc_tail, top, total, keys, values, pages, k_page, v_page, start, end, newest,
     K_ROW: tl.constexpr, V_ROW: tl.constexpr, D: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr,
-    FACTOR: tl.constexpr, BN: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+    FACTOR: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys from `start` on, none at or beyond `end`. WHOLE: all of them are visible to each query."""
+    """One tile of keys from `start` on, none at or beyond `end`. WHOLE: all of them are visible to each query.
+
+    PAGE: rows of a page, a multiple of BN as `start` is; 0 = the rows are consecutive.
+    """
     row = start + tl.arange(0, BN)
     within = (row < end)[:, None]
-    k_rows = keys + row.to(tl.int64)[:, None] * K_ROW
-    v_rows = values + row.to(tl.int64)[:, None] * V_ROW
+    place = row
+    if PAGE > 0:
+        page = tl.load(pages + start // PAGE)
+        keys += page * k_page
+        values += page * v_page
+        place = row % PAGE
+    k_rows = keys + place.to(tl.int64)[:, None] * K_ROW
+    v_rows = values + place.to(tl.int64)[:, None] * V_ROW
     d = tl.arange(0, MAIN)[None, :]
     inside = within & (d < D) if MAIN > D else within
     k = tl.load(k_rows + d, mask=inside, other=0.0)
@@ -84,14 +94,14 @@ def _attend_block(
     return acc, acc_tail, new_top, total
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_tiles", "n_parts", "most", "last_batch"])
+@triton.jit(do_not_specialize=["n_rows", "n_tiles", "n_parts", "most", "last_batch", "pages_batch"])
 def _attend_kernel(
     q, k, v, slots, first, last, out, sums, weighed, n_rows, n_tiles, n_parts, most,
-    q_batch, k_slot, v_slot, last_batch,
+    q_batch, k_slot, v_slot, last_batch, pages_batch,
     LAST_ROW: tl.constexpr, Q_ROW: tl.constexpr, Q_HEAD: tl.constexpr, K_HEAD: tl.constexpr, K_ROW: tl.constexpr,
     V_HEAD: tl.constexpr, V_ROW: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, FACTOR: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, PART: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PART: tl.constexpr, PAGE: tl.constexpr,
     SLOTS: tl.constexpr, FIRST: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -113,9 +123,15 @@ def _attend_kernel(
             return
     newest = tl.minimum(newest, end - 1)
 
-    slot = tl.load(slots + b) if SLOTS else b.to(tl.int64)
-    keys = k + slot * k_slot + head * K_HEAD
-    values = v + slot * v_slot + head * V_HEAD
+    pages = slots
+    keys = k + head * K_HEAD
+    values = v + head * V_HEAD
+    if PAGE > 0:
+        pages += b * pages_batch
+    else:
+        slot = tl.load(slots + b) if SLOTS else b.to(tl.int64)
+        keys += slot * k_slot
+        values += slot * v_slot
     q_rows = q + b.to(tl.int64) * q_batch + (t * Q_ROW + (head * G + g) * Q_HEAD)[:, None]
     d = tl.arange(0, MAIN)[None, :]
     inside = is_query[:, None] & (d < D)
@@ -136,13 +152,13 @@ def _attend_kernel(
         masked += tl.maximum(seen_by_all - start, 0) // BN * BN
         for at in range(start, masked, BN):
             acc, acc_tail, top, total = _attend_block(
-                queries, q_tail, acc, acc_tail, top, total, keys, values, at, end, newest,
-                K_ROW, V_ROW, D, MAIN, TAIL, FACTOR, BN, True, PRECISION,
+                queries, q_tail, acc, acc_tail, top, total, keys, values, pages, k_slot, v_slot, at, end, newest,
+                K_ROW, V_ROW, D, MAIN, TAIL, FACTOR, BN, PAGE, True, PRECISION,
             )  # fmt: skip
     for at in range(masked, end, BN):
         acc, acc_tail, top, total = _attend_block(
-            queries, q_tail, acc, acc_tail, top, total, keys, values, at, end, newest,
-            K_ROW, V_ROW, D, MAIN, TAIL, FACTOR, BN, False, PRECISION,
+            queries, q_tail, acc, acc_tail, top, total, keys, values, pages, k_slot, v_slot, at, end, newest,
+            K_ROW, V_ROW, D, MAIN, TAIL, FACTOR, BN, PAGE, False, PRECISION,
         )  # fmt: skip
 
     if PART > 0:
@@ -207,7 +223,15 @@ def _widths(D: int) -> tuple[int, int]:
 
 
 def slot_attention(
-    q: Tensor, k: Tensor, v: Tensor, slots: Tensor | None, first: Tensor | None, last: Tensor, *, most: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slots: Tensor | None,
+    first: Tensor | None,
+    last: Tensor,
+    *,
+    most: int,
+    pages: Tensor | None = None,
 ) -> Tensor:
     """Scaled dot-product attention to consecutive rows, read in place; softmax in float32.
 
@@ -218,11 +242,15 @@ def slot_attention(
         slots: [B] int64 contiguous, index into the first dimension of `k` and `v`; None = row b reads b.
         first: [B] int64 contiguous, oldest visible row; None or negative = from the start.
         last: [B] for all queries of a batch row, or [B, T], int64: newest visible row.
-        most: at least every `last` + 1 and at most L; static. It sizes the launch and changes no bit of the result.
+        most: at least every `last` + 1 and at most the rows that a batch row can have, L without pages; static. It
+            sizes the launch and changes no bit of the result.
+        pages: [B, n] int64, index into the first dimension of `k` and `v`: row r of batch row b is row r % L of page
+            `pages[b, r // L]`, with L a multiple of `MAX_KEY_TILE`. `slots` and `first` are not read then. Pages change
+            no bit of the result.
     Returns: [B, T, H * D] contiguous; zeros for a query without a visible row.
     """
     tiles = attention_tiles(q.shape[1] * q.shape[2] // k.shape[1], k.element_size())
-    return attend_tiled(q, k, v, slots, first, last, most, tiles)
+    return attend_tiled(q, k, v, slots, first, last, most, tiles, pages)
 
 
 def attend_tiled(
@@ -234,11 +262,16 @@ def attend_tiled(
     last: Tensor,
     most: int,
     tiles: AttentionTiles,
+    pages: Tensor | None = None,
 ) -> Tensor:
     """`slot_attention` with given tile sizes."""
     (B, T, H, D), KV = q.shape, k.shape[1]
     assert q.stride(3) == k.stride(3) == v.stride(3) == 1, "q, k, v: expected a contiguous last dimension"
-    assert most <= k.shape[2], f"most: expected at most {k.shape[2]} rows, got {most}"
+    most_rows, page = (k.shape[2], 0) if pages is None else (k.shape[2] * pages.shape[1], k.shape[2])
+    assert most <= most_rows, f"most: expected at most {most_rows} rows, got {most}"
+    assert page % tiles.keys == 0, f"rows of a page: expected a multiple of {tiles.keys}, got {page}"
+    if pages is not None:
+        slots, first = pages, None
     n_rows = T * H // KV
     n_tiles, n_parts = triton.cdiv(n_rows, tiles.queries), triton.cdiv(most, tiles.part) if tiles.part else 1
     split = n_parts > 1
@@ -252,11 +285,11 @@ def attend_tiled(
     wide = torch.backends.cuda.matmul.allow_tf32 or k.dtype != torch.float32
     _attend_kernel[(n_tiles * n_parts, B * KV)](
         q, k, v, slots, first, last, out, sums, weighed, n_rows, n_tiles, n_parts, most,
-        q.stride(0), k.stride(0), v.stride(0), last.stride(0),
+        q.stride(0), k.stride(0), v.stride(0), last.stride(0), 0 if pages is None else pages.stride(0),
         LAST_ROW=last_row, Q_ROW=q.stride(1), Q_HEAD=q.stride(2), K_HEAD=k.stride(1), K_ROW=k.stride(2),
         V_HEAD=v.stride(1), V_ROW=v.stride(2), KV=KV, G=H // KV, D=D, MAIN=main, TAIL=tail,
         FACTOR=D**-0.5 * math.log2(math.e), BM=tiles.queries, BN=tiles.keys,
-        PART=tiles.part if split else 0, SLOTS=slots is not None, FIRST=first is not None,
+        PART=tiles.part if split else 0, PAGE=page, SLOTS=slots is not None, FIRST=first is not None,
         PRECISION="tf32" if wide else "ieee", num_warps=tiles.warps, num_stages=tiles.stages, **launch,
     )  # fmt: skip
     if split:

@@ -54,7 +54,7 @@ class FusedDecoder:
             stream, x = add_rms_norm(stream, added, layer.norm, self.eps)
             rows = CacheRows(view.row_slots, view.row_index, k_cache, v_cache)
             q = qkv_rows(_linear_parts(x, layer.qkv), self.heads, self.kv_heads, rows, angles, layer.head_norms)
-            attended = slot_attention(q, k_cache, v_cache, slots, view.first, view.last, most=kv_len)
+            attended = slot_attention(q, k_cache, v_cache, slots, view.first, view.last, most=kv_len, pages=view.pages)
             stream, x = add_rms_norm(stream, _linear_parts(attended, layer.o), layer.mlp_norm, self.eps)
             added = _linear_parts(_gated(x, layer.gate_up), layer.down)
         cache.advance(slots, n_new)

@@ -10,6 +10,9 @@ Schema, one entry per layer, allocated once and not moved while sessions are ope
 Writes of padding go to the scratch slot, so that padding never changes a session's rows. Spare rows are never written:
 with one of them no call attends to all rows of the tensor, so that torch.compile needs no separate graph for that case.
 
+With a pool of pages (`PageSizes`), k and v are [n_stored, kv_heads, rows of a page, head_dim], and row r of a slot is
+row r % rows of page `pages.table[slot, r // rows]`. Otherwise every slot is a page, and the first axis is the slot.
+
 With one session, all layers can share one scratch slot (`shared_scratch`): a second slot in every layer would double
 the session's memory, and its content is never used. The keys of all layers are then consecutive in memory, with the
 scratch slot after the last, and so are the values. k and v of one layer have the same strides, but each layer has its
@@ -22,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from models.layers.kv_pages import PageSizes, PageTable
 from models.layers.rotary import rotary_phases, rotate
 
 
@@ -29,13 +33,14 @@ class CacheView(NamedTuple):
     """Addresses of one call in a cache: T new rows for each of B slots."""
 
     slots: Tensor  # [B]
-    row_slots: Tensor  # [B, T] slot that each new row is written to; the scratch slot for padding
-    row_index: Tensor  # [B, T] row within that slot
+    row_slots: Tensor  # [B, T] slot, or page of a pool, that each new row is written to; scratch for padding
+    row_index: Tensor  # [B, T] row within that slot or page
     positions: Tensor  # [B, T] rotary positions
     mask: Tensor | None  # [B, T, kv_len] bool, true = visible; None in a view with first and last
     kv_len: int
     first: Tensor | None = None  # [B] oldest visible row
     last: Tensor | None = None  # [B, T] newest visible row of each query
+    pages: Tensor | None = None  # [B, n] pages of each slot; None without a pool
 
     def write(self, cache: Tensor, rows: Tensor) -> None:
         """Write rows [B, T, kv_heads, head_dim] to one layer's keys or values, in place."""
@@ -44,7 +49,14 @@ class CacheView(NamedTuple):
     def read(self, cache: Tensor) -> Tensor:
         """The first kv_len rows of each slot: [B, kv_heads, kv_len, head_dim]."""
         # `narrow` instead of a slice: a slice makes torch.compile guard on the number of rows.
+        if self.pages is not None:
+            return joined(cache, self.pages).narrow(2, 0, self.kv_len)
         return cache.narrow(2, 0, self.kv_len).index_select(0, self.slots)
+
+
+def joined(cache: Tensor, pages: Tensor) -> Tensor:
+    """Copies of the rows of pages [B, n]: [B, kv_heads, n * rows of a page, head_dim]."""
+    return cache.index_select(0, pages.flatten()).unflatten(0, pages.shape).transpose(1, 2).flatten(2, 3)
 
 
 class KVCache:
@@ -62,12 +74,19 @@ class KVCache:
         device: torch.device | str,
         spare: int = 0,
         shared_scratch: bool = False,
+        page_sizes: PageSizes | None = None,
     ):
-        """shared_scratch: with one session slot, all layers share one scratch slot; see the module's schema."""
+        """
+        Args:
+            shared_scratch: with one session slot, all layers share one scratch slot; see the module's schema.
+            page_sizes: of a pool that the slots share; None: each slot has `max_len` rows of its own.
+        """
         self.n_slots, self.max_len, self.scratch = n_slots, max_len, n_slots
-        self._n_rows = max_len + spare
-        allocate = _shared_scratch if shared_scratch and n_slots == 1 else _own_scratch
-        shape = (n_slots + 1, kv_heads, self._n_rows, head_dim)
+        self.pages = PageTable(n_slots, max_len, spare, device, page_sizes)
+        self._n_rows = self.pages.table.shape[1] * self.pages.rows
+        has_own = not shared_scratch or n_slots > 1 or self.pages.is_pool
+        allocate = _own_scratch if has_own else _shared_scratch
+        shape = (self.pages.n_stored, kv_heads, self.pages.rows, head_dim)
         self.k, self.v = (allocate(n_layers, shape, dtype=dtype, device=device) for _ in range(2))
         self.lengths = torch.zeros(n_slots + 1, dtype=torch.int64, device=device)
         self.positions = torch.zeros_like(self.lengths)
@@ -98,19 +117,36 @@ class KVCache:
         valid = offset < n_new[:, None]
         start = self.lengths[slots][:, None]
         index = start + offset
-        row_slots = torch.where(valid, slots[:, None], self.scratch)
         first = start - self.windows[slots][:, None]
         newest = start + n_new[:, None] - 1
         last = index if causal else newest.expand(-1, n_rows)
         positions = self.positions[slots][:, None] + offset
-        index = index.clamp(max=self.max_len - 1)
+        row_slots, index = self.places(slots, index.clamp(max=self.max_len - 1), valid)
+        pages = self.pages_read(slots, kv_len)
         if not masked:
             first, last = first[:, 0].clamp(min=0), torch.minimum(last, newest)
-            return CacheView(slots, row_slots, index, positions, None, kv_len, first, last)
+            return CacheView(slots, row_slots, index, positions, None, kv_len, first, last, pages)
         columns = torch.arange(kv_len, device=slots.device)
         # At least one column stays visible, so that a padding row is finite.
         mask = (columns <= last[:, :, None].clamp(min=0)) & (columns >= first[:, :, None])
-        return CacheView(slots, row_slots, index, positions, mask, kv_len)
+        return CacheView(slots, row_slots, index, positions, mask, kv_len, pages=pages)
+
+    def places(self, slots: Tensor, index: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """Where rows are written, as `CacheView.row_slots` and `row_index`.
+
+        Args:
+            slots: [B].
+            index: [B, T] rows within the slots.
+            valid: [B, T] bool; others go to scratch.
+        """
+        if not self.pages.is_pool:
+            return torch.where(valid, slots[:, None], self.scratch), index
+        own = self.pages.table[slots].gather(1, index // self.pages.rows)
+        return torch.where(valid, own, self.pages.scratch), index % self.pages.rows
+
+    def pages_read(self, slots: Tensor, kv_len: int) -> Tensor | None:
+        """Pages of the first kv_len rows of `slots` [B], as `CacheView.pages`."""
+        return self.pages.table[slots, : -(-kv_len // self.pages.rows)] if self.pages.is_pool else None
 
     def advance(self, slots: Tensor, n_new: Tensor) -> None:
         """Add n_new [B] to the lengths and positions of `slots` [B]."""
@@ -119,7 +155,10 @@ class KVCache:
 
     def reset(self, slots: Tensor) -> None:
         """Empty `slots` [B] and zero their rows: a masked row is multiplied by a zero weight, and 0 * NaN is NaN."""
-        for tensor in (*self.k, *self.v, self.lengths, self.positions):
+        pages = self._stored(slots).flatten()
+        for tensor in (*self.k, *self.v):
+            tensor.index_fill_(0, pages, 0)
+        for tensor in (self.lengths, self.positions):
             tensor.index_fill_(0, slots, 0)
         self.windows.index_fill_(0, slots, self.max_len)
 
@@ -128,7 +167,7 @@ class KVCache:
         row = torch.arange(self._n_rows, device=slots.device)
         beyond = (row >= lengths[:, None])[:, None, :, None]
         for cache in (*self.k, *self.v):
-            cache.index_copy_(0, slots, cache.index_select(0, slots).masked_fill(beyond, 0))
+            self._replace(cache, slots, joined(cache, self._stored(slots)).masked_fill(beyond, 0))
 
     def set_length(self, slots: Tensor, lengths: Tensor) -> None:
         """Set the lengths of `slots` [B] to `lengths` [B]; positions change by the same difference.
@@ -172,10 +211,10 @@ class KVCache:
         phase = (rotary_phases(row, frequencies) - rotary_phases(source, frequencies))[:, None]  # for all heads
         cos, sin = phase.cos(), phase.sin()
         for cache, is_key in [(k, True) for k in self.k] + [(v, False) for v in self.v]:
-            old = cache.index_select(0, slots)
+            old = joined(cache, self._stored(slots))
             new = old.gather(2, index.expand_as(old))
             new = rotate(new, cos, sin) if is_key and rotates else new
-            cache.index_copy_(0, slots, torch.where(moved[:, None, :, None], new, old).masked_fill(empty, 0))
+            self._replace(cache, slots, torch.where(moved[:, None, :, None], new, old).masked_fill(empty, 0))
         self.lengths.index_add_(0, slots, by)
         self.positions.index_add_(0, slots, by)
 
@@ -192,8 +231,8 @@ class KVCache:
         phase = rotary_phases(by, frequencies)[:, None, None]
         cos, sin = phase.cos(), phase.sin()
         for cache in self.k:
-            old = cache.index_select(0, slots)
-            cache.index_copy_(0, slots, torch.where(rotated, rotate(old, cos, sin), old))
+            old = joined(cache, self._stored(slots))
+            self._replace(cache, slots, torch.where(rotated, rotate(old, cos, sin), old))
         self.positions.index_add_(0, slots, by)
 
     def restore_keys(self, slot: int, keys: list[Tensor], n: int, by: int, frequencies: Tensor) -> None:
@@ -201,7 +240,7 @@ class KVCache:
         phase = rotary_phases(torch.tensor(by, device=frequencies.device), frequencies)
         cos, sin = phase.cos(), phase.sin()
         for cache, rows in zip(self.k, keys, strict=True):
-            cache[slot, :, :n] = rotate(rows[:, :n], cos, sin)
+            self.write_front(cache, slot, rotate(rows[:, :n], cos, sin))
 
     def save(self, slot: int, n: int) -> list[Tensor]:
         """Copies of a slot's first n rows: keys of every layer, then values, [kv_heads, n, head_dim] each."""
@@ -213,7 +252,34 @@ class KVCache:
 
     def _copied(self, caches: Iterable[Tensor], slot: int, n: int) -> list[Tensor]:
         assert 0 <= n <= self.max_len, f"rows to save: expected at most {self.max_len}, got {n}"
-        return [cache[slot, :, :n].clone() for cache in caches]
+        n_pages = -(-n // self.pages.rows)
+        if n_pages <= 1:  # also without a pool: only the rows that are asked for are copied
+            page = self.pages.table[slot, :1]
+            return [cache.narrow(2, 0, n).index_select(0, page)[0] for cache in caches]
+        pages = self.pages.table[slot : slot + 1, :n_pages]
+        return [joined(cache, pages)[0, :, :n].contiguous() for cache in caches]
+
+    def write_front(self, cache: Tensor, slot: int, rows: Tensor) -> None:
+        """Write rows [kv_heads, n, head_dim] to the first rows of a slot in one layer's keys or values."""
+        target = cache.shape[1], min(rows.shape[1], self.pages.capacity(slot)), cache.shape[3]
+        assert target == rows.shape, f"saved rows: expected {target}, got {tuple(rows.shape)}"
+        size, (n_whole, n_rest) = self.pages.rows, divmod(rows.shape[1], self.pages.rows)
+        if n_whole:
+            whole = rows[:, : n_whole * size].unflatten(1, (n_whole, size)).transpose(0, 1)
+            cache.index_copy_(0, self.pages.table[slot, :n_whole], whole)
+        if n_rest:
+            page = self.pages.table[slot, n_whole : n_whole + 1]
+            cache.narrow(2, 0, n_rest).index_copy_(0, page, rows[None, :, n_whole * size :])
+
+    def _stored(self, slots: Tensor) -> Tensor:
+        """Pages [B, n] of `slots` [B], by the first axis of keys and values."""
+        return self.pages.table[slots] if self.pages.is_pool else slots[:, None]
+
+    def _replace(self, cache: Tensor, slots: Tensor, rows: Tensor) -> None:
+        """Write all rows [B, kv_heads, L, head_dim] of `slots`."""
+        pages = self._stored(slots)
+        parts = rows.unflatten(2, (pages.shape[1], self.pages.rows)).transpose(1, 2).flatten(0, 1)
+        cache.index_copy_(0, pages.flatten(), parts)
 
     def load(self, slot: int, saved: list[Tensor]) -> None:
         """Copy the rows of `save` to a slot's first rows; they become its only valid rows, at positions from 0 on.
@@ -222,9 +288,7 @@ class KVCache:
         """
         n = saved[0].shape[1]
         for cache, rows in zip((*self.k, *self.v), saved, strict=True):
-            target = cache[slot, :, :n]
-            assert target.shape == rows.shape, f"saved rows: expected {tuple(target.shape)}, got {tuple(rows.shape)}"
-            target.copy_(rows)
+            self.write_front(cache, slot, rows)
         self.lengths[slot] = self.positions[slot] = n
 
 

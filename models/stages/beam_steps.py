@@ -121,7 +121,7 @@ class BeamSteps:
         """
         runner = self._runner
         runner.check_slots([slot])
-        search = BeamSearch(slot, settings, n_prompt=runner.context_len(slot), llm_len=runner.llm_len)
+        search = BeamSearch(slot, settings, n_prompt=runner.context_len(slot), llm_len=runner.capacity(slot))
         arrays = np.zeros((1, 1), np.float32), np.array([settings.set_index]), np.ones(1, np.float32)
         with torch.no_grad():
             scores, sets, penalty = inputs_to_device(logits.device, arrays)
@@ -164,8 +164,9 @@ class BeamSteps:
             model.device, arrays
         )
         positions = (state.llm.positions[slots] + depth)[:, None].expand(-1, width)
-        row_slots = torch.where(new_, slots[:, None], state.scratch)
-        view = CacheView(slots, row_slots, rows_, positions, mask_, kv_len)
+        row_slots, index = state.llm.places(slots, rows_, new_)
+        pages = state.llm.pages_read(slots, kv_len)
+        view = CacheView(slots, row_slots, index, positions, mask_, kv_len, pages=pages)
         hidden = model.llm.model.run_view(model.llm.embed(ids_, model.backend), state.llm, view)
         logits = model.llm.logits(hidden.flatten(0, 1), model.backend).unflatten(0, (n, width))
         most = max(one.n_candidates for one in own)

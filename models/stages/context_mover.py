@@ -138,7 +138,7 @@ class ContextMover:
         first, places = torch.full_like(slots, first_kept), torch.full_like(slots, by)
         cache.shift(slots, first, places, runner.model.llm.model.frequencies, rotates=n_held is None)
         for layer, rows in zip((*cache.k, *cache.v), front, strict=True):
-            layer[slot, :, :n_front] = rows
+            cache.write_front(layer, slot, rows)
         runner.set_context_len(slot, runner.context_len(slot) + by)
         if n_held is not None:
             cache.positions.index_add_(0, slots, -places)

@@ -18,6 +18,7 @@ from models.graphs.streams import SideStream, tensor_to_device
 from models.inputs.audio import LogMel, conv_length, frame_count, split_clip, token_count
 from models.inputs.image import ImagePatches, pad_batch
 from models.layers.apm import UNIT_ROWS
+from models.layers.kv_pages import PageSizes
 from models.omni import OmniModel
 from models.sampling.settings import TextSampling
 from models.sampling.text import TokenSets
@@ -94,12 +95,13 @@ class Runner:
         shapes: Shapes | None = None,
         shared_scratch: bool = False,
         early_slices: int = 0,
+        llm_pages: PageSizes | None = None,
     ):
         """Allocate the slots and make the table of regions.
 
         Args:
             llm_len, tts_len: context rows per slot of the language model and of the speech model.
-            shared_scratch, early_slices: as in `SlotState.allocate`.
+            shared_scratch, early_slices, llm_pages: as in `SlotState.allocate`.
         Raises: ContextOverflowError if `llm_len` exceeds the model's positions.
         """
         tts_len = tts_len or model.config.tts_config.max_position_embeddings
@@ -115,6 +117,7 @@ class Runner:
             tts_len=tts_len,
             shared_scratch=shared_scratch,
             early_slices=early_slices,
+            llm_pages=llm_pages,
         )
         self.early_stream = SideStream(model.device)  # of `EarlyImages`
         self.log_mel = LogMel(model.device, model.config.audio_config.num_mel_bins)
@@ -183,13 +186,15 @@ class Runner:
         slot_ids = padded_array(slots, size, self.state.scratch)
         return size, slot_ids, [padded_array(values, size, fill) for values, fill in others]
 
+    def capacity(self, slot: int) -> int:
+        """Context rows that the slot holds at most: `llm_len`, or the rows that it has of a shared pool."""
+        return self.state.llm.pages.capacity(slot)
+
     def check_room(self, slot: int, n_rows: int) -> None:
         """Raises: ContextOverflowError if `n_rows` more rows do not fit into the slot's context."""
-        total = self._context_len[slot] + n_rows
-        if total > self.llm_len:
-            raise ContextOverflowError(
-                f"context of slot {slot}", expected=f"at most {self.llm_len} rows", got=f"{total} rows"
-            )
+        total, most = self._context_len[slot] + n_rows, self.capacity(slot)
+        if total > most:
+            raise ContextOverflowError(f"context of slot {slot}", expected=f"at most {most} rows", got=f"{total} rows")
 
     # --- media ---------------------------------------------------------------------------------
 

@@ -59,8 +59,25 @@ class RunnerFacts:
 
     @property
     def max_context_len(self) -> int:
-        """Context rows of one slot."""
+        """Context rows of one slot at most."""
         return self.runner.llm_len
+
+    @property
+    def n_context_rows(self) -> int:
+        """Context rows of all slots together."""
+        return self.runner.state.llm.pages.n_rows
+
+    def capacity(self, slot: int) -> int:
+        """Context rows that a leased slot holds at most."""
+        return self.runner.capacity(slot)
+
+    def n_fitting(self, n_rows: int) -> int:
+        """Slots of `n_rows` rows for which a shared pool has room; without one all slots."""
+        return self.runner.state.llm.pages.n_fitting(n_rows)
+
+    def reserve(self, slot: int, n_rows: int) -> None:
+        """Let a leased slot hold at least `n_rows` context rows. Raises: SlotError if a shared pool has too few."""
+        self.runner.state.llm.pages.reserve(slot, n_rows)
 
     @property
     def max_prefill_rows(self) -> int:

@@ -13,6 +13,7 @@ from models.errors import SlotError
 from models.inputs.mel_stream import MelStreamState
 from models.layers.audio_overlap import RecentMel
 from models.layers.kv_cache import KVCache
+from models.layers.kv_pages import PageSizes
 from models.layers.speech_state import SpeechState
 from models.omni import OmniModel
 from models.sampling.text import SamplerState
@@ -47,6 +48,7 @@ class SlotState:
         tts_len: int | None = None,
         shared_scratch: bool = False,
         early_slices: int = 0,
+        llm_pages: PageSizes | None = None,
     ) -> "SlotState":
         """Allocate every slot on the model's device.
 
@@ -55,11 +57,14 @@ class SlotState:
             tts_len: speech model rows per slot; default the checkpoint's maximum.
             shared_scratch: all layers share one scratch slot, which only the kernels allow; see `kv_cache`.
             early_slices: image slices of a slot that may be encoded before their unit.
+            llm_pages: of a pool of context rows that the slots share; None: `llm_len` rows for each slot.
         """
         config, device, dtype = model.config, model.device, model.dtype
         audio, tts = config.audio_config, config.tts_config
 
-        def cache(n_layers: int, max_len: int, kv_heads: int, head_dim: int) -> KVCache:
+        def cache(
+            n_layers: int, max_len: int, kv_heads: int, head_dim: int, page_sizes: PageSizes | None = None
+        ) -> KVCache:
             return KVCache(
                 n_layers=n_layers,
                 n_slots=n_slots,
@@ -70,6 +75,7 @@ class SlotState:
                 device=device,
                 spare=1,
                 shared_scratch=shared_scratch,
+                page_sizes=page_sizes,
             )
 
         heads = audio.encoder_attention_heads
@@ -77,7 +83,7 @@ class SlotState:
         width, n_images = config.hidden_size, early_slices if config.init_vision else 0
         return cls(
             n_slots=n_slots,
-            llm=cache(config.num_hidden_layers, llm_len, config.num_key_value_heads, config.head_dim),
+            llm=cache(config.num_hidden_layers, llm_len, config.num_key_value_heads, config.head_dim, llm_pages),
             text=SamplerState.allocate(n_slots, device=device),
             apm=cache(audio.encoder_layers, audio.max_source_positions, heads, audio.d_model // heads)
             if config.init_audio
@@ -173,10 +179,14 @@ class SlotPool:
         """Free slots, in the order in which they are leased."""
         return list(self._free)
 
-    def acquire(self) -> int:
-        """Take a slot from the list. Raises: SlotError if none is free."""
+    def acquire(self, n_rows: int | None = None) -> int:
+        """Take a slot from the list that holds `n_rows` context rows; None: as many as a slot may hold.
+
+        Raises: SlotError if no slot is free, or if slots share a pool of rows and too few of them are free.
+        """
         if not self._free:
             raise SlotError("slot pool", expected="a free slot", got=f"all {self._state.n_slots} leased")
+        self._state.llm.pages.reserve(self._free[0], self._state.llm.max_len if n_rows is None else n_rows)
         return self._free.pop(0)
 
     def release(self, slot: int) -> None:
@@ -184,4 +194,5 @@ class SlotPool:
         if slot in self._free or not 0 <= slot < self._state.n_slots:
             raise SlotError("slot release", expected="a leased slot", got=slot)
         self._state.reset(torch.tensor([slot], device=self._state.llm.lengths.device))
+        self._state.llm.pages.release(slot)
         self._free.append(slot)

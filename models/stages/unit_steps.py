@@ -54,9 +54,9 @@ class UnitSteps(RunnerFacts):
 
     # --- slots ---------------------------------------------------------------------------------
 
-    def open(self) -> int:
-        """Lease an empty slot. Raises: SlotError if none is free."""
-        return self.runner.pool.acquire()
+    def open(self, n_rows: int | None = None) -> int:
+        """Lease an empty slot, as `SlotPool.acquire`."""
+        return self.runner.pool.acquire(n_rows)
 
     def close(self, slot: int) -> None:
         """Empty a slot and return it to the pool."""

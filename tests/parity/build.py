@@ -3,11 +3,18 @@
 import torch
 
 from models.layers.kv_cache import KVCache
+from models.layers.kv_pages import PageSizes
 from models.omni import OmniModel
 
 
 def slot_cache(
-    model: OmniModel, part: str, *, n_slots: int, max_len: int | None = None, shared_scratch: bool = False
+    model: OmniModel,
+    part: str,
+    *,
+    n_slots: int,
+    max_len: int | None = None,
+    shared_scratch: bool = False,
+    page_sizes: PageSizes | None = None,
 ) -> KVCache:
     """An empty cache for `apm`, `llm` or `tts`, with the part's maximum number of rows or `max_len`."""
     config = model.config
@@ -31,4 +38,5 @@ def slot_cache(
         dtype=torch.float32,
         device=model.device,
         shared_scratch=shared_scratch,
+        page_sizes=page_sizes,
     )

@@ -13,6 +13,7 @@ from models.checkpoint.config import OmniConfig, PreprocessorConfig, load_prepro
 from models.checkpoint.files import list_tensors
 from models.errors import CheckpointError, ConfigError, SettingsError
 from models.inputs.tokens import Tokenizer, forbidden_speech_ids
+from models.layers.kv_pages import PageSizes
 from models.load import load_model
 from models.omni import OmniModel
 from models.sampling.text import TokenSet, TokenSets
@@ -51,6 +52,7 @@ FREE_SHARE = 0.1  # of a GPU's memory that the default number of slots leaves fr
 WORK_BYTES = 4 * 10**9  # CUDA graphs, activations, libraries and prepared prompts, whatever the number of slots
 WORK_SLOT_BYTES = 2 * 10**8  # of these, for each slot: 0.13 GB on an H200 at released size, and the keys of a prompt
 MEMORY_SHARE = 0.85  # of the memory that the weights leave: most that slots may take, whatever is left free
+PAGE_ROWS = 128  # of a pool of context rows; a multiple of the kernels' tiles of keys
 SPEECH_ROWS = 4096
 VOICES = 8
 MAX_PROMPT_FRAMES = 1500  # of one voice: 30 s
@@ -177,6 +179,7 @@ def assemble(
     if by_kernels:
         _use_kernels(model)
     n_slots = config.max_sessions or max_sessions(model, flow_parts, config)
+    llm_pages = _llm_pages(model, flow_parts, config, n_slots)
     # On a CPU each size costs seconds of compiling; without it a session alone need not wait for the work of all slots.
     few = model.device.type == "cpu" and n_slots <= CPU_SESSIONS and config.compile.enabled_on("cpu")
     batch = (n_slots,) if few else (*(size for size in BATCHES if size < n_slots), n_slots)
@@ -192,6 +195,7 @@ def assemble(
         shapes=shapes or _shapes(model, batch, config, by_kernels=by_kernels),
         shared_scratch=by_kernels,
         early_slices=_early_slices(config),
+        llm_pages=llm_pages,
     )
     vocoder = None
     if flow_parts is not None:
@@ -283,6 +287,14 @@ def _llm_len(model: OmniModel, config: EngineConfig) -> int:
     return min(config.llm_len, model.config.max_position_embeddings)
 
 
+def _slot_rows(model: OmniModel, config: EngineConfig) -> int:
+    """Context rows that a slot takes: all that it may hold, or the pages of a default session."""
+    most = _llm_len(model, config)
+    if config.kv_layout == "slots":
+        return most
+    return -(-min(config.rows_of(config.session), most) // PAGE_ROWS) * PAGE_ROWS
+
+
 def _tts_len(model: OmniModel) -> int:
     return min(SPEECH_ROWS, model.config.tts_config.max_position_embeddings)
 
@@ -303,6 +315,27 @@ def max_sessions(model: OmniModel, flow_parts: FlowAndHift | None, config: Engin
         expected = f"at least {one / 2**30:.1f} GiB for one session"
         raise SettingsError("free GPU memory", expected=expected, got=f"{free / 2**30:.1f} GiB")
     return n_slots
+
+
+def _llm_pages(
+    model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig, n_slots: int
+) -> PageSizes | None:
+    """The pool of context rows: as large as a GPU's memory allows, and every slot has room for a default session.
+
+    One slot has room for the longest context beside them.
+    """
+    if config.kv_layout == "slots":
+        return None
+    n_default, n_longest = (-(-n_rows // PAGE_ROWS) for n_rows in (_slot_rows(model, config), _llm_len(model, config)))
+    least, most = n_slots * n_default + n_longest - n_default, n_slots * n_longest
+    if model.device.type != "cuda":
+        return PageSizes(PAGE_ROWS, least)
+    parts = slot_bytes(model, flow_parts, config)
+    page_bytes = parts["llm"] // n_default
+    others = (n_slots + 1) * (sum(parts.values()) - parts["llm"] + WORK_SLOT_BYTES)
+    free, total = torch.cuda.mem_get_info(model.device)
+    room = free - int(FREE_SHARE * total) - WORK_BYTES - others
+    return PageSizes(PAGE_ROWS, min(max(room // page_bytes, least), most))
 
 
 def slots_in(free_bytes: int, total_bytes: int, slot_bytes: int) -> int:
@@ -326,10 +359,16 @@ def most_slots_in(free_bytes: int, slot_bytes: int) -> int:
 def slot_bytes(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> dict[str, int]:
     """Bytes of one session's slot by part, without scratch slots, measured by allocating one.
 
-    On the meta device nothing is allocated.
+    Of a pool of context rows, those of a default session count. On the meta device nothing is allocated.
     """
-    lengths = {"llm_len": _llm_len(model, config), "tts_len": _tts_len(model)}
-    state = SlotState.allocate(model, n_slots=1, **lengths, shared_scratch=True, early_slices=_early_slices(config))
+    state = SlotState.allocate(
+        model,
+        n_slots=1,
+        llm_len=_slot_rows(model, config),
+        tts_len=_tts_len(model),
+        shared_scratch=True,
+        early_slices=_early_slices(config),
+    )
     n_bytes = state.slot_bytes()
     del state
     if flow_parts is not None:

@@ -51,7 +51,9 @@ class Answers:
         if len(content) + n_new > limit:
             expected = f"at most {limit} rows, prompt and answer"
             raise ContextOverflowError("conversation", expected=expected, got=f"{len(content)} + {n_new}")
-        session = self._open(name, config, emit, voice)
+        # The hypotheses of a search share the slot's rows.
+        n_rows = len(content) + n_new if config.num_beams == 1 else limit
+        session = self._open(name, config, emit, voice, n_rows)
         session.close_when_idle()
         self._loop.add(ReplyJob(session, arrived, content, config, self._language, self._voices))
         return session
@@ -109,8 +111,15 @@ class Answers:
         self._voices.cut(session)
         return True
 
-    def _open(self, name: str, config: ReplyConfig, emit: Callable[[Event], None], voice: Voice | None) -> Session:
-        session = self._sessions.open(name, config.session_config(), emit)
+    def _open(
+        self,
+        name: str,
+        config: ReplyConfig,
+        emit: Callable[[Event], None],
+        voice: Voice | None,
+        n_rows: int | None = None,
+    ) -> Session:
+        session = self._sessions.open(name, config.session_config(), emit, n_rows)
         try:
             self._voices.lend(session, voice if config.speak else None)
             # Without a voice the sampler allows tokens that cannot be voiced.

@@ -86,6 +86,8 @@ def cache_facts(parts: EngineParts, config: CompileConfig) -> dict[str, str]:
     tables = [parts.unit_steps.regions, *([parts.vocoder.regions] if parts.vocoder is not None else [])]
     shapes: list[Any] = [asdict(table.shapes) for table in tables]
     shapes += [(name, list(p.shape), str(p.dtype)) for table in tables for name, p in table.root.named_parameters()]
+    if parts.unit_steps.state.llm.pages.is_pool:
+        shapes.append("pages")
     return {
         "device": device_name(device),
         "driver": (driver_version() or "unknown") if device.type == "cuda" else "none",

@@ -24,7 +24,7 @@ from models.sampling.settings import (
 from worker.config.compile import CompileConfig, S3CompileModes
 from worker.config.hub_id import ModelPath, OptionalModelPath
 from worker.config.settings import SettingError, SettingProblem, Settings, notes, overlaid
-from worker.config.weights import WEIGHTS_TEXT, PartWeights
+from worker.config.weights import KV_LAYOUT_TEXT, WEIGHTS_TEXT, KVLayout, PartWeights
 from worker.describe import TypeWords, shown
 
 # Indices into the shared token sets: duplex as in the public implementation, duplex with its defects fixed,
@@ -33,6 +33,7 @@ REFERENCE_SET, FIXED_SET, REPLY_SET, REPLY_TEXT_SET, REFERENCE_SPEAK_SET, FIXED_
 # Of a checkpoint with a side lane only: duplex in which a span of the side lane may begin, and the tokens inside one.
 SIDE_DUPLEX_SET, SIDE_SET = range(6, 8)
 
+TEXT_ROWS = 512  # of inserted texts, for which a session in a pool of rows has room beside its window
 IMAGE_ROWS = 66  # context tokens of one slice, with its two delimiters
 UNIT_ROWS = 14  # <unit>, ten tokens of sound, an inserted turn end, terminator, </unit>
 
@@ -290,6 +291,7 @@ class EngineConfig(Settings):
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU")
     weights: Weights = Field("bf16", description=WEIGHTS_TEXT)
     part_weights: PartWeights = Field(PartWeights(), description="weights of single parts")
+    kv_layout: KVLayout = Field("slots", description=KV_LAYOUT_TEXT)
     max_sessions: int | None = Field(None, ge=1, le=1024, description="slots; null: as many as free memory holds")
     llm_len: int = Field(8192, ge=1, le=1_000_000, description="context length of a slot in tokens")
     euler_steps: int = Field(10, ge=1, le=50, description="solver steps of the flow")
@@ -322,6 +324,12 @@ class EngineConfig(Settings):
     def precision(self) -> Precision:
         """The kinds of quantised weights, by part."""
         return self.part_weights.precision(self.weights)
+
+    def rows_of(self, session: SessionConfig) -> int:
+        """Context rows that a session needs until its end; a longer prompt needs more."""
+        if session.window.mode != "basic" or session.compat == "reference":
+            return self.llm_len
+        return min(session.rows_needed + TEXT_ROWS, self.llm_len)
 
     def check_session(self, session: SessionConfig) -> None:
         """Check a session's settings against this engine.

@@ -1,10 +1,17 @@
 """`model.weights` and `model.part_weights`: the precision of the model's linear layers. Torch-free."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from models.checkpoint.precision import Precision, Weights, chosen_precision
 from worker.config.settings import Settings
 
+KVLayout = Literal["slots", "pages"]
+KV_LAYOUT_TEXT = (
+    "slots: every slot has `duplex.context_rows` rows of keys and values; pages: sessions share a pool of rows and "
+    "get as many as their settings need"
+)
 WEIGHTS_TEXT = (
     "weights of linear layers; bf16: as in `model.dtype`; int8: one scale a row; fp8: e4m3 for the down projections of "
     "`llm`, all others int8; int4: groups of 128 columns, and int8 for the output head and the parts other than `llm`"

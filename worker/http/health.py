@@ -92,7 +92,7 @@ def health(
         "device": _device(engine, settings.engine.device),
         "kv": {
             "used": sum(rows),
-            "total": 0 if engine is None else service.n_slots * engine.max_context_len,
+            "total": 0 if engine is None else engine.n_context_rows,
         },
         "memory": _memory(engine, compile_result),
         "allocator": allocator() if engine is not None and engine.device.type == "cuda" else None,

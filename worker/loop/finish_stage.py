@@ -84,7 +84,7 @@ class FinishStage:
     def _make_room(self, job: Job, evictions: deque[Drop | Rebuild]) -> None:
         """Leave out the ids that close a unit, if they do not fit: the last eviction drops the unit without them."""
         session, n_rows = job.session, len(job.session.pending)
-        if session.reference or self._unit_steps.context_len(job.slot) + n_rows <= self._unit_steps.max_context_len:
+        if session.reference or self._unit_steps.context_len(job.slot) + n_rows <= self._unit_steps.capacity(job.slot):
             return
         match evictions.pop():
             case Drop(keep, n):

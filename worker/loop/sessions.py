@@ -79,14 +79,22 @@ class Sessions:
 
     # --- open and prepare ----------------------------------------------------------------------
 
-    def open(self, name: str, config: SessionConfig, emit: Callable[[Event], None]) -> Session:
-        """Lease a slot. Raises: OrderError if the name is taken; SlotError if no slot is free; SettingsError."""
+    def open(
+        self, name: str, config: SessionConfig, emit: Callable[[Event], None], n_rows: int | None = None
+    ) -> Session:
+        """Lease a slot.
+
+        Args:
+            n_rows: context rows that the session needs; None: as many as its settings ask for.
+        Raises: OrderError if the name is taken; SlotError if no slot is free, or too few rows of a pool that the slots
+            share; SettingsError.
+        """
         if name in self._open:
             raise OrderError(f"session {name}: open", expected="a name that is free", got="one in use")
         self._config.check_session(config)
-        slot = self._unit_steps.open()
+        slot = self._unit_steps.open(n_rows or self._config.rows_of(config))
         try:
-            session = Session(name, slot, config, emit, self._audio_buffer(config), self._window(config))
+            session = Session(name, slot, config, emit, self._audio_buffer(config), self._window(slot, config))
         except BaseException:
             self._unit_steps.close(slot)
             raise
@@ -119,11 +127,14 @@ class Sessions:
         unit_steps, slot = self._unit_steps, session.slot
         self._config.check_session(config)
         unit_steps.empty(slot)
-        session.reset(config, self._audio_buffer(config), self._window(config))
+        unit_steps.reserve(slot, self._config.rows_of(config))
+        session.reset(config, self._audio_buffer(config), self._window(slot, config))
         unit_steps.configure(slot, self._text_sampling(config), config.speech_sampling(), self.seed(config))
         self._expect_early(config)
         self._voices.lend(session, prompt.voice)
-        return self._prompts.start(session, prompt)
+        n_rows = self._prompts.start(session, prompt)
+        session.window.configure(config.window, self._max_window_tokens(slot, config))  # a long prompt has more rows
+        return n_rows
 
     def feed_prompt(self, session: Session, rows: Rows) -> int:
         """Feed the prompt of an empty session. Returns: its rows. Raises: ContextOverflowError, NumericsError."""
@@ -228,7 +239,7 @@ class Sessions:
                     self._loop.add(DuplexJob(session, waiting.arrived, waiting, self._language, self._voices))
                 else:
                     remove_early_rows(self._unit_steps, session)
-                    max_length = self._config.llm_len - session.config.unit_rows
+                    max_length = self._unit_steps.capacity(session.slot) - session.config.unit_rows
                     self._loop.add(TextJob(session, waiting.arrived, waiting, max_length))
         for session in early:
             self._start_early(session)
@@ -258,6 +269,7 @@ class Sessions:
         config = change.config or session.config
         self._config.check_session(config)
         session.config.check_adjustable(config)
+        self._unit_steps.reserve(session.slot, self._config.rows_of(config))
         self._check_room(session, config)
         prompt = None if change.prompt is None else self._plan_prompt(session, change.prompt, config)
         notes = self._voices.adjust(session, speaks=config.generate_audio, voice=change.voice)
@@ -276,18 +288,14 @@ class Sessions:
 
     def _plan_prompt(self, session: Session, prompt: SystemPrompt, config: SessionConfig) -> PromptChange:
         window = session.window.copy()
-        window.configure(config.window, self._max_window_tokens(config))
-        return self._prompts.plan(session, prompt, window, self._config.llm_len - config.unit_rows)
+        window.configure(config.window, self._max_window_tokens(session.slot, config))
+        return self._prompts.plan(session, prompt, window, self._unit_steps.capacity(session.slot) - config.unit_rows)
 
     def _check_room(self, session: Session, config: SessionConfig) -> None:
         """A window evicts when a unit is closed, so the next one must fit as it is."""
-        n_rows = session.window.length + config.unit_rows
-        if (
-            config.window.mode != "off"
-            and config.unit_rows > session.config.unit_rows
-            and n_rows > self._config.llm_len
-        ):
-            what, expected = f"context of session {session.id}", f"at most {self._config.llm_len} rows with a unit"
+        n_rows, most = session.window.length + config.unit_rows, self._unit_steps.capacity(session.slot)
+        if config.window.mode != "off" and config.unit_rows > session.config.unit_rows and n_rows > most:
+            what, expected = f"context of session {session.id}", f"at most {most} rows with a unit"
             raise ContextOverflowError(what, expected=expected, got=f"{session.window.length} + {config.unit_rows}")
 
     def _reconfigure(self, session: Session, config: SessionConfig) -> None:
@@ -298,7 +306,7 @@ class Sessions:
             text if text != self._text_sampling(before) else None,
             speech if speech != before.speech_sampling() else None,
         )
-        session.window.configure(config.window, self._max_window_tokens(config))
+        session.window.configure(config.window, self._max_window_tokens(session.slot, config))
         self._expect_early(config)
         session.reconfigure(config)
 
@@ -374,15 +382,15 @@ class Sessions:
     def _audio_buffer(self, config: SessionConfig) -> AudioBuffer:
         return AudioBuffer(reference=config.compat == "reference", max_waiting_s=2 * self._config.max_waiting_units)
 
-    def _window(self, config: SessionConfig) -> UnitWindow:
+    def _window(self, slot: int, config: SessionConfig) -> UnitWindow:
         return UnitWindow(
             config.window,
             is_special=self._language.is_special,
             decode=self._language.text,
             marker=self._language.tokenizer.encode(config.window.marker),
-            max_tokens=self._max_window_tokens(config),
+            max_tokens=self._max_window_tokens(slot, config),
             evict_newest=True,
         )
 
-    def _max_window_tokens(self, config: SessionConfig) -> int | None:
-        return None if config.compat == "reference" else self._config.llm_len - config.unit_rows
+    def _max_window_tokens(self, slot: int, config: SessionConfig) -> int | None:
+        return None if config.compat == "reference" else self._unit_steps.capacity(slot) - config.unit_rows

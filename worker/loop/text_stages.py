@@ -59,7 +59,7 @@ class TextStages:
     def _begin(self, job: Job) -> None:
         if not job.lay_out():
             return
-        n_early, limit = job.session.n_early_rows, self._unit_steps.max_context_len
+        n_early, limit = job.session.n_early_rows, self._unit_steps.capacity(job.slot)
         held, new = self._unit_steps.context_len(job.slot) - n_early, len(job.layout.ids)
         if held + new > limit:
             what = f"context of session {job.session.id}"

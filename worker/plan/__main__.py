@@ -21,6 +21,7 @@ FLAGS = {
     "context_rows": "duplex.context_rows",
     "dtype": "model.dtype",
     "weights": "model.weights",
+    "kv_layout": "model.kv_layout",
     "device": "model.device",
     "compile": "service.compile.enabled",
 }
@@ -36,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--context-rows", type=int, metavar="N", help="context length of a slot in tokens")
     parser.add_argument("--dtype", help="auto, float32, bfloat16")
     parser.add_argument("--weights", help="bf16, fp8, int8, int4")
+    parser.add_argument("--kv-layout", help="slots, pages")
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:N")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile the model, or not")
     return parser
@@ -78,6 +80,9 @@ def _lines(config: Config, args: argparse.Namespace) -> list[str]:
     engine = config.engine()
     compiled = config.compile.enabled is not False
     lines = [f"{engine.model_path}: slots of {engine.llm_len} rows"]
+    if engine.kv_layout == "pages":
+        n_rows = engine.rows_of(engine.session)
+        lines = [f"{engine.model_path}: pages of a pool, {n_rows} rows for a default session, {engine.llm_len} at most"]
     if total is not None:
         by_kernels = compiled and config.compile.kernels == "auto"
         lines += memory_lines(plan_memory(engine, total, by_kernels=by_kernels))

@@ -32,8 +32,9 @@ class MemoryPlan:
     Attributes:
         weights: by part.
         host: of text embeddings, which the project's kernels leave in host memory.
-        slot: of one session by part; all kinds of sessions have equal slots.
+        slot: of one session by part; all kinds of sessions have equal slots, except for the rows of a shared pool.
         n_slots: that fit; 0 if not even one does.
+        sessions: for which each slot has room at the same time.
     """
 
     total: int
@@ -41,6 +42,7 @@ class MemoryPlan:
     host: int
     slot: dict[str, int]
     n_slots: int
+    sessions: str = "of any kind"
 
     @property
     def free(self) -> int:
@@ -90,7 +92,8 @@ def plan_memory(config: EngineConfig, total: int, *, by_kernels: bool = True) ->
         n_slots = slots_in(free, total, n_bytes)
     else:
         n_slots = min(config.max_sessions, most_slots_in(free, n_bytes))
-    return MemoryPlan(total, weights, host, slot, n_slots)
+    sessions = "of any kind" if config.kv_layout == "slots" else "with default settings"
+    return MemoryPlan(total, weights, host, slot, n_slots, sessions)
 
 
 def _n_bytes(module: nn.Module) -> int:
@@ -122,7 +125,7 @@ def memory_lines(plan: MemoryPlan) -> list[str]:
     if not plan.n_slots:
         return [*lines, "  no session fits"]
     lines.append(
-        f"  {plan.n_slots} sessions of any kind fit; {_size(plan.rest)} are left for activations, CUDA graphs and "
+        f"  {plan.n_slots} sessions {plan.sessions} fit; {_size(plan.rest)} are left for activations, CUDA graphs and "
         f"the CUDA context; the default number of slots leaves {FREE_SHARE:.0%} of the GPU free"
     )
     return lines

@@ -16,6 +16,7 @@ from models.inputs.audio import UNIT_COLUMNS
 from models.kernels.fused_decoder import FusedDecoder
 from models.kernels.packed_linear import pack_weights
 from models.layers.kv_cache import KVCache
+from models.layers.kv_pages import PageSizes
 from models.omni import OmniModel
 from models.random_weights import random_model
 from tests.models.compare import assert_close, assert_same
@@ -121,6 +122,30 @@ def test_shared_scratch_slot_changes_no_bit(model: OmniModel) -> None:
     with torch.no_grad():
         for got, expected in zip(run(True), run(False), strict=True):
             assert_same(got, expected, "shared scratch slot against one per layer")
+
+
+def test_pages_of_a_pool_change_no_bit(model: OmniModel) -> None:
+    """The new rows of a slot begin in one page and end in the next."""
+    backbone, device = model.llm.model, model.device
+    width, generator = backbone.embed_tokens.embedding_dim, torch.Generator().manual_seed(7)
+    rows = torch.randn(2, 3, width, generator=generator).to(device) * 0.1
+    slots, n_new = torch.tensor([1, 0], device=device), torch.tensor([3, 1], device=device)
+    held = torch.randn(62, model.config.num_key_value_heads, model.config.head_dim, generator=generator)
+    held = held.transpose(0, 1).to(device)
+
+    def run(page_sizes: PageSizes | None) -> list[Tensor]:
+        cache = slot_cache(model, "llm", n_slots=2, max_len=130, page_sizes=page_sizes)
+        for slot, n_rows in ((1, 64), (0, 64), (1, 128)):  # the pages of a slot are not neighbours
+            cache.pages.reserve(slot, n_rows)
+        for slot, n_rows in ((1, 62), (0, 7)):
+            cache.load(slot, [held[:, :n_rows]] * (len(cache.k) + len(cache.v)))
+        hidden = backbone(rows, cache, slots, n_new, 130, model.backend)
+        return [hidden[0], hidden[1, :1], *cache.save(1, 65), *cache.save(0, 8)]
+
+    model.use_kernels(True)
+    with torch.no_grad():
+        for got, expected in zip(run(PageSizes(64, 3)), run(None), strict=True):
+            assert_same(got, expected, "pages of a pool against rows for each slot")
 
 
 def test_audio_encoder_equals_torch_backend(model: OmniModel) -> None:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from models.layers.kv_cache import CacheView, KVCache
+from models.layers.kv_pages import PageSizes
 from models.layers.rotary import rotary_angles, rotary_frequencies, rotate
 from tests.models.compare import assert_close, assert_same
 
@@ -11,9 +12,21 @@ N_SLOTS, MAX_LEN, HEADS, DIM = 4, 320, 2, 8
 NAN = float("nan")
 
 
-def make_cache(max_len: int = MAX_LEN, dtype: torch.dtype = torch.float32, device: str = "cpu") -> KVCache:
+def make_cache(
+    max_len: int = MAX_LEN,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    page_sizes: PageSizes | None = None,
+) -> KVCache:
     return KVCache(
-        n_layers=2, n_slots=N_SLOTS, max_len=max_len, kv_heads=HEADS, head_dim=DIM, dtype=dtype, device=device
+        n_layers=2,
+        n_slots=N_SLOTS,
+        max_len=max_len,
+        kv_heads=HEADS,
+        head_dim=DIM,
+        dtype=dtype,
+        device=device,
+        page_sizes=page_sizes,
     )
 
 

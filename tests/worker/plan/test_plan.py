@@ -84,6 +84,10 @@ def test_command_needs_no_weights(root: Path, tmp_path: Path, capsys: pytest.Cap
     assert 20 < n_slots < 64, n_slots
     for part in ("llm ", "tts ", f" {n_slots} sessions of any kind fit", "without a vocoder", "not measured"):
         assert part in text, f"expected {part!r}, got:\n{text}"
+    assert main([*flags, "--gpu", "80GB", "--kv-layout", "pages"]) == 0
+    text = capsys.readouterr().out
+    n_paged = plan_memory(EngineConfig(model_path=tmp_path, kv_layout="pages"), 80 << 30).n_slots
+    assert n_slots < n_paged and f" {n_paged} sessions with default settings fit" in text, f"{n_paged}:\n{text}"
     assert main([*flags, "--gpu", "12GB"]) == 0 and "no session fits" in capsys.readouterr().out
     assert main(flags) == 2 and "expected --gpu SIZE or --measure" in capsys.readouterr().err
 

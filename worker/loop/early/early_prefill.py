@@ -65,7 +65,7 @@ class EarlyPrefill:
             return None
         image, steps = frames[n_fed], self._unit_steps
         n_rows = len(self._ids(session, image)[0])
-        has_room = steps.context_len(session.slot) + n_rows + session.config.unit_rows <= steps.max_context_len
+        has_room = steps.context_len(session.slot) + n_rows + session.config.unit_rows <= steps.capacity(session.slot)
         if n_rows > steps.max_prefill_rows or not has_room:
             return None
         return image if all(steps.early_images.holds(session.slot, part) for part in image) else None

@@ -107,11 +107,16 @@ class Prompts:
         if len(rows) > unit_steps.max_context_len:
             expected = f"at most {unit_steps.max_context_len} rows"
             raise ContextOverflowError(what, expected=expected, got=len(rows))
+        self._reserve(session, len(rows))
         self._observer.rows_fed(session.id, "prompt", 0, rows)
         (chosen,) = unit_steps.feed([session.slot], [rows], [False])
         if chosen.bad:
             raise NumericsError(what, expected="finite numbers", got="NaN or infinity")
         return len(rows)
+
+    def _reserve(self, session: Session, n_rows: int) -> None:
+        """Rows for a prompt that is longer than the session's window, and for two units after it."""
+        self._unit_steps.reserve(session.slot, n_rows + 2 * session.config.unit_rows)
 
     def _load_or_feed(
         self, session: Session, prefix: list[int], ref_audio: np.ndarray | None, suffix: list[int]
@@ -121,6 +126,7 @@ class Prompts:
         key = _digest(prefix, ref_audio, suffix)
         if (saved := self.snapshots.get(key)) is not None:
             self.snapshots.move_to_end(key)
+            self._reserve(session, saved[0].shape[1])
             unit_steps.load(slot, saved)
             return unit_steps.context_len(slot)
         if not prefix and not suffix and ref_audio is None:
