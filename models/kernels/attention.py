@@ -290,7 +290,8 @@ def attend_tiled(
         V_HEAD=v.stride(1), V_ROW=v.stride(2), KV=KV, G=H // KV, D=D, MAIN=main, TAIL=tail,
         FACTOR=D**-0.5 * math.log2(math.e), BM=tiles.queries, BN=tiles.keys,
         PART=tiles.part if split else 0, PAGE=page, SLOTS=slots is not None, FIRST=first is not None,
-        PRECISION="tf32" if wide else "ieee", num_warps=tiles.warps, num_stages=tiles.stages, **launch,
+        PRECISION="tf32" if wide else "ieee", num_warps=tiles.warps,
+        num_stages=tiles.stages + (2 if page else 0), **launch,  # page numbers have buffers of their own
     )  # fmt: skip
     if split:
         _combine_kernel[(T * H, B)](
