@@ -142,8 +142,7 @@ class Service:
     @property
     def n_free(self) -> int:
         """Slots for new sessions; 0 unless ready."""
-        loaded = self.loaded
-        if not self.is_ready or loaded is None:
+        if not self.is_ready or (loaded := self.loaded) is None:
             return 0
         return max(0, min(self.n_slots - loaded.n_leases, loaded.engine.n_fitting()))
 
@@ -194,9 +193,8 @@ class Service:
                 got = f"{self.loaded.n_leases} sessions, of {self.n_slots} that are admitted"
                 raise SlotError("worker", expected="a free slot", got=got)
             self._n_leased += 1
-            loaded, number = self.loaded, self._n_leased
+            loaded, session = self.loaded, f"{name}#{self._n_leased}"
             self._count(loaded, use, 1)
-        session = f"{name}#{number}"
         return SlotLease(loaded.engine, session, use, lambda: self._release(loaded, use, session))
 
     def _release(self, loaded: Loaded, use: SlotUse, session: str) -> None:
