@@ -17,6 +17,7 @@ from server.access.keys import api_keys_of
 from server.dispatch.workers import WorkerAddress
 from server.registry.presets import FOLDER, Presets
 from server.serving import ServeOptions, Tls, check_tls, serve
+from server.tracing import spans_of
 from worker import log
 from worker.config.service import ROOT, Config, load_config
 from worker.key_text import START_KEY_VARIABLE, WORKER_SECRET_VARIABLE, new_key
@@ -114,6 +115,7 @@ def main(argv: list[str] | None = None) -> int:
         default_lang=args.lang,
         start_key=start_key,
         worker_secret=os.environ.pop(WORKER_SECRET_VARIABLE, None),
+        spans=spans_of(os.environ),
     )
     with bound_socket:
         return serve(config, bound_socket, options)

@@ -51,6 +51,7 @@ from server.registry.presets import PresetFolders
 from server.registry.sound_upload import MAX_FILE_BYTES, MAX_S, MIN_S
 from server.registry.voices import MAX_VOICES, VoiceRegistry
 from server.routes.preset_bodies import FrontendDefaults, VoiceLimits
+from server.tracing import TraceSpans
 from worker.config.service import Config
 from worker.key_text import WORKER_SECRET_HEADER
 from worker.protocol.connection import begin, live_server, stop_signal
@@ -82,7 +83,7 @@ class ServeOptions:
     preset_folder: presets that come with the server; None: only the user's own.
     default_lang: language of the pages for visitors who have not chosen one. loopback_only: the gateway listens on a
     loopback address. start_key: a key for this run, with an administrator's rights. worker_secret: what the
-    workers demand; None: nothing.
+    workers demand; None: nothing. spans: records sessions as traces; None: nothing does.
     """
 
     workers: Sequence[WorkerAddress]
@@ -93,6 +94,7 @@ class ServeOptions:
     loopback_only: bool = False
     start_key: str | None = field(default=None, repr=False)
     worker_secret: str | None = field(default=None, repr=False)
+    spans: TraceSpans | None = None
 
     @property
     def worker_headers(self) -> dict[str, str]:
@@ -155,6 +157,8 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
             await usage.stop()
             await gateway.peers.stop()
             await asyncio.to_thread(gateway.recordings.close)
+            if options.spans is not None:
+                await asyncio.to_thread(options.spans.close)
         return 0
 
 
@@ -189,7 +193,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
     preset_folders = (options.preset_folder, service.data_dir / "presets")
     live = LiveSessions()
     access = Access.of(config, metrics.record_limit, options.start_key)
-    slots = SlotWait(dispatcher, metrics, live, http, access.clients)
+    slots = SlotWait(dispatcher, metrics, live, http, access.clients, options.spans)
     voices = VoiceRegistry(voice_folder(service.data_dir))
     gateway = Gateway(
         dispatcher,

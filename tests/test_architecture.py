@@ -58,7 +58,7 @@ origins doors.errors request_ids
 cors
 access security_headers
 dispatch request_guard unknown_page
-registry metrics recording
+registry metrics recording tracing
 admission pages
 live
 doors.model_names doors.voices

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Protocol, get_args
 
 from server.access.clients import SessionPermit
 from server.dispatch.eta import Eta
@@ -19,12 +19,22 @@ MODELS: tuple[Model, ...] = get_args(Model)
 MAX_POSITIONS_AGE_S = 0.2  # age up to which computed positions and estimates are reused
 
 
+class SessionObserver(Protocol):
+    """Records a session for an observer."""
+
+    def got_slot(self, worker: str) -> None:
+        """Record that a worker has accepted the session. worker: its name."""
+
+    def end(self, n_units: int) -> None:
+        """Record the end. n_units: results of the session."""
+
+
 @dataclass(eq=False)
 class PendingSession:
     """One client, from its ticket to its end.
 
     lease: None while it waits. permit: counts the session for its client. changed: set when its lease, position or
-    cancellation may have changed.
+    cancellation may have changed. trace: records the session; None: nothing does.
     """
 
     ticket: Ticket
@@ -32,6 +42,7 @@ class PendingSession:
     is_cancelled: bool = False
     permit: SessionPermit | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    trace: SessionObserver | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +132,8 @@ class Dispatcher:
         lease = self._take_lease(pending)
         if pending.permit is not None:
             pending.permit.release(0.0 if lease is None else self.elapsed(lease))
+        if pending.trace is not None:
+            pending.trace.end(0 if lease is None else lease.n_units)
         # A session without a unit is no sample of how long conversations take.
         if lease is not None and lease.n_units:
             self.eta.record(lease.request_type, self.elapsed(lease))

@@ -22,6 +22,7 @@ from server.live.closes import CANCELLED, DRAINING, SessionEnd, limit_close, que
 from server.live.live_sessions import LiveSessions
 from server.live.worker_link import WorkerLostError, WorkerRefusedError
 from server.metrics import GatewayMetrics
+from server.tracing import SessionTrace, TraceSpans
 from worker.protocol.codec import Message
 from worker.protocol.gateway_messages import Queued, QueueUpdate
 
@@ -38,7 +39,7 @@ Notify = Callable[[Message], Awaitable[None]]
 class SlotWait:
     """Gives tickets to sessions and waits until a worker accepts them.
 
-    http: client for the workers. clients: the limits of sessions.
+    http: client for the workers. clients: the limits of sessions. spans: records sessions; None: nothing does.
     """
 
     def __init__(
@@ -48,9 +49,10 @@ class SlotWait:
         live: LiveSessions,
         http: httpx.AsyncClient,
         clients: Clients,
+        spans: TraceSpans | None = None,
     ):
         self.dispatcher, self.metrics, self.live, self.http = dispatcher, metrics, live, http
-        self._clients = clients
+        self._clients, self._spans = clients, spans
 
     def submit(self, request_type: RequestType, session_id: str, identity: Identity) -> PendingSession:
         """A ticket, with a slot if one is free. `Dispatcher.finish` must follow.
@@ -71,10 +73,13 @@ class SlotWait:
                 self.metrics.record_limit(error.limit)
             raise SessionEnd(limit_close(error)) from None
         try:
-            return self.dispatcher.submit(request_type, session_id, permit)
+            pending = self.dispatcher.submit(request_type, session_id, permit)
         except QueueFullError:
             permit.release(0.0)
             raise SessionEnd(queue_full(self.dispatcher.queue.max_size)) from None
+        if self._spans is not None:
+            pending.trace = SessionTrace(self._spans, request_type)
+        return pending
 
     async def open(
         self, pending: PendingSession, connect: Callable[[WorkerLease], Awaitable[Opened]], notify: Notify | None
@@ -114,6 +119,8 @@ class SlotWait:
                     self.metrics.record_worker_lost(lease.worker.name)
                 self.dispatcher.workers.record_loss(lease.worker)
             else:
+                if pending.trace is not None:
+                    pending.trace.got_slot(lease.worker.name)
                 self.metrics.record_session_start(lease.request_type, time.monotonic() - submitted_at)
                 LOG.info("session %s has a slot of %s", session_id, lease.worker.name)
                 return lease, opened

@@ -26,6 +26,7 @@ from server.doors.core.picture_urls import PictureUrls
 from server.doors.live.door_context import SessionLimits
 from server.health_watch import HealthWatch
 from server.serving import HTTP_LIMITS, ServeOptions, build_gateway
+from server.tracing import TraceSpans
 from tests.server.routes.asgi_gateway import with_own_data_dir
 from worker.config.service import default_config
 from worker.protocol.connection import listen, live_server
@@ -140,6 +141,7 @@ async def running_gateway(
     session_limits: SessionLimits | None = None,
     picture_urls: PictureUrls | None = None,
     model: Json | None = None,
+    spans: TraceSpans | None = None,
     **service: Any,
 ) -> AsyncIterator[RunningGateway]:
     """A gateway in front of these workers.
@@ -152,6 +154,7 @@ async def running_gateway(
         session_limits: of sessions of the OpenAI API.
         picture_urls: fetches pictures.
         model: settings of the section `model`.
+        spans: records sessions.
         service: settings of the section `service`.
     """
     config = with_own_data_dir(default_config())
@@ -166,7 +169,7 @@ async def running_gateway(
             httpx.AsyncClient(limits=HTTP_LIMITS, **plain) as worker_http,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_S, **plain) as http,
         ):
-            gateway, watch = build_gateway(config, worker_http, ServeOptions(addresses, reports))
+            gateway, watch = build_gateway(config, worker_http, ServeOptions(addresses, reports, spans=spans))
             if session_limits is not None:
                 gateway = replace(gateway, session_limits=session_limits)
             if picture_urls is not None:
