@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,15 @@ from tests.training.batches import SIZES, tiny_model
 from tests.worker.loop.engines import TINY
 from training.mind.device_pictures import SHIFT, degrade_pictures
 from training.mind.examples import Examples, Task
-from training.mind.learner import CURRICULUM, RE_WARMUP_STEPS, Learner, LearnPlan, rate_at, shares_at
+from training.mind.learner import (
+    CURRICULUM,
+    RE_WARMUP_STEPS,
+    TASKS_OF_A_STEP,
+    Learner,
+    LearnPlan,
+    rate_at,
+    shares_at,
+)
 from training.mind.measure import measure
 from training.mind.moments import pack_moments, unpack_moments
 from training.mind.pool import Pool, PoolSizes, Ring
@@ -57,15 +66,48 @@ def test_records_are_the_same_in_every_run(examples: Examples, records: list[Rec
     assert not np.array_equal(held_out.ids, records[2].ids), "expected other scenes"
 
 
-def test_a_step_of_all_tasks_trains_all_parts(examples: Examples, records: list[Record], tmp_path: Path) -> None:
-    mind = learner(tmp_path, examples, None)
+def test_steps_of_all_tasks_train_all_parts(examples: Examples, records: list[Record], tmp_path: Path) -> None:
+    mind, pool = learner(tmp_path, examples, None), pool_of(records)
     before = {name: weight.detach().clone() for name, weight in mind.weights.items()}
-    mind.step(pool_of(records))
+    steps = 0
+    while not {f"{task}_loss" for task in TASKS} <= mind._sums.keys():
+        mind.step(pool)
+        steps += 1
+        assert steps < 20, f"expected steps of all tasks, got those of {sorted(mind._sums)}"
     same = {name for name, weight in mind.weights.items() if torch.equal(weight, before[name])}
     # Noise in place of speech has no phonemes.
     assert same == {"phones.weight", "phones.bias"}, f"expected all others to change, got the same {sorted(same)[:5]}"
     log = mind.take_log()
-    assert all(np.isfinite(log[f"{task}_loss"]) for task in TASKS) and log["drawn"] == 5
+    assert all(np.isfinite(log[f"{task}_loss"]) for task in TASKS) and log["drawn"] == TASKS_OF_A_STEP * steps
+    assert 0 < log["captions_sight_errors"] < 1
+
+
+def test_over_many_steps_each_task_has_its_share(examples: Examples, records: list[Record], tmp_path: Path) -> None:
+    mind, pool = learner(tmp_path, examples, None), pool_of(records)
+    rows, n_steps = Counter[str](), 200
+    for _ in range(n_steps):
+        drawn = mind._next_tasks(pool)
+        assert len(drawn) == TASKS_OF_A_STEP
+        rows.update(drawn)
+    for task, share in shares_at(0.0).items():
+        expected = share * n_steps * mind.plan.rows
+        assert abs(rows[task] - expected) < 20 * mind.plan.rows * share, (task, expected, rows[task])
+
+
+def test_helps_that_a_file_lacks_begin_anew(examples: Examples, records: list[Record], tmp_path: Path) -> None:
+    mind = learner(tmp_path / "a", examples)
+    mind.plan.work.mkdir()
+    mind.step(pool_of(records))
+    mind.save(tmp_path)
+    file = tmp_path / "mind_weights.pt"
+    weights = torch.load(file, weights_only=True)
+    torch.save({name: one for name, one in weights.items() if not name.startswith("sights.")}, file)
+    again = learner(tmp_path / "b", examples)
+    again.restore(tmp_path)
+    assert again.step_number == 1 and not again.weights["sights.weight"].any()
+    torch.save({name: one for name, one in weights.items() if not name.startswith("llm.model.norm")}, file)
+    with pytest.raises(ValueError, match=r"llm\.model\.norm"):
+        learner(tmp_path / "c", examples).restore(tmp_path)
 
 
 def test_a_step_that_is_not_finite_is_left_out(examples: Examples, records: list[Record], tmp_path: Path) -> None:

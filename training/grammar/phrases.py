@@ -1,5 +1,7 @@
 """Phrases in blocks: reading, variants, and which of them training never sees.
 
+In training a phrase may have words around it that change nothing, or lack one that it does not need.
+
 A file has blocks headed by `[name]`: plain lines are what a person says, lines with `> ` are answers. In a line,
 `(a|b)` is a choice, `[a|b]` a choice that may be left out, and `{slot}` is filled by the caller.
 """
@@ -16,9 +18,16 @@ from typing import Literal
 
 HERE = Path(__file__).parent
 FILES = ("small_talk", "skills")
+MORE = "paraphrases"  # more phrases of the same blocks, for training only, written without the held-out ones at hand
 HELD_OUT_SHARE = 5  # one of five templates of each block
 
+LOOSE_SHARE, SPARE_SHARE = 0.15, 0.06  # of phrases
+OPENERS = ("um", "uh", "so", "well", "okay", "hey", "hey duo", "duo", "oh", "now", "please", "excuse me", "listen")
+CLOSERS = ("please", "duo", "now", "then", "okay", "for me", "if you can", "my friend")
+SPARE = frozenset(("the", "a", "an", "please", "me", "to", "just", "now"))  # words that a phrase may do without
+
 Split = Literal["train", "held_out"]
+SPLITS: tuple[Split, ...] = ("train", "held_out")
 
 _CHOICE = re.compile(r"\(([^()]*)\)|\[([^\[\]]*)\]")
 
@@ -37,8 +46,9 @@ class Intent:
         return self.train if split == "train" else self.held_out
 
     def draw(self, rng: random.Random, split: Split) -> str:
-        """One phrase; a block without held-out phrases gives those of training."""
-        return rng.choice(self.phrases(split) or self.train)
+        """One phrase, in training as `loosened`; a block without held-out phrases gives those of training."""
+        phrase = rng.choice(self.phrases(split) or self.train)
+        return loosened(phrase, rng) if split == "train" else phrase
 
     def answer(self, rng: random.Random) -> str:
         return rng.choice(self.answers)
@@ -93,20 +103,30 @@ def intents() -> dict[str, Intent]:
     blocks: dict[str, tuple[list[str], list[str]]] = {}
     for file in FILES:
         blocks |= read_blocks((HERE / f"{file}.txt").read_text(encoding="utf-8"))
+    more = read_blocks((HERE / f"{MORE}.txt").read_text(encoding="utf-8"))
+    if unknown := more.keys() - blocks.keys():
+        raise ValueError(f"{MORE}.txt: expected blocks of {', '.join(FILES)}, got {', '.join(sorted(unknown))}")
     kept = {name: held_out_templates(name, templates) for name, (templates, _) in blocks.items()}
     train = {
         name: _all_variants(one for one in templates if one not in kept[name])
         for name, (templates, _) in blocks.items()
     }
     trained = set(itertools.chain.from_iterable(train.values()))
+    held_out = {
+        name: tuple(one for one in _all_variants(one for one in templates if one in kept[name]) if one not in trained)
+        for name, (templates, _) in blocks.items()
+    }
+    unseen = set(itertools.chain.from_iterable(held_out.values()))
+    for name, (templates, _) in more.items():
+        train[name] = tuple(dict.fromkeys([*train[name], *_all_variants(templates)]))
     return {
         name: Intent(
             name,
-            train[name],
-            tuple(one for one in _all_variants(one for one in templates if one in kept[name]) if one not in trained),
+            tuple(one for one in train[name] if one not in unseen),
+            held_out[name],
             tuple(answers),
         )
-        for name, (templates, answers) in blocks.items()
+        for name, (_, answers) in blocks.items()
     }
 
 
@@ -115,6 +135,19 @@ def small_talk() -> dict[str, Intent]:
     """The blocks whose answers need neither slots nor state."""
     names = read_blocks((HERE / "small_talk.txt").read_text(encoding="utf-8"))
     return {name: intents()[name] for name in names}
+
+
+def loosened(phrase: str, rng: random.Random) -> str:
+    """A phrase as people say it: some with a word before or after it, or without an article or the like."""
+    said = phrase.split()
+    if rng.random() < LOOSE_SHARE:
+        said = [*rng.choice(OPENERS).split(), *said]
+    if "{" not in phrase and rng.random() < LOOSE_SHARE:
+        said += rng.choice(CLOSERS).split()
+    spare = [at for at, word in enumerate(said) if word in SPARE]
+    if len(said) > 3 and spare and rng.random() < SPARE_SHARE:
+        del said[rng.choice(spare)]
+    return " ".join(said)
 
 
 def fill(template: str, **slots: str) -> str:

@@ -1,8 +1,9 @@
 """Words that fill slots: numbers, names, objects, and sentences of simple and of foreign words."""
 
 import random
+from functools import cache
 
-from training.grammar.phrases import Split
+from training.grammar.phrases import CLOSERS, OPENERS, SPLITS, Split, intents
 
 _ONES = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
@@ -66,6 +67,14 @@ def number(n: int) -> str:
         return _ONES[n]
     tens, ones = divmod(n, 10)
     return _TENS[tens - 2] + (f" {_ONES[ones]}" if ones else "")
+
+
+@cache
+def spoken_words() -> tuple[str, ...]:
+    """Every word of the phrases of both splits and of their slots, and of sentences to repeat, sorted."""
+    texts = [one for intent in intents().values() for split in SPLITS for one in intent.phrases(split)]
+    texts += [*vocabulary(), *OPENERS, *CLOSERS]
+    return tuple(sorted({word for text in texts for word in text.split() if "{" not in word}))
 
 
 def sentence(rng: random.Random, split: Split) -> str:

@@ -15,7 +15,8 @@ from models.inputs.tokens import Tokenizer
 from training.grammar import camera, turns
 from training.grammar.phrases import Split
 from training.grammar.turns import Exchange, ToldFacts
-from training.mind.records import REFERENCE, Record, as_levels
+from training.mind.records import REFERENCE, Record, as_classes, as_levels
+from training.scenes.labels import CLASSES, UNKNOWN, picture_classes
 from training.scenes.random_scenes import draw_shown
 from training.scenes.render import draw_look, render
 from training.timelines.layout import NOTHING, PICTURE, TOKEN
@@ -47,10 +48,12 @@ class ChatMaker:
         memory = ToldFacts()
         chat = [draw_turn(rng, split, memory) for _ in range(rng.randint(1, MAX_TURNS))]
         medium = rng.choice(media)
+        classes: list[tuple[int, ...]] = []
         question: list[MessagePart] = [written(chat[-1].said, rng)]
         if medium == "picture":
             shown = draw_shown(rng, things)
             chat[-1] = camera.draw_question(rng, split, shown)
+            classes = [picture_classes(shown, is_still=True)]
             question = [render(shown, draw_look(shown, rng)), written(chat[-1].said, rng)]
         if medium == "sound":
             before, after = (np.zeros(round(RATE * rng.uniform(*SILENCE_S)), np.float32) for _ in range(2))
@@ -65,7 +68,9 @@ class ChatMaker:
         is_voiced = medium == "sound" or rng.random() < 0.4
         record = self.record(messages, chat[-1].text, is_voiced, "text" if medium == "text" else "chat")
         skill = chat[-1].skill if medium == "text" else f"{chat[-1].skill} ({medium})"
-        return replace(record, skill=skill, accepted=chat[-1].accepted or (chat[-1].text,)), chat[-1]
+        accepted = chat[-1].accepted or (chat[-1].text,)
+        record = replace(record, skill=skill, accepted=accepted, picture_classes=as_classes(classes))
+        return record, chat[-1]
 
     def record(self, messages: list[dict[str, object]], answer: str, is_voiced: bool, task: str = "chat") -> Record:
         """The sequence of messages and an answer to them.
@@ -98,6 +103,7 @@ class ChatMaker:
             phones=np.zeros(0, np.int8),
             segments=np.zeros((0, 3), np.int16),
             pictures=np.stack(pictures) if pictures else np.zeros((0, 448, 448, 3), np.uint8),
+            picture_classes=as_classes([(UNKNOWN,) * len(CLASSES)] * len(pictures)),
             clip=as_levels(np.concatenate(waves)) if waves else np.zeros(0, np.int16),
         )
 

@@ -44,23 +44,30 @@ class Inputs:
 
 @dataclass(frozen=True)
 class States:
-    """States [B, T, D] of the language model, and of the audio encoder [S, K * 50, D] or None without sound."""
+    """States of a batch.
+
+    Args:
+        hidden: [B, T, D] of the language model.
+        heard: [S, K * 50, D] of the audio encoder; None without sound.
+        seen: [P, 64, D] rows of pictures; None without pictures.
+    """
 
     hidden: Tensor
     heard: Tensor | None
+    seen: Tensor | None
 
 
 def run_rows(model: OmniModel, batch: Batch, inputs: Inputs) -> States:
     """States of all rows of a batch."""
-    embeds, heard = embed_rows(model, batch, inputs)
-    return States(run_decoder(model.llm.model, embeds), heard)
+    embeds, heard, seen = embed_rows(model, batch, inputs)
+    return States(run_decoder(model.llm.model, embeds), heard, seen)
 
 
-def embed_rows(model: OmniModel, batch: Batch, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-    """Rows [B, T, D] that the language model reads, and the states of the audio encoder as in `States`."""
+def embed_rows(model: OmniModel, batch: Batch, inputs: Inputs) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Rows [B, T, D] that the language model reads, and `heard` and `seen` of `States`."""
     embeds = model.llm.model.embed_tokens(batch.ids)
     flat = embeds.flatten(0, 1)
-    heard = None
+    heard = seen = None
     if len(batch.sound):
         mel = inputs.mel.flatten(0, 1)[batch.segments.clamp_min(0)]
         heard = encode_segments(model, mel, batch.first, batch.end)
@@ -71,9 +78,9 @@ def embed_rows(model: OmniModel, batch: Batch, inputs: Inputs) -> tuple[Tensor, 
         rows = F.pad(rows, (0, 0, 0, PLACES_OF_CLIP - rows.shape[1]))
         flat = flat.index_copy(0, batch.clip, rows.flatten(0, 1)[batch.clip_sources].to(flat.dtype))
     if len(batch.picture):
-        rows = encode_pictures(model, inputs.pictures).flatten(0, 1)
-        flat = flat.index_copy(0, batch.picture, rows[batch.picture_sources].to(flat.dtype))
-    return flat.view_as(embeds), heard
+        seen = encode_pictures(model, inputs.pictures)
+        flat = flat.index_copy(0, batch.picture, seen.flatten(0, 1)[batch.picture_sources].to(flat.dtype))
+    return flat.view_as(embeds), heard, seen
 
 
 def logits_of(model: OmniModel, hidden: Tensor, places: Tensor) -> Tensor:

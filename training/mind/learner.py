@@ -27,9 +27,10 @@ from training.mind.device_pictures import degrade_pictures
 from training.mind.device_sound import degrade_all, unit_mels
 from training.mind.examples import Task
 from training.mind.forward import Inputs, clip_mels, logits_of, run_rows
-from training.mind.moments import load_small, save_small
+from training.mind.moments import HELPS, load_small, save_small
 from training.mind.pool import Pool, Stored
 from training.mind.records import SILENCE
+from training.scenes.labels import CLASSES, UNKNOWN
 from training.speech.corpus import NO_PHONE, PHONES
 
 RE_WARMUP_STEPS = 100  # of every run
@@ -37,8 +38,10 @@ LAST_RATE = 0.03  # learning rate at the end, as a part of the highest
 MAX_NORM = 1.0  # of the gradient
 QUIET_WEIGHT = 0.2  # of decisions to listen in the loss: most seconds of a conversation have one
 PHONE_WEIGHTS = (1.0, 0.2)  # of the loss of phonemes, at the start of the schedule and at its end
+SIGHT_WEIGHTS = (0.5, 0.1)  # the same of classes of pictures
 PAUSE_WEIGHT = 0.1  # of pauses among phonemes: most of a conversation is silent
-# Shares of the rows of a step at parts of the schedule; between them they change evenly.
+TASKS_OF_A_STEP = 2  # the more, the more operations of small batches
+# Shares of rows at parts of the schedule; between them they change evenly.
 CURRICULUM: tuple[tuple[float, dict[Task, float]], ...] = (
     (0.0, {"text": 0.10, "echo": 0.45, "captions": 0.35, "talk": 0.05, "chat": 0.05}),
     (0.15, {"text": 0.08, "echo": 0.37, "captions": 0.25, "talk": 0.25, "chat": 0.05}),
@@ -110,6 +113,10 @@ class Learner:
         self.phones = nn.Linear(model.config.audio_config.d_model, len(PHONES), device=device)
         nn.init.zeros_(self.phones.weight)
         nn.init.zeros_(self.phones.bias)
+        # And what a picture shows, from the mean of its rows.
+        self.sights = nn.Linear(model.config.hidden_size, sum(CLASSES), device=device)
+        nn.init.zeros_(self.sights.weight)
+        nn.init.zeros_(self.sights.bias)
         self.weights = self._weights()
         for weight in self.weights.values():
             weight.requires_grad_(True)
@@ -123,6 +130,7 @@ class Learner:
         self.seconds = 0.0  # trained in all runs
         self.n_drawn = 0  # sequences in all runs
         self._sums: dict[str, list[Tensor]] = {}
+        self._owed: dict[Task, float] = {}  # rows of each task that its share is ahead of what was drawn
 
     # --- state ---------------------------------------------------------------------------------
 
@@ -178,19 +186,17 @@ class Learner:
     # --- steps ---------------------------------------------------------------------------------
 
     def step(self, pool: Pool) -> None:
-        """One optimizer step on batches of all tasks that the pool has. Counts the time that it takes."""
+        """One optimizer step on batches of the tasks that are owed most rows. Counts the time that it takes."""
         begun = time.monotonic()
         rate = self.plan.rate * rate_at(self.progress, self.step_number - self.first_step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        shares = self._shares(pool)
-        total = sum(shares.values())
-        for task, share in shares.items():
-            drawn = pool.draw(task, round(self.plan.rows * share / total), self.random)
+        for task, rows in self._next_tasks(pool).items():
+            drawn = pool.draw(task, round(rows), self.random)
             self.n_drawn += len(drawn)
             with self.precision():
                 loss, measured = self.loss(pool, drawn)
-            (loss * (share / total)).backward()
+            (loss * (rows / self.plan.rows)).backward()
             for name, value in measured.items():
                 self._sums.setdefault(f"{task}_{name}", []).append(value.detach())
         norm = nn.utils.clip_grad_norm_(self.weights.values(), MAX_NORM, foreach=True)
@@ -224,9 +230,31 @@ class Learner:
             measured[name] = (is_right & mask).sum() / mask.sum()
         if states.heard is not None and (phones := self.phone_targets(pool, drawn, batch)) is not None:
             phone_loss, measured["phone_errors"] = self.phone_loss(states.heard, phones)
-            early, late = PHONE_WEIGHTS
-            loss = loss + (early + (late - early) * min(self.progress, 1.0)) * phone_loss
+            loss = loss + self._help(PHONE_WEIGHTS) * phone_loss
+        if states.seen is not None:
+            sight_loss, measured["sight_errors"] = self.sight_loss(states.seen, pool.classes_of(drawn))
+            loss = loss + self._help(SIGHT_WEIGHTS) * sight_loss
         return loss, measured
+
+    def _help(self, weights: tuple[float, float]) -> float:
+        early, late = weights
+        return early + (late - early) * min(self.progress, 1.0)
+
+    def sight_loss(self, seen: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss of classes of pictures, and the share of wrong ones.
+
+        Args:
+            seen: [P, 64, D] rows of pictures. classes: [P, 4], UNKNOWN where a picture does not tell.
+        """
+        guessed = self.sights(seen.mean(1)).float().split(CLASSES, dim=1)
+        losses = [
+            F.cross_entropy(one, right, ignore_index=UNKNOWN, reduction="sum")
+            for one, right in zip(guessed, classes.unbind(1), strict=True)
+        ]
+        known = classes != UNKNOWN
+        best = torch.stack([one.argmax(-1) for one in guessed], dim=1)
+        n_known = known.sum().clamp_min(1)
+        return torch.stack(losses).sum() / n_known, ((best != classes) & known).sum() / n_known
 
     def phone_loss(self, heard: Tensor, phones: Tensor) -> tuple[Tensor, Tensor]:
         """Loss of phonemes, and the share of wrong ones among those of speech.
@@ -269,7 +297,18 @@ class Learner:
         named: dict[str, Tensor] = {
             name: one for name, one in self.model.named_parameters() if not name.startswith("tts.")
         }
-        return named | {f"phones.{name}": one for name, one in self.phones.named_parameters()}
+        for prefix, module in zip(HELPS, (self.phones, self.sights), strict=True):
+            named |= {prefix + name: one for name, one in module.named_parameters()}
+        return named
+
+    def _next_tasks(self, pool: Pool) -> dict[Task, float]:
+        """The tasks of a step and their rows: over many steps each task has its share."""
+        shares = self._shares(pool)
+        total = sum(shares.values())
+        for task, share in shares.items():
+            self._owed[task] = self._owed.get(task, 0.0) + self.plan.rows * share / total
+        most = sorted(shares, key=lambda task: -self._owed[task])[:TASKS_OF_A_STEP]
+        return {task: self._owed.pop(task) for task in most}
 
     def _shares(self, pool: Pool) -> dict[Task, float]:
         shares = {self.plan.task: 1.0} if self.plan.task else shares_at(self.progress)

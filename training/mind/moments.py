@@ -12,6 +12,7 @@ from torch import Tensor
 
 OCTAVES = 40.0  # below the largest second moment of a tensor; smaller ones are raised to that
 LEVELS = 255
+HELPS = ("phones.", "sights.")  # what helps training and is not exported
 
 
 def pack_moments(second: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,6 +53,8 @@ def load_small(
 ) -> dict[str, float]:
     """Restore what `save_small` wrote; without the moments, which a finished part does not need, the weights alone.
 
+    Weights whose name begins with one of HELPS may be missing and stay as they are.
+
     Returns: the counters; `step` is one of them. Raises: ValueError for weights of another model.
     """
     half = torch.load(folder / f"{name}_weights.pt", weights_only=True)
@@ -59,11 +62,14 @@ def load_small(
     nothing: dict[str, Any] = {"moments": {}, "counters": {"step": 0, "seconds": 0.0, "drawn": 0}}
     stored = torch.load(file, weights_only=True) if file.exists() else nothing
     counters: dict[str, float] = stored["counters"]
-    if half.keys() != weights.keys():
-        wrong = sorted(half.keys() ^ weights.keys())[:5]
+    missing = {key for key in weights.keys() - half.keys() if key.startswith(HELPS)}
+    if half.keys() != weights.keys() - missing:
+        wrong = sorted((half.keys() ^ weights.keys()) - missing)[:5]
         raise ValueError(f"{folder}: expected the weights of this model, got others for {wrong}")
     with torch.no_grad():
         for key, weight in weights.items():
+            if key in missing:
+                continue
             weight.copy_(half[key])
             if key in stored["moments"]:
                 levels, top = stored["moments"][key]

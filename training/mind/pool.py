@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -135,6 +136,11 @@ class Pool:
         numbers = [one.pictures + i for one in drawn for i in range(len(one.record.pictures))]
         at = torch.tensor(numbers, dtype=torch.int64) % len(self.pictures.rows)
         return self.pictures.rows[at.to(self.device, non_blocking=True)]
+
+    def classes_of(self, drawn: Sequence[Stored]) -> Tensor:
+        """What the pictures of `pictures_of` show [P, 4] int64."""
+        classes = torch.from_numpy(np.concatenate([one.record.picture_classes for one in drawn]).astype(np.int64))
+        return classes.to(self.device, non_blocking=True)
 
     def clips_of(self, drawn: Sequence[Stored]) -> tuple[Tensor, Tensor]:
         """Clips [R, N] float32 of the records that have one, in order, and their samples [R] on the host."""

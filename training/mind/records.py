@@ -17,6 +17,7 @@ from models.inputs.audio_sizes import FIRST_UNIT_PADDED, UNIT_SAMPLES
 from models.layers.apm import UNIT_ROWS
 from models.layers.audio_overlap import OVERLAP_UNITS, max_overlap_units, needs_overlap
 from training.mind.voices import Utterance
+from training.scenes.labels import CLASSES, picture_classes
 from training.speech.corpus import NO_PHONE
 from training.timelines.layout import NOTHING, PICTURE, PICTURE_ROWS, SOUND, SOUND_ROWS, RowLayout
 from training.timelines.speech import RATE, Samples
@@ -66,6 +67,7 @@ class Record:
         phones: [50 U] phonemes at the encoder's rows, NO_PHONE where they are not known.
         segments: [S, 3] of the encoder, that the part needs.
         pictures: [P, 448, 448, 3].
+        picture_classes: [P, 4] what they show, as `training.scenes.labels.picture_classes`.
         clip: [n] samples of the reference; empty without one.
         replies: speech of whole replies, for the speech model.
         skill, accepted: of a chat: what was asked for, and all right answers.
@@ -80,6 +82,7 @@ class Record:
     phones: npt.NDArray[np.int8]
     segments: npt.NDArray[np.int16]
     pictures: npt.NDArray[np.uint8]
+    picture_classes: npt.NDArray[np.int8]
     clip: npt.NDArray[np.int16]
     replies: tuple[SpeechRecord, ...] = ()
     skill: str = ""
@@ -136,7 +139,7 @@ def make_record(
         for number, one in enumerate(segments)
         for unit in range(one.first, one.end)
     }
-    pictures, shown = _pictures(timeline.units[part.first : part.end])
+    pictures, classes, shown = _pictures(timeline.units[part.first : part.end])
     kinds, sources = rows.kinds.copy(), np.zeros(len(rows), np.int64)
     kinds[(kinds == SOUND) & (rows.units == NOTHING)] = REFERENCE
     sources[kinds == REFERENCE] = np.arange(n_clip)
@@ -153,6 +156,7 @@ def make_record(
         phones=encoder_phones(timeline, part.end, utterance).astype(np.int8),
         segments=np.array([(one.context, one.first, one.end) for one in segments], np.int16),
         pictures=pictures,
+        picture_classes=as_classes(classes),
         clip=as_levels(np.zeros(0, np.float32) if clip is None else clip),
         replies=replies,
     )
@@ -192,10 +196,16 @@ def read_records(file: Path) -> list[Record]:
     return records
 
 
-def _pictures(units: Sequence[TimelineUnit]) -> tuple[npt.NDArray[np.uint8], list[int]]:
-    """The distinct pictures of units, and the number of the picture of each unit that has one."""
+def as_classes(classes: Sequence[tuple[int, ...]]) -> npt.NDArray[np.int8]:
+    """[P, 4] classes of pictures."""
+    return np.array(classes, np.int8).reshape(-1, len(CLASSES))
+
+
+def _pictures(units: Sequence[TimelineUnit]) -> tuple[npt.NDArray[np.uint8], list[tuple[int, ...]], list[int]]:
+    """The distinct pictures of units, their classes, and the number of the picture of each unit that has one."""
     numbers: dict[object, int] = {}
     drawn: list[npt.NDArray[np.uint8]] = []
+    classes: list[tuple[int, ...]] = []
     shown: list[int] = []
     for unit in units:
         if (one := unit.picture) is None:
@@ -204,5 +214,6 @@ def _pictures(units: Sequence[TimelineUnit]) -> tuple[npt.NDArray[np.uint8], lis
         if key not in numbers:
             numbers[key] = len(drawn)
             drawn.append(np.asarray(one.render()))
+            classes.append(picture_classes(one.shown, is_still=one.at is None))
         shown.append(numbers[key])
-    return np.stack(drawn) if drawn else np.zeros((0, 448, 448, 3), np.uint8), shown
+    return np.stack(drawn) if drawn else np.zeros((0, 448, 448, 3), np.uint8), classes, shown

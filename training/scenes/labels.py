@@ -105,6 +105,26 @@ class Shown:
         return PLURALS.get(self.name, f"{self.name}s")
 
 
+OBJECTS: tuple[tuple[Kind, str], ...] = (
+    *(("shape", name) for name in SHAPES),
+    *(("digit", name) for name in DIGITS),
+    *(("letter", name) for name in LETTERS),
+    *(("thing", name) for name in sorted(THINGS)),
+)
+UNKNOWN = -1  # a class that a picture does not tell
+# Classes of a picture: object or none, color or its own, number of objects, place.
+CLASSES = (len(OBJECTS) + 1, len(COLORS) + 1, MAX_COUNT + 1, len(PLACES))
+
+
+def picture_classes(shown: Shown | None, is_still: bool) -> tuple[int, int, int, int]:
+    """The class of a picture in each of CLASSES; places of objects that move are UNKNOWN."""
+    if shown is None:
+        return 0, UNKNOWN, 0, UNKNOWN
+    color = 0 if shown.color is None else 1 + list(COLORS).index(shown.color)
+    place = PLACES.index(shown.place) if is_still and shown.count == 1 else UNKNOWN
+    return 1 + OBJECTS.index((shown.kind, shown.name)), color, shown.count, place
+
+
 def with_article(words: str) -> str:
     """`words` after `a` or `an`."""
     is_vowel = words[0] in "aeiou" and words != "one"

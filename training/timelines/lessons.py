@@ -22,6 +22,9 @@ from training.timelines.timeline import FORCED_UNITS, Timeline, View
 ECHO_SYSTEM = "Repeat what you hear."
 CAPTION_SYSTEM = "Say what you see."
 NOTHING_SEEN = "Nothing."
+MIXED_SHARE = 0.65  # of sentences to repeat, in training
+SPLICED_SHARE = 0.5  # of those: two sentences' halves; the others are words in any order
+MAX_MIXED_WORDS = 12
 
 
 def draw_echo(
@@ -31,7 +34,7 @@ def draw_echo(
     rng = random.Random(f"echo {split} {seed}")
     stage, now = Stage(rng, encode, special, synthesize), rng.uniform(0.3, 2.5)
     while now < seconds:
-        text = draw_said(rng, split)
+        text = mixed(rng) if split == "train" and rng.random() < MIXED_SHARE else draw_said(rng, split)
         end = stage.hear(text, now, "echo", pause=rng.random() < 0.3)
         _, until = stage.speak([fill("{Text}.", text=text)], max(answer_unit(end), stage.next_free), "echo")
         now = max(until + rng.uniform(PAUSE_S[0], 2.0), float(stage.next_free))
@@ -59,6 +62,15 @@ def caption(shown: Shown) -> str:
         return f"{number} {name}" if shown.color is None else f"{number} {shown.color} {name}"
     color = f" in {shown.color}" if shown.kind in ("digit", "letter") else ""
     return f"{shown.words}{color} {shown.place}"
+
+
+def mixed(rng: random.Random) -> str:
+    """Words that no one says in this order, so that hearing does not rest on sentences that are known."""
+    if rng.random() < SPLICED_SHARE:
+        halves = [draw_said(rng, "train").split() for _ in range(2)]
+        first, second = (rng.randint(1, len(half)) for half in halves)
+        return " ".join([*halves[0][:first], *halves[1][-second:]][:MAX_MIXED_WORDS])
+    return " ".join(rng.choices(words.spoken_words(), k=rng.randint(1, 7)))
 
 
 def draw_said(rng: random.Random, split: Split) -> str:
