@@ -14,6 +14,7 @@ from tests.models.token2wav.flow.flows import LOOKAHEAD, Chunk, Rig, random_flow
 
 FLOW = random_flow()
 KINDS = [25, 25, 25, 7, 0, 25, 1, 28]  # tokens synthesized; the last chunk ends a turn
+N_CHUNKS = 3 * len(KINDS)
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +42,7 @@ def speak(rig: Rig, n_chunks: int) -> Iterator[dict[int, Tensor]]:
             yield rig.step(chunks)
 
 
-def test_sixty_chunks_are_one_graph_each(monkeypatch):
+def test_chunks_of_three_turns_are_one_graph_each(monkeypatch):
     """Traced and run operation by operation: bit-identical to eager, no graph break, nothing traced twice.
 
     With the reference's rules, which use all three trimming rules in one session.
@@ -49,12 +50,12 @@ def test_sixty_chunks_are_one_graph_each(monkeypatch):
     plain, traced = (Rig(FLOW, REFERENCE_FLOW, prompts=(8, 55)) for _ in range(2))
     traced.begin({3: 1})
     plain.begin({3: 1})
-    expected = list(speak(plain, 60))
+    expected = list(speak(plain, N_CHUNKS))
     options = {"backend": "eager", "fullgraph": True, "dynamic": False}
     for name in ("encode", "solve"):
         monkeypatch.setattr(flows, name, torch.compile(getattr(flows, name), **options))
     before = compile_counters()
-    for i, got in enumerate(speak(traced, 60)):
+    for i, got in enumerate(speak(traced, N_CHUNKS)):
         if i == 0:
             warm = compile_counters()
         for slot, mel in got.items():

@@ -36,6 +36,7 @@ def sounds() -> list[tuple[torch.Tensor, int]]:
     return [(torch.from_numpy(prompt(seconds, 16_000, seed=1)[0]), 16_000) for seconds in (0.5, 0.4, 0.3)]
 
 
+@pytest.mark.slow
 def test_compiled_components_equal_eager_ones_and_nothing_compiles_late() -> None:
     """Traced; HiFT and pitch with the compiler's decompositions. Requests of other lengths are the same graphs.
 
