@@ -29,7 +29,7 @@ from clients.socket_client import Expected, OnQueue, SocketClient, fail_answer
 from worker.protocol.adjust_messages import Adjust, Adjusted
 from worker.protocol.codec import FromClient
 from worker.protocol.codes import ErrorCode
-from worker.protocol.gateway_messages import Queued, QueueUpdate
+from worker.protocol.gateway_messages import Queued, QueueUpdate, SessionMoved
 from worker.protocol.messages import (
     PLAIN_SPEC,
     SYSTEM_PROMPT,
@@ -101,8 +101,8 @@ class DuplexClient(SocketClient[ServerMessage]):
     """One conversation; `connect` creates it.
 
     Iterating yields `Partial`, `Result`, `Timeout`, and `Error` for a unit without a result: one result or error per
-    unit, in the order of sending. Iteration ends with the conversation, and raises ConnectionLost if the connection is
-    lost.
+    unit, in the order of sending; and `SessionMoved` where another worker goes on with a session that may be resumed.
+    Iteration ends with the conversation, and raises ConnectionLost if the connection is lost.
 
     Attributes:
         session_id: the session's id.
@@ -311,7 +311,7 @@ class DuplexClient(SocketClient[ServerMessage]):
             case Queued() | QueueUpdate():
                 if self._on_queue is not None:
                     self._on_queue(message)
-            case Partial():
+            case Partial() | SessionMoved():
                 self._events.put_nowait(message)
             case Timeout():
                 self._is_over = True

@@ -33,7 +33,7 @@ from clients.turns import TurnSession
 from clients.units import PIECES_PER_UNIT, ClientUnit, FileUnits, PieceSource, Source, read_voice
 from models.errors import ModelError
 from models.inputs.audio_sizes import SAMPLE_RATE, UNIT_SAMPLES
-from worker.protocol.gateway_messages import Queued, QueueUpdate
+from worker.protocol.gateway_messages import Queued, QueueUpdate, SessionMoved
 from worker.protocol.messages import Error, Partial, Prepared, Result, Timeout
 from worker.protocol.wire import Sound, WireError
 
@@ -246,6 +246,8 @@ class ClientSession:
                     done = self._log.failed(message, now)
                     if done is None:
                         note(f"error {message.code}: {message.error}")
+                case SessionMoved():
+                    note(f"another worker goes on after {message.seconds:.1f} s")
                 case Timeout():
                     note(f"the server ends the conversation: {message.reason}")
             if done is not None:

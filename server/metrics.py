@@ -71,6 +71,9 @@ class GatewayMetrics:
         self._resumptions = counter("resumptions_total", "sessions that lost their connection", "outcome")
         self._detached = gauge("detached_sessions", "sessions without a connection, which keep their slot")
         self._kept = gauge("resume_journal_bytes", "memory of messages kept for clients that lose their connection")
+        self._moves = histogram("move_seconds", "from a lost worker to another one", WAIT_SECONDS, "outcome")
+        self._quarantined = counter("quarantined_units_total", "chunks dropped: two workers were lost at their units")
+        self._journals = gauge("session_journal_bytes", "memory of what rebuilds sessions on other workers")
         self._transcriptions = counter("transcriptions_total", "transcriptions of users' speech that ended", "outcome")
         self._errors = counter("errors_total", "error messages sent to clients", "code")
         self._limits = counter("limits_total", "times that a limit refused, closed or slowed a client", "limit")
@@ -163,9 +166,18 @@ class GatewayMetrics:
         """Change the number of sessions without a connection. n: 1 or -1."""
         self._detached.inc(n)
 
-    def watch_kept_bytes(self, n_bytes: Callable[[], float]) -> None:
-        """Show what this function returns as the memory of kept messages."""
-        self._kept.set_function(n_bytes)
+    def watch_kept_bytes(self, messages: Callable[[], float], journals: Callable[[], float]) -> None:
+        """Show what these functions return as the memory of kept messages and of journals."""
+        self._kept.set_function(messages)
+        self._journals.set_function(journals)
+
+    def record_move(self, outcome: str, seconds: float) -> None:
+        """Record the time without a worker. outcome: value of the label."""
+        self._moves.labels(outcome).observe(seconds)
+
+    def record_quarantine(self) -> None:
+        """Count a dropped chunk."""
+        self._quarantined.inc()
 
     def record_session_end(self, request_type: str, seconds: float) -> None:
         """Record for how many seconds a session had its slot."""

@@ -17,6 +17,7 @@ from websockets.asyncio.server import ServerConnection
 from models.errors import ModelError, SettingsError
 from worker.config.session import SessionConfig
 from worker.protocol.codes import ErrorCode
+from worker.protocol.gateway_messages import Decided
 from worker.protocol.messages import (
     PLAIN_SPEC,
     Adjust,
@@ -80,6 +81,7 @@ class WorkerBehaviour(Protocol):
     speaks: bool
     pause_timeout: float
     script: UnitScript | None
+    n_rebuilt: int
     thawed: asyncio.Event
 
     def count(self, ms: float) -> None:
@@ -129,7 +131,7 @@ class OpenSecond:
 class FakeConversation:
     """Answers one client; `run` lasts from the handshake to the close.
 
-    name: the session's. units: number since the last `prepare`. paused: rejects units now.
+    name: the session's. units: number since the last `prepare`. paused: rejects units now. is_thinking: a unit runs.
     """
 
     def __init__(self, worker: WorkerBehaviour, name: str, socket: ServerConnection, free: Callable[[], None]):
@@ -146,8 +148,9 @@ class FakeConversation:
         self._frames: list[VideoFrame] = []
         self._second = OpenSecond()
         self._n_held = 0  # pictures of the unit whose sound waits
+        self._decided: Decided | None = None
         self._interrupt_requested = asyncio.Event()
-        self._unit_runs = False
+        self.is_thinking = False
 
     async def run(self) -> None:
         """Serve the client. Raises: ConnectionClosed if it disconnects."""
@@ -170,7 +173,7 @@ class FakeConversation:
                         spec = message.spec
                     case AudioChunk():
                         self._n_chunks += 1
-                    case Interrupt() if self._turn_open or self._unit_runs:
+                    case Interrupt() if self._turn_open or self.is_thinking:
                         self._interrupt_requested.set()
                 await self._inbox.put(QueuedMessage(message, received))
         finally:
@@ -218,6 +221,8 @@ class FakeConversation:
             await self._unit(message, received)
         elif isinstance(message, VideoFrame):
             self._frames.append(message)
+        elif isinstance(message, Decided):
+            self._decided = message
         elif answer is not None:
             await answer(message)
 
@@ -264,7 +269,7 @@ class FakeConversation:
     # --- units ---------------------------------------------------------------------------------
 
     async def _unit(self, chunk: AudioChunk, received: float) -> None:
-        started, self._unit_runs = time.monotonic(), True
+        started, self.is_thinking = time.monotonic(), True
         self._n_chunks -= 1
         frames, self._frames = self._frames, []
         try:
@@ -286,10 +291,27 @@ class FakeConversation:
                     return
                 n_pictures, self._n_held = n_pictures + self._n_held, 0
                 shift_ms = n_missing / 16
+            if self._decided is not None:
+                await self._rebuild(self._decided, received, started)
+                return
             await self._think()
             await self._decide(chunk, n_pictures, shift_ms, received, started)
         finally:
-            self._unit_runs = False
+            self.is_thinking = False
+
+    async def _rebuild(self, decided: Decided, received: float, started: float) -> None:
+        """Answer a unit that another worker has decided. Its message has the state after it."""
+        self._decided, self._worker.n_rebuilt = None, self._worker.n_rebuilt + 1
+        self.units, self._cycle_position, self._turn_open = decided.unit, decided.seed, decided.listens
+        await self._send_decided()
+        await self._send(self._result(received, started, is_listen=True))
+
+    async def _send_decided(self) -> None:
+        if self._spec.resume:
+            state = Decided(
+                unit=self.units, seed=self._cycle_position, listens=self._turn_open, sampled=[], remembered=[]
+            )
+            await self._socket.send(write(state))
 
     async def _think(self) -> None:
         if self._worker.think_s > 0 and not self._interrupt_requested.is_set():
@@ -331,6 +353,7 @@ class FakeConversation:
             first_sound = 1000 * (now - started)
         think_ms, sound_ms = 1000 * (decided - started), 1000 * (now - decided)
         worker.count(1000 * (now - started))
+        await self._send_decided()
         await self._send(
             self._result(
                 received,

@@ -55,6 +55,7 @@ class FakeWorker:
     """`async with FakeWorker()` starts a server and waits until it listens.
 
     port: its port. total_requests: units answered. n_late: those of them whose simulated time was above a second.
+    n_rebuilt: units that another worker has answered before.
     unit_s: simulated seconds of a unit among n sessions, which nothing waits for; None: units count with no time.
     think_s, n_listen, n_speak, speaks, script, pause_timeout: reply settings, which may change at any time.
     """
@@ -88,7 +89,7 @@ class FakeWorker:
         self.n_listen, self.n_speak, self.speaks, self.pause_timeout = n_listen, n_speak, speaks, pause_timeout
         self.host, self.gpu_id, self.script, self._tls = host, gpu_id, script, tls
         self.capacity, self.unit_s = capacity or SessionCapacity(slots, None), unit_s
-        self.total_requests, self.n_late, self._spent_ms = 0, 0, 0.0
+        self.total_requests, self.n_rebuilt, self.n_late, self._spent_ms = 0, 0, 0, 0.0
         self.thawed = asyncio.Event()
         self.thawed.set()
         self.connections: set[_Connection] = set()
@@ -139,6 +140,11 @@ class FakeWorker:
     def sessions(self) -> dict[str, int]:
         """Session -> number of units, for open sockets. A session is removed before its client receives the close."""
         return {conversation.name: conversation.units for conversation in self._conversations}
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether a unit runs."""
+        return any(conversation.is_thinking for conversation in self._conversations)
 
     def count(self, ms: float) -> None:
         """Count an answered unit."""

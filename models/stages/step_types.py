@@ -20,12 +20,14 @@ class Chosen(NamedTuple):
         bad: the logits were NaN or infinite.
         batch: [B, V] logits of the call.
         row: the slot's row among them.
+        is_remembered: the token went into the sampler's history.
     """
 
     token: int | None
     bad: bool
     batch: Tensor
     row: int
+    is_remembered: bool = False
 
     @property
     def logits(self) -> Tensor:

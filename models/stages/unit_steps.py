@@ -349,7 +349,7 @@ class UnitSteps(RunnerFacts):
             drawn = wanted and not is_bad
             if drawn or remembered[row]:
                 self._counters[slot] = at._replace(draws=at.draws + drawn, remembered=at.remembered + remembered[row])
-            chosen.append(Chosen(ids[row] if drawn else None, is_bad, logits, row))
+            chosen.append(Chosen(ids[row] if drawn else None, is_bad, logits, row, remembered[row] != 0))
         return chosen
 
     def begin_text_chunk(self, slot: int) -> None:

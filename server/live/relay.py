@@ -20,13 +20,15 @@ from server.live.inbox import Data, ReceivedMessage
 from server.live.kinds import LAST_MESSAGES, Kind
 from server.live.live_sessions import LiveSession
 from server.live.recorder import STAMPED, Recorder
+from server.live.session_journal import DECIDED, SessionJournal
 from server.live.worker_link import WorkerLostError
 from server.metrics import GatewayMetrics
 from worker.protocol.codec import peek_header
-from worker.protocol.codes import CloseCode
-from worker.protocol.messages import Error, Paused, Prepared, Result, Resumed
+from worker.protocol.codes import CloseCode, ErrorCode
+from worker.protocol.messages import Error, Paused, Prepared, Result, Resumed, write
 
 FRAGMENT = 2**20  # characters or bytes
+NOT_FOR_CLIENTS = Error(error=f"Unknown message type: {DECIDED}", code=ErrorCode.UNKNOWN_TYPE)
 REPLIES = frozenset({"done", "turn_done"})  # the whole answer of a turn
 RESULT, PAUSED, RESUMED, PREPARED, ERROR = (one.kind() for one in (Result, Paused, Resumed, Prepared, Error))
 
@@ -54,13 +56,14 @@ class RelayEnds:
     """Both ends of a relay.
 
     client: for sending. source: messages received from the client. link: connection to the worker. lease: the session's
-    slot.
+    slot. journal: of a duplex session.
     """
 
     client: ClientEnd
     source: MessageSource
     link: ClientConnection
     lease: WorkerLease
+    journal: SessionJournal | None = None
 
 
 class Relay:
@@ -85,6 +88,7 @@ class Relay:
         recorder: Recorder,
     ):
         self._client, self._source, self._link, self._lease = ends.client, ends.source, ends.link, ends.lease
+        self._journal = ends.journal
         self._session, self._workers, self._metrics, self._intercept = session, workers, metrics, intercept
         self._recorder = recorder
         self._last_messages = LAST_MESSAGES[session.kind]
@@ -118,6 +122,9 @@ class Relay:
             self._session.touch()
             if self._intercept(data):
                 continue
+            if self._journal is not None and not self._journal.sent(data):
+                await self._client.send(write(NOT_FOR_CLIENTS))
+                continue
             self._recorder.from_client(data, self._lease)
             try:
                 await self._link.send(data if len(data) <= FRAGMENT else _fragments(data))
@@ -141,22 +148,28 @@ class Relay:
                 code = CloseCode.NORMAL if closed.rcvd.code == CloseCode.NO_STATUS else closed.rcvd.code
                 return WorkerClose(code, closed.rcvd.reason)
             received_at = time.monotonic()
-            kind = self._record(data)
+            header = peek_header(data)
+            kind = self._record(header)
+            if self._journal is not None:
+                if header.get("code") == ErrorCode.DRAINING and self._journal.can_rebuild:
+                    raise WorkerLostError(self._lease.worker.name, expected="a worker that goes on", got="a drain")
+                if self._journal.answered(kind, data, header):
+                    continue
             if kind in STAMPED:
                 data = self._recorder.stamped(data)
             self._recorder.from_worker(data)
-            if kind == PREPARED and self._session.kind is Kind.DUPLEX:
+            if kind == PREPARED and self._journal is not None:
                 data = self._client.offer(data)  # after the recorder, since it has a secret
+                self._journal.keep(self._client.is_kept)
             await self._client.send(data)
             self._metrics.record_relay("down", time.monotonic() - received_at)
             if self._is_over and self._session.kind is Kind.STREAMING:
                 return WorkerClose(CloseCode.NORMAL, "")  # the worker keeps its socket open for further turns
 
-    def _record(self, data: Data) -> str:
+    def _record(self, header: Mapping[str, object]) -> str:
         """Record a message of the worker in the session, in its lease and in the metrics. Returns: its type, or ""."""
         self._workers.record_activity(self._lease.worker)
         self._session.touch()
-        header: Mapping[str, object] = peek_header(data)
         kind = header.get("type")
         if not isinstance(kind, str):
             return ""

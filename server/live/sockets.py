@@ -35,9 +35,11 @@ from server.live.diagnostics import Diagnostics
 from server.live.inbox import ByteBudget, ClientDisconnected, Data, Inbox
 from server.live.kinds import Kind, request_type_of
 from server.live.live_sessions import LiveSession
+from server.live.moving import move_session
 from server.live.recorder import Recorder
 from server.live.relay import MessageSource, Relay, RelayEnds
 from server.live.resumption import KEPT_BYTES_TOTAL
+from server.live.session_journal import MAX_BYTES_TOTAL, SessionJournal
 from server.live.slot_wait import SlotWait
 from server.live.streaming import CLOSE, PREFILL, STOP, TurnIdleError, TurnSource, kind_of
 from server.live.worker_link import WorkerLostError, close_link, open_link
@@ -57,6 +59,7 @@ MAX_IN_FLIGHT = MB  # from one client with a slot, while its worker is slower th
 CLOSE_TIMEOUT_S = 2.0
 REQUEST_TIMEOUT_S = 300.0  # from the handshake of a chat to its request, which a slow client uploads for minutes
 REASONS = frozenset(CloseReason)
+MAX_LOSSES = 5  # workers that one session may lose
 RESUME_REQUEST_S = 10.0  # from the handshake to `resume_session`
 MAX_REQUEST_CHARS = 2000
 FINAL_CODES = (CloseCode.NORMAL, CloseCode.GOING_AWAY, CloseCode.NO_STATUS)  # of a client that does not come back
@@ -91,7 +94,8 @@ class GatewaySockets:
         self._budget = ByteBudget(MAX_BUFFERED_TOTAL)
         self._kept, self.resume_grace_s = ByteBudget(KEPT_BYTES_TOTAL), resume_grace_s
         self._running: dict[LiveClient, asyncio.Task[SocketClose]] = {}
-        self._metrics.watch_kept_bytes(lambda: self._kept.used)
+        self._journals = ByteBudget(MAX_BYTES_TOTAL)
+        self._metrics.watch_kept_bytes(lambda: self._kept.used, lambda: self._journals.used)
 
     @property
     def buffered_bytes(self) -> int:
@@ -292,19 +296,33 @@ class GatewaySockets:
 
         request_type = request_type_of(session.kind, session.session_id)
         session.pending = pending = self._slots.submit(request_type, session.session_id, session.identity)
+        journal = SessionJournal(self._journals) if session.kind is Kind.DUPLEX else None
+        n_losses = 0
         try:
             lease, link = await self._slots.open(pending, connect, partial(_send, client.end.newest.websocket))
             client.inbox.limit(MAX_IN_FLIGHT)
-            return await self._relay(client, RelayEnds(client.end, source, link, lease))
+            while True:
+                try:
+                    ends = RelayEnds(client.end, source, link, lease, journal)
+                    return await self._relay(client, ends, is_first=n_losses == 0)
+                except WorkerLostError as error:
+                    n_losses += 1
+                    if journal is None or not journal.can_rebuild or n_losses > MAX_LOSSES:
+                        raise
+                    LOG.warning("session %s moves: %s", session.session_id, error)
+                lease, link = await move_session(self._slots, pending, connect, client.end, journal)
         finally:
+            if journal is not None:
+                journal.clear()
             self._slots.dispatcher.finish(pending)
             session.pending = None
 
-    async def _relay(self, client: LiveClient, ends: RelayEnds) -> SocketClose:
+    async def _relay(self, client: LiveClient, ends: RelayEnds, *, is_first: bool) -> SocketClose:
         """Relay until the worker ends the session, and close the connection to the worker."""
         graceful = True
         try:
-            await _send(client.end.newest.websocket, QueueDone())
+            if is_first:
+                await _send(client.end.newest.websocket, QueueDone())
 
             def intercept(data: Data) -> bool:
                 return client.end.acknowledge(data) or self._diagnostics.intercept(data, client.diagnostics_name)

@@ -201,7 +201,7 @@ def test_queue_positions_and_full_queue(browser: Browser, tmp_path: Path) -> Non
 def test_reconnects_by_itself_after_each_kind_of_loss(context: BrowserContext, tmp_path: Path) -> None:
     """Cut connection, killed gateway, killed worker, stopped gateway: the page says so and keeps the transcript.
 
-    It goes on with the same session after the first, and reconnects after the others.
+    It goes on with the same session after the first and the third, and reconnects after the others.
     """
     with ExitStack() as stack:
         worker = stack.enter_context(fake_worker(*TALKATIVE))
@@ -229,19 +229,17 @@ def test_reconnects_by_itself_after_each_kind_of_loss(context: BrowserContext, t
         n = len(page.report["results"])
         page.wait_units(n + 1)
         worker.kill()
-        page.wait_text("#card-text", "The transcript stays")
-        assert page.page.locator(".live .turn.open").count() == 0, "expected no turn that still speaks"
         worker = stack.enter_context(fake_worker(*TALKATIVE, "--port", str(worker.port)))
-        page.wait_state("listening", "speaking")
-        text = page.text("#turns")
-        assert "second 2" in text and text.count("Connected again") == 2, text
+        page.wait_text("#notice", "Another worker")
         page.wait_units(len(page.report["results"]) + 1)
+        text = page.text("#turns")
+        assert "second 2" in text and text.count("Connected again") == 1, text
         server.process.send_signal(signal.SIGTERM)
         page.wait_text("#card-title", "The server is restarting")
         page.page.click("#card-action")  # now, not after the delay
         page.wait_state("connecting", "reconnecting")
         codes = [error["code"] for error in page.report["errors"]]
-        assert codes == ["worker_lost", "draining"], codes
+        assert codes == ["draining"], codes
 
 
 def test_disabled_app_is_reported(open_page: Callable[..., OpenPage], server: ServerProcess) -> None:

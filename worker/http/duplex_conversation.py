@@ -19,18 +19,18 @@ from worker.http.inbox import InboxClosedError, MessageInbox, PendingMessage, Wa
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd
 from worker.http.system_prompts import adjustment, prepared_prompt
-from worker.http.unit_input import decode_ahead, send_unit
+from worker.http.unit_input import decided_message, decided_unit, decode_ahead, send_unit
 from worker.http.unit_message import TurnCounters, UnitClock, partial_message, result_message
 from worker.loop.command_queue import ignore_result
 from worker.loop.prompt.system_prompt import SystemPrompt
-from worker.loop.results import Event, Failure, InsertedText, PartialResult, UnitResult
+from worker.loop.results import DecidedUnit, Event, Failure, InsertedText, PartialResult, UnitResult
 from worker.loop.session_handle import SessionHandle
 from worker.protocol.adjust_messages import Adjust, Adjusted
 from worker.protocol.codec import Message
 from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
+from worker.protocol.gateway_messages import Decided
 from worker.protocol.messages import (
     AudioChunk,
-    ClientDiagnostic,
     ClientMessage,
     Error,
     Interrupt,
@@ -86,8 +86,8 @@ class DuplexConversation:
         self._counters = TurnCounters()
         self._in_flight: deque[UnitClock] = deque()
         self._answered = asyncio.Event()
-        self._turn_open = False
-        self._interrupting = False
+        self._turn_open = self._interrupting = False
+        self._decided: DecidedUnit | None = None  # decisions of the next unit
         self._n_parts = 0
 
     async def start(self) -> None:
@@ -195,8 +195,8 @@ class DuplexConversation:
             case Stop():
                 self._send(Stopped(session_id=self.name))
                 return ConversationEnd(CloseCode.NORMAL, CloseReason.STOPPED)
-            case ClientDiagnostic():
-                LOG.debug("session %s: a diagnostic message is ignored", self.name)
+            case Decided():
+                self._decided = decided_unit(message)
         return None
 
     # --- preparing -----------------------------------------------------------------------------
@@ -222,15 +222,8 @@ class DuplexConversation:
         self._frames.take()
         self._counters = TurnCounters()
         self.n_units = self._n_parts = 0
-        self._send(
-            Prepared(
-                prompt_length=len(prompt.prefix) + len(prompt.suffix),
-                session_id=self.name,
-                spec=message.spec,
-                notes=notes,
-                start_after_ms=self._service.start_after_ms(self._handle.name),
-            )
-        )
+        n, ms = len(prompt.prefix) + len(prompt.suffix), self._service.start_after_ms(self._handle.name)
+        self._send(Prepared(prompt_length=n, session_id=self.name, spec=message.spec, notes=notes, start_after_ms=ms))
 
     async def _adjust(self, message: Adjust) -> None:
         if not self._prepared:
@@ -277,7 +270,8 @@ class DuplexConversation:
     async def _unit(self, chunk: AudioChunk, received: float) -> None:
         keep = self._spec.backlog == "keep"
         await self._wait_in_flight(0 if keep else self._handle.max_waiting_units - 1)
-        clock = UnitClock(received, time.monotonic())
+        decided, self._decided = self._decided, None
+        clock = UnitClock(received, time.monotonic(), is_replay=decided is not None)
         frames = self._frames.take()
         try:
             if not self._prepared:
@@ -287,7 +281,7 @@ class DuplexConversation:
             self._in_flight.append(clock)
             try:
                 trial = await self._pauses.trial_of(chunk)
-                sending = send_unit(self._service.decoders, self._handle, chunk, frames, trial)
+                sending = send_unit(self._service.decoders, self._handle, chunk, frames, trial, decided)
                 await asyncio.wrap_future(await sending)
             except BaseException:
                 if clock in self._in_flight:  # a failing engine sends a Failure for the unit before refusing it
@@ -352,8 +346,11 @@ class DuplexConversation:
             message = self._counters.counted(message, event)
         if not self._turn_open:
             self._speaks = self._will_speak
-        self._metrics.unit(event, message)
-        self._service.count_unit(event, clock.received)
+        if not clock.is_replay:
+            self._metrics.unit(event, message)
+            self._service.count_unit(event, clock.received)
+        if self._spec.resume and event.decided is not None:
+            self.outbox.put_nowait((decided_message(event.decided), self._spec))
         self._send(message)
 
     @property

@@ -13,8 +13,10 @@ from worker.decoding import DecodingThreads
 from worker.early.trial import EarlyTrial
 from worker.http.inbox import AheadPicture, WaitingFrames, WaitingPicture
 from worker.loop.audio_buffer import checked
+from worker.loop.results import DecidedUnit
 from worker.loop.session_handle import CutImage, SessionHandle
 from worker.protocol.codes import ErrorCode
+from worker.protocol.gateway_messages import Decided
 from worker.protocol.half_duplex_messages import SpeechChunk
 from worker.protocol.messages import MAX_UNIT_PICTURES, MAX_UNIT_PIXELS, AudioChunk
 from worker.protocol.wire import WireError
@@ -29,6 +31,7 @@ async def send_unit(
     chunk: AudioChunk,
     frames: Sequence[WaitingPicture],
     early: EarlyTrial | None,
+    decided: DecidedUnit | None = None,
 ) -> "Future[None]":
     """Decode a unit, one picture after the other, and send it to the engine.
 
@@ -38,6 +41,7 @@ async def send_unit(
         chunk: the unit.
         frames: pictures that came before it.
         early: the unit may run early.
+        decided: the unit's decisions, which are replayed.
     Raises: as `unpacked_unit` and `SessionHandle.send`.
     """
     samples, pictures = await decoders.run(unpacked_unit, chunk, frames)
@@ -55,10 +59,22 @@ async def send_unit(
         cut,
         force_listen=chunk.force_listen,
         force_speak=chunk.force_speak,
-        close_early=chunk.close_early,
-        early=early,
+        close_early=chunk.close_early or (decided is not None and decided.close_early),
+        early=early if decided is None else None,
+        decided=decided,
     )
     return await decoders.run(send) if len(samples) > LONG_SOUND else send()
+
+
+def decided_message(unit: DecidedUnit) -> Decided:
+    """The message from which `decided_unit` reads a unit's decisions."""
+    fields = unit._asdict()
+    return Decided(**{**fields, "sampled": list(unit.sampled), "remembered": list(unit.remembered)})
+
+
+def decided_unit(message: Decided) -> DecidedUnit:
+    """The decisions of a unit that is to be rebuilt."""
+    return DecidedUnit(**message.model_dump(exclude={"type"}))
 
 
 async def decode_ahead(

@@ -15,10 +15,14 @@ from worker.protocol.wire import Sound
 
 @dataclass(eq=False)
 class UnitClock:
-    """Times of a chunk in monotonic seconds: its arrival, and the start of its unit."""
+    """Times of a chunk in monotonic seconds: its arrival, and the start of its unit.
+
+    is_replay: the unit was decided before.
+    """
 
     received: float
     started: float
+    is_replay: bool = False
 
 
 def partial_message(event: PartialResult, part: int) -> Partial:

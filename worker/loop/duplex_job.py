@@ -15,9 +15,9 @@ from worker.config.session import SIDE_SET
 from worker.loop.audio_buffer import AudioBuffer
 from worker.loop.job import Job, Layout, SpeechCall
 from worker.loop.language import Language
-from worker.loop.results import SOUND_RATE, Event, FedRows, UnitResult
+from worker.loop.results import SOUND_RATE, DecidedUnit, Event, FedRows, UnitResult
 from worker.loop.session import Gate, UnitInput
-from worker.loop.unit_decoder import SideState, TurnCap, UnitDecoder
+from worker.loop.unit_decoder import DecoderStep, SideState, TurnCap, UnitDecoder
 from worker.loop.voice_manager import VoiceManager
 from worker.loop.window import Drop, Rebuild
 
@@ -33,6 +33,7 @@ class DuplexJob(Job):
     Attributes:
         decoder: state machine of the unit's text; None if the unit reaches no decision.
         n_speech_tokens: speech tokens drawn.
+        samples: sampled tokens.
     """
 
     unit: UnitInput
@@ -47,6 +48,10 @@ class DuplexJob(Job):
     _ends_turn: bool = field(default=False, init=False)
     _voices_old_turn: bool = field(default=False, init=False)
     _is_silenced: bool = field(default=False, init=False)
+    _is_listening: bool = field(default=False, init=False)
+    _is_interrupted: bool = field(default=False, init=False)
+    samples: list[int] = field(default_factory=list, init=False)
+    _remembered: list[int] = field(default_factory=list, init=False)
     _late_ids: list[int] = field(default_factory=list, init=False)  # fed in front of the terminator
     _before: tuple[AudioBuffer, TextStream | None] | None = field(default=None, init=False)
     _has_taken_interrupt: bool = field(default=False, init=False)
@@ -87,7 +92,7 @@ class DuplexJob(Job):
         self._is_half_fed = too_short
         if not too_short:
             self.decoder = self._make_decoder()
-            self.step = self.decoder.interrupt() if self._take_interrupt() else self.decoder.start()
+            self.step = self._first_step(self.decoder)
         return self._lay_out()
 
     def _take_audio(self) -> list[np.ndarray]:
@@ -105,13 +110,18 @@ class DuplexJob(Job):
                 break
         return units
 
-    def _make_decoder(self) -> UnitDecoder:
-        session, config = self.session, self.session.config
+    def _listens(self) -> bool:
+        """Whether the unit must listen, unless it is forced to speak."""
+        session = self.session
         # A session with a backlog listens until it has caught up.
         has_backlog = not session.reference and session.waiting_s >= 1 and not session.is_speaking
         # The speech of a turn that its limit has ended is spoken to its end before another turn.
         ends_limited = session.is_turn_limited and session.speech.draining
-        listens = has_backlog or ends_limited or session.n_decided < config.force_listen_count
+        return has_backlog or ends_limited or session.n_decided < session.config.force_listen_count
+
+    def _make_decoder(self) -> UnitDecoder:
+        session, config = self.session, self.session.config
+        self._is_listening = self._listens()
         return UnitDecoder(
             self.language.control_tokens,
             max_tokens=config.max_new_speak_tokens_per_chunk,
@@ -120,7 +130,7 @@ class DuplexJob(Job):
             compat=session.reference,
             length=self.language.length,
             turn_open=session.turn_open,
-            force=listens and not self.unit.force_speak,
+            force=self._is_listening and not self.unit.force_speak,
             override=self.unit.force_listen,
             cap=TurnCap(session.n_turn_tokens, config.max_turn_tokens),
             side=self._side_state(),
@@ -147,6 +157,15 @@ class DuplexJob(Job):
             return False
         self._has_taken_interrupt = True
         return True
+
+    def _first_step(self, decoder: UnitDecoder) -> DecoderStep:
+        self._is_interrupted = self._take_interrupt()
+        return decoder.interrupt() if self._is_interrupted else decoder.start()
+
+    def _next_step(self, decoder: UnitDecoder, token: int) -> DecoderStep:
+        self.samples.append(token)
+        self._is_interrupted = self._take_interrupt()
+        return decoder.interrupt() if self._is_interrupted else decoder.take(token)
 
     def _lay_out(self) -> Layout:
         language, special = self.language, self.language.special
@@ -191,11 +210,13 @@ class DuplexJob(Job):
         return self.decoder
 
     def on_token(self, token: int) -> None:
-        decoder = self._decided
-        self.step = decoder.interrupt() if self._take_interrupt() else decoder.take(token)
+        self.step = self._next_step(self._decided, token)
         if self.step.feed is not None and self.step.place is not None and not self.session.reference:
             stream = self.session.text_stream or self.session.open_text_stream(self.language.stream())
             self.emit_partial(stream.push([self.step.feed]))
+
+    def on_remembered(self, token: int) -> None:
+        self._remembered.append(token)
 
     def on_fed(self) -> None:
         self._n_rows += 1
@@ -335,7 +356,12 @@ class DuplexJob(Job):
             times=self.times,
             early=None if self.unit.early is None else self.unit.early.outcome,
             is_incomplete=decoder is None and not self._ends_turn,
+            decided=None if decoder is None else self._outcome(),
         )
+
+    def _outcome(self) -> DecidedUnit:
+        marks = self._is_listening, self._is_interrupted, self._is_silenced, self.unit.close_early
+        return DecidedUnit(self.session.n_units, self.session.seed, self.samples, self._remembered, *marks)
 
     def _fed_rows(self) -> FedRows:
         audio, image = self.language.audio_rows * len(self._audio), self.language.image_rows * len(self.images())

@@ -33,8 +33,7 @@ SPEECH_TOKENS_PER_POLL = 25  # a call without a known end is polled once per sec
 class JobPhase(Enum):
     """The next stage of a job's text. Phases only move forward; a job that has nothing to feed skips to SPEECH.
 
-    Speech runs beside the phase, from the queues `Job.calls` and `Job.windows`: a reply draws speech tokens for its
-    first sentence while it still decodes.
+    Speech runs beside the phase, from the queues `Job.calls` and `Job.windows`, also while a reply still decodes.
     """
 
     START = auto()  # `begin` has not been called
@@ -146,10 +145,9 @@ class SpeechCall:
         self.polled_at = now
 
     def cuts(self, n_speech_tokens: int, over: bool) -> list[int]:
-        """Token counts at which speech tokens are handed to the job, without those handed over before.
+        """Token counts at which speech tokens are handed to the job; the last one is `n_speech_tokens` if `over`.
 
-        The last one is `n_speech_tokens` if `over`. The counts do not depend on when the loop polled, so a session's
-        sound is cut the same way whichever sessions share its batches.
+        They do not depend on when the loop polled: sound is cut the same way whichever sessions share its batches.
         """
         step = SPEECH_TOKENS_PER_POLL
         seconds = () if self.stream is None else range(step, n_speech_tokens + 1, step)
@@ -362,6 +360,9 @@ class Job:
     def on_found(self, found: Found | None) -> None:
         """The search has ended: set `step`. found: its result; None if it was cancelled."""
         raise NotImplementedError
+
+    def on_remembered(self, token: int) -> None:
+        """A token went into the sampler's history."""
 
     def on_token(self, token: int) -> None:
         """A token was sampled: set `step`."""

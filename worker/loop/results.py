@@ -1,5 +1,6 @@
 """Events that a session emits: partial results while a unit runs, one result per unit, failures. Torch-free."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -92,6 +93,30 @@ class FedRows(NamedTuple):
 NO_ROWS = FedRows()
 
 
+class DecidedUnit(NamedTuple):
+    """What a unit's context depends on besides its input: with both, a `ReplayJob` rebuilds it.
+
+    Attributes:
+        unit: units counted so far, this one included.
+        seed: of the session's random numbers.
+        sampled: every sampled token, also one that an interrupt has dropped.
+        remembered: tokens that went into the sampler's history.
+        listens: whether the engine has forced the unit to listen.
+        is_interrupted: an interrupt has ended the text.
+        is_silenced: an interrupt has ended the turn after the text.
+        close_early: silence stands for the samples that the unit lacked.
+    """
+
+    unit: int
+    seed: int
+    sampled: Sequence[int]
+    remembered: Sequence[int]
+    listens: bool = False
+    is_interrupted: bool = False
+    is_silenced: bool = False
+    close_early: bool = False
+
+
 @dataclass(frozen=True)
 class UnitResult:
     """Result of one unit; text and sound are the sums of its partial results.
@@ -111,6 +136,7 @@ class UnitResult:
         n_side_tokens: tokens of the side lane.
         early: the trial of a unit that might run early; None: it might not.
         is_incomplete: the sound waits for the rest of its second; nothing is decided, and no unit is counted.
+        decided: what rebuilds the unit; None without a decision.
     """
 
     session: str
@@ -133,6 +159,7 @@ class UnitResult:
     times: StageTimes = field(default_factory=StageTimes)
     early: EarlyOutcome | None = None
     is_incomplete: bool = False
+    decided: DecidedUnit | None = None
 
 
 @dataclass(frozen=True)

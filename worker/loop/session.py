@@ -21,7 +21,7 @@ from worker.early.trial import EarlyTrial
 from worker.loop.audio_buffer import AudioBuffer
 from worker.loop.early.early_rows import EarlyRows
 from worker.loop.order.unplayed_sound import UnplayedSound
-from worker.loop.results import Event, Failure
+from worker.loop.results import DecidedUnit, Event, Failure
 from worker.loop.rounds import Rounds
 from worker.loop.window import Drop, Rebuild, UnitRecord, UnitWindow
 
@@ -82,6 +82,7 @@ class UnitInput:
         force_speak: speak whatever the model decides.
         close_early: complete sound that is too short for a unit with silence.
         early: the unit may run early; None: it may not.
+        decided: the unit's decisions, which are replayed; None: the model decides.
     """
 
     sound: np.ndarray | None
@@ -91,6 +92,7 @@ class UnitInput:
     force_speak: bool = False
     close_early: bool = False
     early: EarlyTrial | None = None
+    decided: DecidedUnit | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,7 @@ class Session:
         interrupt_requested: stop speaking at the next token.
         n_decided: units that reached a decision.
         n_units: units or replies counted so far.
+        seed: of its random numbers.
         n_unit_ids: units registered with the window.
         frames_waiting: images that wait for the sound of their unit.
         frames_ahead: images of a unit that has not been received.
@@ -182,6 +185,7 @@ class Session:
     interrupt_requested: bool = False
     n_decided: int = 0
     n_units: int = 0
+    seed: int = 0
     n_unit_ids: int = 0
     frames_waiting: list[list[ImagePatches]] = field(default_factory=list)
     frames_ahead: list[list[ImagePatches]] = field(default_factory=list)
@@ -352,6 +356,13 @@ class Session:
         """Forget the count of rows fed for inserted texts. Returns: it."""
         n_rows, self.n_inserted = self.n_inserted, 0
         return n_rows
+
+    def number_units(self, n: int) -> None:
+        """Set the number of units so far, of which some may not have been replayed."""
+        self.n_units, self.n_decided = n, max(n, self.n_decided)
+
+    def set_seed(self, seed: int) -> None:
+        self.seed = seed
 
     def count_reply(self) -> None:
         self.n_units += 1

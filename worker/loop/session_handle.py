@@ -19,6 +19,7 @@ from worker.early.trial import EarlyTrial
 from worker.loop.audio_buffer import checked
 from worker.loop.command_queue import CommandQueue
 from worker.loop.prompt.system_prompt import Adjustment, AdjustOutcome, SystemPrompt
+from worker.loop.results import DecidedUnit
 from worker.loop.session import Session, TextInput, UnitInput
 from worker.loop.sessions import Sessions
 
@@ -89,6 +90,7 @@ class SessionHandle:
         force_speak: bool = False,
         close_early: bool = False,
         early: EarlyTrial | None = None,
+        decided: DecidedUnit | None = None,
         max_slice_nums: int | Sequence[int] | None = None,
     ) -> Future[None]:
         """Send one unit; its outcome is emitted as an event.
@@ -100,6 +102,7 @@ class SessionHandle:
             force_speak: speak whatever the model decides, also in the first units; not with `force_listen`.
             close_early: complete sound that is too short for a unit with silence.
             early: the same, if the unit then speaks and there is time for it.
+            decided: the unit's decisions, which are replayed; None: the model decides.
             max_slice_nums: slices per image, one number or one each; None: as the session's settings. Images from
                 `cut` keep theirs.
         Returns: a future that is done when the unit is queued. Future errors: as `Sessions.unit`.
@@ -117,7 +120,7 @@ class SessionHandle:
             frame if isinstance(frame, list) else self.cut(frame, limit)
             for frame, limit in zip(frames, limits, strict=True)
         ]
-        unit = UnitInput(sound, slices, force_listen, arrived, force_speak, close_early, early)
+        unit = UnitInput(sound, slices, force_listen, arrived, force_speak, close_early, early, decided)
         return self._commands.submit(self._sessions.unit, self._session, unit)
 
     def send_ahead(self, image: bytes | Image.Image | EncodedImage, max_slices: int) -> CutImage:

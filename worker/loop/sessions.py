@@ -24,6 +24,7 @@ from worker.loop.language import Language
 from worker.loop.prompt.inserted_text import MAX_TEXT_CHARS, TextJob
 from worker.loop.prompt.prompts import PromptChange, Prompts, Snapshot
 from worker.loop.prompt.system_prompt import Adjustment, AdjustOutcome, SystemPrompt
+from worker.loop.replay.replay_job import ReplayJob
 from worker.loop.results import Event, Failure
 from worker.loop.session import Gate, OrderError, Session, SessionPhase, TextInput, UnitInput
 from worker.loop.unit_loop import UnitLoop
@@ -129,7 +130,8 @@ class Sessions:
         unit_steps.empty(slot)
         unit_steps.reserve(slot, self._config.rows_of(config))
         session.reset(config, self._audio_buffer(config), self._window(slot, config))
-        unit_steps.configure(slot, self._text_sampling(config), config.speech_sampling(), self.seed(config))
+        session.set_seed(self.seed(config))
+        unit_steps.configure(slot, self._text_sampling(config), config.speech_sampling(), session.seed)
         self._expect_early(config)
         self._voices.lend(session, prompt.voice)
         n_rows = self._prompts.start(session, prompt)
@@ -236,7 +238,10 @@ class Sessions:
                     continue
                 waiting = session.waiting.popleft()
                 if isinstance(waiting, UnitInput):
-                    self._loop.add(DuplexJob(session, waiting.arrived, waiting, self._language, self._voices))
+                    given = session, waiting.arrived, waiting, self._language, self._voices
+                    decided = waiting.decided
+                    job = ReplayJob(*given, decided, self._unit_steps) if decided is not None else DuplexJob(*given)
+                    self._loop.add(job)
                 else:
                     remove_early_rows(self._unit_steps, session)
                     max_length = self._unit_steps.capacity(session.slot) - session.config.unit_rows

@@ -93,8 +93,7 @@ class TextStages:
         if not job.step.sample and job.step.feed is None:
             self._batch.guard(job, Job.finish_text)
         elif job.step.feed is None:
-            assert chosen.token is not None
-            self._batch.guard(job, self._take_token, chosen.token)
+            self._batch.guard(job, self._take_token, chosen)
 
     def _begin_search(self, job: Job, settings: BeamSettings, chosen: Chosen) -> None:
         search = self._unit_steps.beams.begin(job.slot, settings, chosen.logits)
@@ -118,13 +117,15 @@ class TextStages:
             self._batch.observer.rows_fed(job.session.id, "token", past[job.slot], job.step.feed)
             job.on_fed()
             if job.step.sample:
-                assert chosen.token is not None
-                self._batch.guard(job, self._take_token, chosen.token)
+                self._batch.guard(job, self._take_token, chosen)
             else:
                 self._batch.guard(job, Job.finish_text)
 
-    def _take_token(self, job: Job, token: int) -> None:
-        job.on_token(self._batch.observer.token_sampled(job.session.id, job, token))
+    def _take_token(self, job: Job, chosen: Chosen) -> None:
+        assert chosen.token is not None
+        if chosen.is_remembered:
+            job.on_remembered(chosen.token)
+        job.on_token(self._batch.observer.token_sampled(job.session.id, job, chosen.token))
         if job.begins_text_chunk:
             self._unit_steps.begin_text_chunk(job.slot)
         if job.step.feed is None:
@@ -277,7 +278,6 @@ class YieldingStage:
 
 
 def _unusable_logits(job: Job) -> NumericsError:
-    """The error of a job whose logits are not usable."""
     what = f"logits of session {job.session.id}"
     return NumericsError(what, expected="finite numbers", got="NaN, infinity or no choice left")
 

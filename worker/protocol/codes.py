@@ -30,6 +30,7 @@ class ErrorCode(StrEnum):
     LIMIT_REACHED = "limit_reached"
     CANCELLED = "cancelled"
     RESUME_REFUSED = "resume_refused"
+    QUARANTINED = "quarantined"
 
 
 class CloseCode(IntEnum):

@@ -7,6 +7,7 @@ from pydantic import Field, computed_field
 from worker.protocol.codec import FieldGroup, FromClient, Message, OneDecimal, Reader, known_fields
 
 MAX_COUNT = 2**53
+MAX_SAMPLED = 4096  # tokens of one unit
 RESUME_QUERY = "resume"  # of the address of a connection that continues a session; its value is 1
 
 WaitReason = Literal["busy", "loading", "no_worker"]
@@ -77,6 +78,34 @@ class Received(FromClient):
     count: int = Field(ge=0, le=MAX_COUNT, description="number of messages that the client has, as in `resume_session`")
 
 
+class Decided(FromClient):
+    """What the next `audio_chunk` has led to: its unit is rebuilt without a decision of the model and without sound.
+
+    Between gateway and worker only. With `resume` in `spec`, a worker sends it in front of the `result` of each unit.
+    When the session moves to another worker, the gateway sends it there in front of the unit's `audio_chunk`.
+    """
+
+    type: Literal["decided"] = "decided"
+    unit: int = Field(ge=1, le=MAX_COUNT, description="units since `prepare`, including this one")
+    seed: int = Field(description="of the session's random numbers")
+    sampled: list[int] = Field(max_length=MAX_SAMPLED, description="sampled tokens")
+    remembered: list[int] = Field(max_length=MAX_SAMPLED, description="tokens of the repetition penalty's window")
+    listens: bool = Field(False, description="the worker has forced the unit to listen")
+    is_interrupted: bool = Field(False, description="an interrupt has ended the text")
+    is_silenced: bool = Field(False, description="an interrupt has ended the turn after the text")
+    close_early: bool = Field(False, description="silence stands for the samples that the unit lacked")
+
+
+class SessionMoved(Message):
+    """The session's worker was lost, and another one goes on with the same context. From the gateway only."""
+
+    type: Literal["session_moved"] = "session_moved"
+    seconds: OneDecimal = Field(description="without a worker")
+    restored: int = Field(description="units that were rebuilt")
+    omitted: int = Field(description="earlier units that were not, because too much was to be kept")
+    repeated: int = Field(description="chunks without a result, which run again")
+
+
 class SessionResumed(Message):
     """The session goes on over this connection. The messages that the client lacks follow. From the gateway only."""
 
@@ -90,3 +119,4 @@ class SessionResumed(Message):
 
 ResumeMessage = Annotated[ResumeSession | Received, Field(discriminator="type")]
 RESUME_CLIENT: Reader[ResumeMessage] = Reader(ResumeMessage)
+GatewayMessage = Queued | QueueUpdate | QueueDone | SessionResumed | SessionMoved

@@ -23,7 +23,7 @@ from worker.protocol.codec import (
     write_message,
 )
 from worker.protocol.codes import ErrorCode
-from worker.protocol.gateway_messages import Queued, QueueDone, QueueUpdate, SessionResumed
+from worker.protocol.gateway_messages import Decided, GatewayMessage
 from worker.protocol.system_content import texts_and_sound
 from worker.protocol.text_messages import InsertText, TextInserted
 from worker.protocol.unit_counters import MarkField, UsageField
@@ -347,8 +347,9 @@ class Error(FromServer):
 
 # --- reading and writing --------------------------------------------------------------------------
 
+FlowMessage = Pause | Resume | Stop | Interrupt
 ClientMessage = Annotated[
-    Prepare | AudioChunk | VideoFrame | InsertText | Adjust | Pause | Resume | Stop | Interrupt | ClientDiagnostic,
+    Prepare | AudioChunk | VideoFrame | InsertText | Adjust | FlowMessage | ClientDiagnostic | Decided,
     Field(discriminator="type"),
 ]
 ServerMessage = Annotated[
@@ -363,10 +364,7 @@ ServerMessage = Annotated[
     | Stopped
     | Timeout
     | Error
-    | Queued
-    | QueueUpdate
-    | QueueDone
-    | SessionResumed,
+    | GatewayMessage,
     Field(discriminator="type"),
 ]
 CLIENT: Reader[ClientMessage] = Reader(ClientMessage)

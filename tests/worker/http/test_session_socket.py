@@ -1,5 +1,6 @@
 """A worker's socket: units, concurrent sessions, lost connections, pauses and timeouts, in a real process."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clients.duplex import connect
+from tests.e2e.serving import CutProxy
+from tests.server.live_gateway import running_gateway
 from tests.worker.http.client_scripts import (
     ALOUD,
     QUIET,
@@ -14,16 +18,52 @@ from tests.worker.http.client_scripts import (
     TURNS_QUIET,
     assert_same_results,
     chunk,
+    sound_of,
 )
 from tests.worker.http.processes import WorkerProcess
 from tests.worker.http.scripted_client import HandshakeRefused, ScriptedClient
 from tests.worker.http.small_worker import N_SLOTS
-from worker.protocol.messages import Paused, Prepared, Result, Resumed, Stopped, Timeout
+from worker.protocol.gateway_messages import SessionMoved
+from worker.protocol.messages import Paused, Prepared, Result, Resumed, Spec, Stopped, Timeout
 
 SOUND_TOLERANCE = 1e-4  # of concurrent sessions; measured 1e-5 at an amplitude of 0.8
 
 
 pytestmark = pytest.mark.usefixtures("all_slots_free")
+
+
+# --- a lost worker ------------------------------------------------------------------------------------
+
+
+def test_a_session_that_loses_its_worker_goes_on_as_an_undisturbed_one(
+    worker: WorkerProcess, alone: Callable[..., list[Result]]
+) -> None:
+    """Through a gateway, which rebuilds the context in another slot: before, within and after a turn."""
+    expected = alone(TURNS_QUIET, 6)
+    proxy = CutProxy(worker.port)
+
+    async def story() -> list[Result]:
+        results: list[Result] = []
+        moved: list[SessionMoved] = []
+        async with running_gateway(proxy.port) as gateway:
+            await gateway.wait_for_slot()
+            async with connect(f"ws://127.0.0.1:{gateway.port}", "adx_me") as client:
+                await client.prepare(config=TURNS_QUIET, spec=Spec(resume=True))
+                for number in range(6):
+                    if number in (1, 3, 4):
+                        proxy.cut()
+                    await client.send_unit(sound_of(number))
+                    while len(results) == number:
+                        message = await anext(client)
+                        (results if isinstance(message, Result) else moved).append(message)
+                await client.stop()
+        assert [one.restored for one in moved] == [1, 3, 4], f"expected all units to be rebuilt, got {moved}"
+        return results
+
+    try:
+        assert_same_results(asyncio.run(story()), expected, "with three lost workers")
+    finally:
+        proxy.close()
 
 
 # --- units ----------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ from worker.protocol.wire import WireError
 
 def test_message_types() -> None:
     got = sorted(CLIENT.classes)
-    expected = ["adjust", "audio_chunk", "client_diagnostic", "insert_text", "interrupt", "pause", "prepare", "resume"]
-    expected += ["stop", "video_frame"]
+    expected = ["adjust", "audio_chunk", "client_diagnostic", "decided", "insert_text", "interrupt", "pause", "prepare"]
+    expected += ["resume", "stop", "video_frame"]
     assert got == expected and all(issubclass(cls, FromClient) for cls in CLIENT.classes.values())
     for cls, name in ((Resume, "resume"), (Stop, "stop"), (Interrupt, "interrupt")):
         assert sent(type=name) == cls()
@@ -195,6 +195,7 @@ def test_ignores_unknown_fields_and_nulls(name: str) -> None:
         "audio_chunk": {"audio_base64": "AAAAAA=="},
         "video_frame": {"frame": "AAAA"},
         "insert_text": {"text": "A"},
+        "decided": {"unit": 1, "seed": 2, "sampled": [3], "remembered": []},
     }.get(name, {})
     cls = CLIENT.classes[name]
     nulls = {field: None for field in cls.model_fields if field != "type" and field not in needed}

@@ -148,9 +148,10 @@ export class Conversation {
       paused: (message) => this.state === "paused" && this.#setState("paused", message),
       adjusted: (message) => this.#ui.adjusted(message),
       text_inserted: () => this.#inserts.accept(),
+      session_moved: () => this.#ui.notice("moved"),
       timeout: (message) => this.#fail(timeoutCode(message, this.state), ""),
       error: (message) => this.#onError(message),
-      unreadable: (error) => this.#onUnreadable(error),
+      unreadable: (error) => this.#onUnreadable(String(error)),
       lost: ({ delayS }) => this.#keep({ code: "server_gone", delayS, isKept: true }),
       resumed: () => this.#keep(),
       closed: ({ opened }) => this.#lose(opened ? "server_gone" : "server_unreachable", ""),
@@ -320,10 +321,10 @@ export class Conversation {
     if (message.code !== "paused") this.#ui.error(message.code, message.error);
   }
 
-  /** A message that cannot be parsed. Its unit is unknown, so later results could not be matched to their units. */
+  /** A message that cannot be parsed: later results could not be matched to their units. */
   #onUnreadable(error) {
-    this.stats.errors.push({ code: "unreadable", error: String(error) });
-    this.#fail("unreadable", String(error));
+    this.stats.errors.push({ code: "unreadable", error });
+    this.#fail("unreadable", error);
   }
 
   // --- end -------------------------------------------------------------------------------------
@@ -356,7 +357,6 @@ export class Conversation {
     this.#setState(state, details);
   }
 
-  /** Reconnect now. */
   reconnect() {
     clearTimeout(this.#retry);
     if (this.state !== "reconnecting" || this.#session?.retry()) return;

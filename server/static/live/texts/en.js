@@ -93,6 +93,7 @@ export const en = {
   barge_in: "Speaking stops the reply",
   barge_in_ms: "Speech that stops it, ms",
   barge_in_help: "Noise, coughs and the reply's own echo do not stop it. A longer time is safer, a shorter one is faster.",
+  notice_moved: "Another worker has taken over. The conversation goes on where it was.",
   notice_barge_in_failed: "The voice detector is not available. Use Interrupt to stop a reply.",
   delay: "Playback delay, ms",
   delay_help:

@@ -91,6 +91,7 @@ export const zh = {
   barge_in: "说话时打断回答",
   barge_in_ms: "打断所需的说话时长，毫秒",
   barge_in_help: "噪声、咳嗽和回答自身的回声不会打断。时间长一些更稳妥，短一些更快。",
+  notice_moved: "已由另一个工作进程接手，对话从原处继续。",
   notice_barge_in_failed: "语音检测不可用，请用“打断”按钮停止回答。",
   delay: "声音缓冲，毫秒",
   delay_help: "网络不稳时大一些更流畅，小一些更快。需要时会自动加大。",

@@ -1,0 +1,182 @@
+"""Sessions whose worker is lost: what is kept, who goes on, and chunks that kill every worker."""
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.serve.fake_worker import FakeWorker
+from server.live import session_journal
+from server.live.inbox import ByteBudget
+from server.live.session_journal import SessionJournal
+from tests.server.live.test_resumption import Talker, sample
+from tests.server.live_gateway import CHUNK, PREPARE, STOP, run, running_gateway, wait_until
+from worker.protocol.wire import json_text
+
+DECIDED = {"type": "decided", "unit": 1, "seed": 0, "sampled": [], "remembered": []}
+FRAME = {"type": "video_frame", "frame": "AAAA"}
+
+
+class JournalTalk:
+    """A client and a worker at one journal."""
+
+    def __init__(self) -> None:
+        self.budget = ByteBudget(10**9)
+        self.journal = SessionJournal(self.budget)
+
+    def send(self, *messages: dict[str, Any]) -> None:
+        for message in messages:
+            assert self.journal.sent(json_text(message)), message
+
+    def answer(self, kind: str, **fields: Any) -> bool:
+        message = {"type": kind, **fields}
+        return self.journal.answered(kind, json_text(message), message)
+
+    def unit(self, number: int) -> None:
+        self.send({**CHUNK, "number": number})
+        assert self.answer(**{**DECIDED, "kind": "decided", "unit": number}), "expected the client not to have it"
+        assert not self.answer("result", is_listen=True)
+
+    def prepared(self) -> "JournalTalk":
+        self.send(PREPARE)
+        self.answer("prepared")
+        return self
+
+    @property
+    def kinds(self) -> list[str]:
+        return [json.loads(data)["type"] for step in self.journal.steps for data in step.messages]
+
+
+def test_the_journal_has_what_the_context_consists_of() -> None:
+    talk = JournalTalk().prepared()
+    talk.unit(1)
+    talk.send(FRAME, CHUNK, {"type": "insert_text", "text": "a"}, {"type": "interrupt"}, CHUNK, FRAME)
+    assert not talk.answer("partial") and talk.journal.n_chunks == 2
+    talk.answer("result", incomplete=True)  # a piece
+    talk.answer("text_inserted")
+    talk.answer("interrupted")
+    assert talk.kinds == ["prepare", "decided", "audio_chunk", "video_frame", "audio_chunk", "insert_text"]
+    assert [json.loads(data)["type"] for data in talk.journal.unanswered] == ["audio_chunk", "video_frame"]
+    talk.answer("error")  # in the place of a result: the chunk has no effect
+    assert talk.journal.n_chunks == 0 and len(talk.kinds) == 6
+    assert not talk.journal.sent(json_text(DECIDED)), "expected decisions of clients to be refused"
+    talk.send({**PREPARE, "system_prompt": "b"})
+    talk.answer("prepared")
+    assert talk.kinds == ["prepare"] and talk.journal.can_rebuild
+    talk.unit(1)
+    talk.send(CHUNK)
+    talk.answer("result", is_listen=True)
+    assert not talk.journal.can_rebuild, "expected a unit without its decisions to make the journal useless"
+    talk.journal.keep(False)
+    talk.send(CHUNK)
+    assert talk.budget.used == 0, f"expected no memory for a session that is not kept, got {talk.budget.used}"
+
+
+def test_the_journal_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_journal, "MAX_UNITS", 3)
+    talk = JournalTalk().prepared()
+    talk.send({"type": "insert_text", "text": "a"})
+    talk.answer("text_inserted")
+    for number in range(1, 6):
+        talk.unit(number)
+    assert (talk.journal.n_units, talk.journal.n_omitted) == (3, 2)
+    assert talk.kinds == ["prepare", "insert_text", *["decided", "audio_chunk"] * 3]
+    talk.budget.max_bytes = talk.budget.used
+    talk.unit(6)
+    assert talk.journal.n_units < 3, "expected the bound of all journals to hold for each"
+    talk.journal.clear()
+    assert talk.budget.used == 0
+
+
+def test_a_chunk_is_dropped_after_the_second_loss() -> None:
+    talk = JournalTalk().prepared()
+    talk.send(CHUNK, {**CHUNK, "second": True})
+    talk.answer("partial")
+    assert not talk.journal.lose_worker()
+    assert talk.answer("partial") and not talk.answer("partial"), "expected what the client has not to come again"
+    assert talk.journal.lose_worker() and talk.journal.n_chunks == 1
+    assert not talk.journal.lose_worker(), "expected another chunk to have a chance"
+    talk.answer("result")
+    assert not talk.journal.lose_worker()
+
+
+def test_a_session_goes_on_with_another_worker() -> None:
+    """Units count on, the cycle of listening and speaking goes on, and unanswered chunks run there."""
+
+    async def scenario() -> None:
+        async with (
+            FakeWorker(slots=1, n_listen=2, n_speak=3) as one,
+            FakeWorker(slots=1, n_listen=2, n_speak=3) as other,
+            running_gateway(one, other) as gateway,
+        ):
+            talker = await Talker.prepared(gateway)
+            texts = []
+            for _ in range(3):
+                await talker.client.send(CHUNK)
+                texts.append((await talker.take("result"))["text"])
+            first, second = (one, other) if one.sessions else (other, one)
+            first.freeze()
+            await talker.client.send(CHUNK, CHUNK)
+            await wait_until(lambda: sample(gateway, "session_journal_bytes") > 5 * 4000, "the chunks to be sent")
+            first.crash()
+            moved = await talker.take("session_moved")
+            assert (moved["restored"], moved["omitted"]) == (3, 0), moved
+            for _ in range(2):
+                texts.append((await talker.take("result"))["text"])
+            assert talker.units == [1, 2, 3, 4, 5], f"expected each result once, got {talker.units}"
+            assert texts == ["", "", "second 3. ", "second 4. ", "second 5. "], texts
+            assert (second.n_rebuilt, second.total_requests) == (3, 2)
+            assert sample(gateway, "move_seconds_count", outcome="moved") == 1
+            await talker.lose()
+            resumed = await talker.resume()
+            assert resumed["next"] == talker.n + 1, resumed
+            await talker.client.send(DECIDED)
+            assert (await talker.take("error"))["code"] == "unknown_type"
+            await talker.client.send(STOP)
+            await talker.take("stopped")
+            await gateway.wait_idle()
+            assert sample(gateway, "session_journal_bytes") == 0
+
+    run(scenario)
+
+
+def test_a_chunk_that_kills_two_workers_is_dropped() -> None:
+    async def scenario() -> None:
+        workers = [FakeWorker(slots=1) for _ in range(3)]
+        async with workers[0], workers[1], workers[2], running_gateway(*workers) as gateway:
+            talker = await Talker.prepared(gateway)
+            await talker.client.send(CHUNK)
+            await talker.take("result")
+            for worker in workers:
+                worker.think_s = 1000.0
+            await talker.client.send(CHUNK)
+            for n_kept in (2, 1):
+                await wait_until(lambda: any(worker.is_thinking for worker in workers), "the unit to run")
+                [holder] = [worker for worker in workers if worker.sessions]
+                holder.crash()
+                workers.remove(holder)
+                if n_kept == 1:
+                    assert (await talker.take("error"))["code"] == "quarantined"
+                assert (await talker.take("session_moved"))["repeated"] == n_kept - 1
+            workers[0].think_s = 0.0
+            await talker.client.send(CHUNK)
+            await talker.take("result")
+            assert talker.units == [1, 2], f"expected the dropped chunk not to count, got {talker.units}"
+            assert sample(gateway, "quarantined_units_total") == 1
+
+    run(scenario)
+
+
+def test_a_session_without_another_worker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.live.moving.WAIT_S", 0.2)
+
+    async def scenario() -> None:
+        async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
+            talker = await Talker.prepared(gateway)
+            worker.crash()
+            assert (await talker.take("error"))["code"] == "worker_lost"
+            assert await talker.client.wait_closed() == (1011, "Worker lost")
+            await gateway.wait_idle()
+            assert sample(gateway, "move_seconds_count", outcome="failed") == 1
+
+    run(scenario)

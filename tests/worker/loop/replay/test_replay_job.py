@@ -1,0 +1,108 @@
+"""A context rebuilt from inputs and decisions equals the one that it replaces, with greedy and with sampled tokens."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.worker.loop.engines import (
+    ALOUD,
+    QUIET,
+    Director,
+    SmallEngine,
+    assert_mirrors,
+    make_prompt,
+    make_unit,
+    short_speech,
+)
+from worker.config.session import SessionConfig, WindowConfig
+from worker.loop.results import Failure, UnitResult
+from worker.loop.session import Session, UnitInput
+
+N_BEFORE, N_AFTER = 9, 3
+WINDOW = WindowConfig(mode="basic", high_tokens=140, low_tokens=90)
+LIMITS = {"force_listen_count": 2, "max_turn_tokens": 5}
+GREEDY = QUIET.model_copy(update={"decode_mode": "greedy", "seed": None, "window": WINDOW, **LIMITS})
+SAMPLED = QUIET.model_copy(update={"seed": None, "window": WINDOW})
+SPEAKING = ALOUD.model_copy(update={"window": WINDOW})
+
+CONFIGS = {"greedy": GREEDY, "sampled": SAMPLED, "speaking": SPEAKING}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[SmallEngine]:
+    with short_speech():
+        yield SmallEngine(observer=Director())
+
+
+def given(number: int) -> UnitInput:
+    """A unit; every third one has a picture, and the fifth one comes in two pieces."""
+    return make_unit(number, pictures=(number,) if number % 3 == 1 else (), force_listen=number == 6)
+
+
+def play(engine: SmallEngine, session: Session, numbers: range) -> list[UnitResult]:
+    """The results of units, some of them interrupted while or after their text is decoded."""
+    results = []
+    for number in numbers:
+        engine.sessions.unit(session, given(number))
+        if number == 4:
+            engine.sessions.break_speech(session)
+        if number == 7:
+            for _ in range(3):
+                engine.step()
+            engine.sessions.break_speech(session)
+        engine.settle()
+        [*_, result] = engine.take(session.id)
+        assert isinstance(result, UnitResult), f"unit {number}: expected a result, got {result}"
+        results.append(result)
+        session.request_interrupt(False)
+    return results
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_replayed_context_goes_on_as_the_undisturbed_one(engine: SmallEngine, config: SessionConfig) -> None:
+    """Rows, window, turn, sampler and the tokens of later units; another session is not affected."""
+    prompt = make_prompt(speaker=1 if config.generate_audio else None)
+    first = engine.open("one", config, prompt)
+    results = play(engine, first, range(N_BEFORE))
+    assert any(not result.is_listen for result in results), "expected a unit that speaks"
+
+    again = engine.sessions.open("one again", config, engine.events["one again"].append)
+    engine.sessions.prepare(again, prompt)
+    for number, result in enumerate(results):
+        unit = given(number)
+        unit.decided = result.decided
+        engine.sessions.unit(again, unit)
+        engine.settle()
+        [event] = engine.take("one again")
+        assert isinstance(event, UnitResult) and event.pcm is None, f"expected no sound and one event, got {event}"
+        assert (event.index, event.tokens) == (result.index, result.tokens)
+    held = [(one.window.length, one.n_units, one.turn_open, one.n_turn_tokens, one.seed) for one in (first, again)]
+    assert held[0] == held[1], f"expected {held[0]}, got {held[1]}"
+    assert_mirrors(engine.unit_steps, again.slot)
+    keys = [engine.unit_steps.save(one.slot)[0] for one in (first, again)]
+    assert keys[0].shape == keys[1].shape and torch.allclose(*keys, atol=1e-4), (keys[0] - keys[1]).abs().max()
+
+    again.id = "one"  # the tokens of `Director` depend on it
+    later = [play_one(engine, one, number) for one in (first, again) for number in range(N_BEFORE, N_BEFORE + N_AFTER)]
+    assert later[:N_AFTER] == later[N_AFTER:], f"expected {later[:N_AFTER]}, got {later[N_AFTER:]}"
+    again.id = "one again"
+    engine.close_all()
+
+
+def play_one(engine: SmallEngine, session: Session, number: int) -> tuple[int, tuple[int, ...], str]:
+    engine.sessions.unit(session, given(number))
+    engine.settle()
+    result = [*engine.take("one"), *engine.take("one again")][-1]
+    assert isinstance(result, UnitResult), result
+    return result.index, result.tokens, result.text
+
+
+@pytest.mark.parametrize("sampled", [(), (-1,), (10**6,), (5,) * 40])
+def test_tokens_of_no_unit_are_refused(engine: SmallEngine, sampled: tuple[int, ...]) -> None:
+    session = engine.open("one", QUIET)
+    decided = engine.run_unit(session, 0).decided
+    event = engine.run_unit(session, 1, decided=decided._replace(sampled=sampled, unit=2))
+    assert isinstance(event, Failure) and "decided.sampled" in str(event.error), event
+    assert isinstance(engine.run_unit(session, 2), UnitResult), "expected the session to go on"
+    engine.close_all()
