@@ -180,3 +180,20 @@ def test_a_session_without_another_worker_ends(monkeypatch: pytest.MonkeyPatch) 
             assert sample(gateway, "move_seconds_count", outcome="failed") == 1
 
     run(scenario)
+
+
+def test_a_session_leaves_a_worker_that_drains() -> None:
+    async def scenario() -> None:
+        async with FakeWorker(slots=1) as one, FakeWorker(slots=1) as other, running_gateway(one, other) as gateway:
+            talker = await Talker.prepared(gateway)
+            await talker.client.send(CHUNK)
+            await talker.take("result")
+            holder = one if one.sessions else other
+            [connection] = [one for one in holder.connections if one.conversation is not None]
+            await connection.send(json_text({"type": "error", "error": "draining", "code": "draining"}))
+            assert (await talker.take("session_moved"))["restored"] == 1
+            await talker.client.send(CHUNK)
+            await talker.take("result")
+            assert talker.units == [1, 2], talker.units
+
+    run(scenario)

@@ -246,7 +246,7 @@ def content_of(event: Event) -> tuple[Any, ...]:
         return "failure", event.unit, type(event.error).__name__
     if isinstance(event, PartialResult):
         return "partial", event.unit, event.text, bits(event.pcm)
-    kept = {name: value for name, value in vars(event).items() if name not in ("session", "times", "pcm")}
+    kept = {name: value for name, value in vars(event).items() if name not in ("session", "times", "pcm", "decided")}
     return "result", *kept.items(), ("pcm", bits(event.pcm))
 
 
