@@ -240,8 +240,7 @@ class Sessions:
                 if isinstance(waiting, UnitInput):
                     given = session, waiting.arrived, waiting, self._language, self._voices
                     decided = waiting.decided
-                    job = ReplayJob(*given, decided, self._unit_steps) if decided is not None else DuplexJob(*given)
-                    self._loop.add(job)
+                    self._loop.add(ReplayJob(*given, decided, self._unit_steps) if decided else DuplexJob(*given))
                 else:
                     remove_early_rows(self._unit_steps, session)
                     max_length = self._unit_steps.capacity(session.slot) - session.config.unit_rows
