@@ -3,7 +3,6 @@
 The host side: checks, buckets and padding. An utterance has the sound of `S3Gen.sound`, whatever shares its batch.
 """
 
-import gc
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.errors import SettingsError
-from models.graphs.compiler import reset_compiler
 from models.token2wav.prompt.source_tokens import source_log_mel, token_windows
 from models.token2wav.s3gen import regions
 from models.token2wav.s3gen.model import S3Gen, S3Voice, draw, prompt_part
@@ -40,11 +38,9 @@ class S3Synthesizer:
         self.regions = S3Regions(model, self.shapes, steps)
 
     def release(self) -> None:
-        """Delete graphs and compiled code. They refer to the networks, whose memory is free once they are unused."""
+        """Delete graphs and run eagerly again. Compiled code that the compiler keeps goes with `reset_compiler`."""
         self.regions.drop_graphs()
         self.regions.uncompile()
-        reset_compiler()
-        gc.collect()
 
     def prepare(self, sounds: Sequence[tuple[Tensor, int]]) -> list[S3Voice]:
         """The voices of the first 10 s of sounds, as `S3Gen.prepare_voice`.

@@ -11,6 +11,7 @@ from tests.models.token2wav.s3gen import tiny_s3gen
 from tests.worker.conversion.test_converter import VOICE, Client, tokens
 from worker.config.compile import CompileConfig
 from worker.conversion.converter import ConversionSource, Converter
+from worker.start.memory import release_memory
 
 pytestmark = pytest.mark.gpu
 SHAPES = S3Shapes(batch=(1, 2), speech_tokens=(4, 20), prompt=(50,), sound=(60, 120))
@@ -32,7 +33,6 @@ def test_closing_gives_the_memory_of_live_graphs_back(tmp_path: Path) -> None:
     held = torch.cuda.memory_reserved()
     converter.close()
     del converter
-    torch.cuda.empty_cache()
-    now = torch.cuda.memory_reserved()
+    now = release_memory(device)["after"]
     assert held > before, f"expected memory of graphs, got {held} after {before} bytes"
     assert now - before <= 0.1 * (held - before) + WORKSPACES, f"expected about {before} bytes, got {now} of {held}"

@@ -1,11 +1,13 @@
 """Compiled components: the waveform of the eager ones, and nothing that compiles after warm-up."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
 import torch
 from pydantic import ValidationError
 
+from models.graphs.compiler import reset_compiler
 from models.graphs.region_graphs import compile_counters
 from models.layers.weights import assign_weights
 from models.token2wav.s3gen.components import S3Modes, compile_components
@@ -114,6 +116,8 @@ def test_unloading_with_live_graphs_gives_the_memory_back() -> None:
     held = torch.cuda.memory_reserved()
     synthesizer.release()
     del synthesizer
+    reset_compiler()
+    gc.collect()
     torch.cuda.empty_cache()
     now = torch.cuda.memory_reserved()
     assert held > before, f"expected memory of graphs, got {held} after {before} bytes"
