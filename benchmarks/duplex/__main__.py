@@ -109,7 +109,7 @@ class BenchRun:
         measures = part in self._options.parts or part in self._process_result(part)
         if measures and self._process_result(part).get("part") == "start":
             self.result["processes"].pop(part)  # an earlier command measured only the start
-        spec = self._engine_spec(self._options.way, slots)
+        spec = self._engine_spec(self._options.way, slots, kv_layout=self._options.kv_layout)
         cache = self._folder / part
         if starts:
             cold = f"cold {part}"
@@ -132,7 +132,7 @@ class BenchRun:
         self._run_serving_part("profile", most, self._load_plan())
         if most > 1:
             cache = self._options.cache_dir.resolve() if self._options.cache_dir else self._folder / "profile"
-            job = {"part": "start", "spec": self._engine_spec(self._options.way, 1)}
+            job = {"part": "start", "spec": self._engine_spec(self._options.way, 1, kv_layout=self._options.kv_layout)}
             self._run_process(ONE_SLOT, job, cache)
 
     def _run_correctness(self) -> None:

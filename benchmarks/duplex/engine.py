@@ -42,6 +42,7 @@ from worker.compile.targets import SERVING
 from worker.config.compile import Target
 from worker.config.service import ServiceSection
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
+from worker.config.weights import KVLayout
 from worker.engine import Engine
 from worker.loop.observer import Observer
 from worker.media import MediaError
@@ -72,6 +73,7 @@ class EngineSpec:
         targets: compile targets; None = the way's.
         warms_up: run the worker's warm-up conversation at the start.
         early_prefill: pictures that come before their units are fed before them, too.
+        kv_layout: as in `EngineConfig`.
         session: further session settings.
     """
 
@@ -88,6 +90,7 @@ class EngineSpec:
     targets: tuple[Target, ...] | None = None
     warms_up: bool = True
     early_prefill: bool = False
+    kv_layout: KVLayout = "slots"
     session: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -112,6 +115,7 @@ class EngineSpec:
             voices_s=self.voices_s,
             euler_steps=self.n_steps,
             early_prefill=self.early_prefill,
+            kv_layout=self.kv_layout,
             compile=WAYS[self.way].config(self.targets),
             session=SessionConfig(**session),
         )
@@ -334,7 +338,7 @@ def _not_captured(parts: EngineParts) -> list[str]:
 def _row_bytes(parts: EngineParts) -> int:
     """Bytes of one more context row in every slot, including the scratch slot."""
     cache = parts.unit_steps.state.llm
-    return held_bytes((*cache.k, *cache.v)) // cache.k[0].shape[2]
+    return held_bytes((*cache.k, *cache.v)) // cache.max_len
 
 
 def _voice_frame_bytes(parts: EngineParts) -> int:

@@ -52,6 +52,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--early-prefill", action="store_true", help="feed pictures before their units, as with duplex.early_prefill"
     )
+    parser.add_argument(
+        "--kv-layout",
+        choices=("slots", "pages"),
+        default="slots",
+        help="model.kv_layout; correctness and toggles have slots",
+    )
     parser.add_argument("--llm-len", type=int, default=4608, help="context rows of a slot")
     parser.add_argument("--voices-s", type=float, default=12.0, help="seconds of voice prompts that fit")
     parser.add_argument("--frames", type=int, choices=(0, 1), default=1, help="images in each unit")

@@ -44,7 +44,15 @@ QUANTIZED = {
     "int4_tiles": "",
     "error": ".1e",
 }
-ATTENTION = {"ours_us": ".1f", "sdpa_us": ".1f", "flex_us": ".1f", "gb_per_s": ".0f", "error": ".1e"}
+ATTENTION = {
+    "ours_us": ".1f",
+    "pages_us": ".1f",
+    "sdpa_us": ".1f",
+    "flex_us": ".1f",
+    "gb_per_s": ".0f",
+    "error": ".1e",
+    "pages_error": ".1e",
+}
 # In the order of a run: the cases that matter least come last.
 PARTS = {
     "regions": Part("regions", "cases", {"p50_ms": ".3f", "p95_ms": ".3f", "kernels": "d", "busy_ms": ".3f"}),

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.timing import Case, Figures, Meter, gb_per_s, relative_error
-from models.kernels.attention import slot_attention
+from models.kernels.attention import MAX_KEY_TILE, slot_attention
+from models.layers.kv_cache import joined
 from models.layers.transformer import attend
 
 POOL = 2**32  # elements of the pool; all keys and values are views of it
+PAGE_ROWS = 128  # as in a worker
 CHECKED = 2  # batch rows whose result is compared
 
 
@@ -76,6 +78,7 @@ class Operands:
             self.kv = [tuple(cache) for cache in caches]
             self.slots = torch.arange(batch, device=meter.device).flip(0).contiguous()
             self.first = torch.zeros_like(self.slots)
+        self.pages = None if shape.is_fresh or shape.L % MAX_KEY_TILE else self._pages(batch)
         newest = torch.full((batch,), context - 1, device=meter.device)
         rows = torch.arange(shape.T - 1, -1, -1, device=meter.device)
         self.last = newest[:, None] - rows if shape.is_causal else newest
@@ -85,6 +88,24 @@ class Operands:
 
     def ours(self, i: int) -> Tensor:
         return slot_attention(self.q[i], *self.kv[i], self.slots, self.first, self.last, most=self.most)
+
+    def _pages(self, batch: int) -> Tensor:
+        """Pages [B, n] of the same memory, in no order."""
+        self.page = min(PAGE_ROWS, self.shape.L)
+        n, n_pages = -(-self.most // self.page), (batch + 1) * self.shape.L // self.page
+        order = torch.randperm(n_pages, device=self.meter.device)[: batch * n]
+        return order.view(batch, n)
+
+    def _paged_kv(self, i: int) -> list[Tensor]:
+        return [rows.reshape(-1, self.shape.KV, self.page, self.shape.D) for rows in self.kv[i]]
+
+    def paged(self, i: int) -> Tensor:
+        return slot_attention(self.q[i], *self._paged_kv(i), None, None, self.last, most=self.most, pages=self.pages)
+
+    def paged_exact(self, pages: Tensor) -> Tensor:
+        """As `exact`, for pages."""
+        k, v = (joined(rows, pages[:CHECKED])[:, :, : self.most].float() for rows in self._paged_kv(0))
+        return attend(self.q[0][:CHECKED].float().contiguous(), k, v, self.mask[:CHECKED])
 
     def gathered(self, i: int) -> Tensor:
         """SDPA on a gathered copy, as in `CacheView.read` and `attend`."""
@@ -143,7 +164,11 @@ def _measure(meter: Meter, pool: Tensor, *shape: object) -> Figures:
     n = len(operands.kv)
     error = relative_error(operands.ours(0)[:CHECKED], operands.exact(operands.slots))
     ours, gathered = meter.time_us(operands.ours, n), meter.time_us(operands.gathered, min(n, 16))
-    return {"ours_us": ours, "sdpa_us": gathered, "gb_per_s": gb_per_s(operands.n_bytes, ours), "error": error}
+    found = {"ours_us": ours, "sdpa_us": gathered, "gb_per_s": gb_per_s(operands.n_bytes, ours), "error": error}
+    if operands.pages is not None:
+        found["pages_us"] = meter.time_us(operands.paged, n)
+        found["pages_error"] = relative_error(operands.paged(0)[:CHECKED], operands.paged_exact(operands.pages))
+    return found
 
 
 def _measure_flex(meter: Meter, pool: Tensor, *shape: object) -> Figures:
