@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from models.qwen3_tts.codec.config import SAMPLE_RATE
 from models.qwen3_tts.prompt import Array
 from models.qwen3_tts.runaway import CodesEnd
 from models.qwen3_tts.streams import SpeechStreams, SpokenPart, SpokenRequest
+from worker.engine_thread import EngineError
 
 LOG = logging.getLogger(__name__)
 LEAD_S = 0.5  # of sound that a client has; with less, its frames do not wait for units
@@ -67,12 +68,19 @@ class _Cost:
         self.seconds = max(seconds, FORGETTING * self.seconds + (1 - FORGETTING) * seconds)
 
 
+class _Task(NamedTuple):
+    """A start or a call that waits. refuse: called in place of `run` if there will be no time for it."""
+
+    run: Callable[[], None]
+    refuse: Callable[[Exception], None]
+
+
 class SpeechLoop:
     """An `EngineWork` of all requests of one speech model."""
 
     def __init__(self, streams: SpeechStreams, clock: Callable[[], float] = time.monotonic):
         self._streams, self._clock = streams, clock
-        self._tasks: deque[Callable[[], None]] = deque()
+        self._tasks: deque[_Task] = deque()
         self._running: dict[int, SpokenUtterance] = {}
         self._frame, self._task = _Cost(), _Cost()
         self.n_frames = self.n_sounds_late = 0
@@ -81,7 +89,12 @@ class SpeechLoop:
 
     def begin(self, utterance: SpokenUtterance) -> None:
         """Start a request, which has a slot for certain, as soon as units leave time for its prompt."""
-        self._tasks.append(lambda: self._start(utterance))
+
+        def refuse(error: Exception) -> None:
+            if not utterance._is_over:
+                self._fail(utterance, error)
+
+        self._tasks.append(_Task(lambda: self._start(utterance), refuse))
 
     def append_text(self, utterance: SpokenUtterance, ids: Sequence[int], *, is_open: bool) -> None:
         """Append text tokens to a request that is open. A request that is over ignores them."""
@@ -111,7 +124,11 @@ class SpeechLoop:
                 except Exception as error:
                     future.set_exception(error)
 
-        self._tasks.append(run)
+        def refuse(error: Exception) -> None:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+
+        self._tasks.append(_Task(run, refuse))
 
     # --- called by the thread ------------------------------------------------------------------
 
@@ -130,20 +147,23 @@ class SpeechLoop:
     def run(self, slack_s: float) -> None:
         """A start or another task, and a frame of all requests, as far as the time allows."""
         if self._tasks and self._task.seconds <= slack_s:
-            slack_s -= self._timed(self._task, self._tasks.popleft())
+            slack_s -= self._timed(self._task, self._tasks.popleft().run)
         if self._streams.can_step and self._frame.seconds <= slack_s and self._is_due(slack_s):
             self._timed(self._frame, self._step)
 
     def fail(self, error: Exception) -> None:
-        """Send the error to all requests."""
-        for utterance in list(self._running.values()):
-            self._fail(utterance, error)
+        """Send the error to all requests and calls, also to those that have not begun."""
+        self._fail_running(error)
+        while self._tasks:
+            self._tasks.popleft().refuse(error)
 
     def end(self) -> None:
-        """End all requests, also those that have not begun."""
+        """End all requests and calls."""
+        self.fail(EngineError("speech model", expected="one that is served", got="one that has ended"))
+
+    def _fail_running(self, error: Exception) -> None:
         for utterance in list(self._running.values()):
-            self.cancel(utterance)
-        self._tasks.clear()
+            self._fail(utterance, error)
 
     def _is_due(self, slack_s: float) -> bool:
         """Whether a frame cannot wait: without units in flight, or if a client has little sound left."""
@@ -191,7 +211,7 @@ class SpeechLoop:
             parts = self._streams.step()
         except Exception as error:
             LOG.exception("a frame of the speech model failed")
-            self.fail(error)
+            self._fail_running(error)
             return
         self.n_frames += 1
         for part in parts:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from models.qwen3_tts.streams import SpokenPart
+from worker.engine_thread import EngineError
 from worker.speech.speech_loop import LEAD_S, SpeechLoop, SpokenSound, SpokenUtterance
 
 INF = float("inf")
@@ -125,3 +126,7 @@ def test_calls_get_their_result_between_units(loop: SpeechLoop) -> None:
     assert not future.done()
     loop.run(INF)
     assert future.result(0) == 5
+    late: Future[int] = Future()
+    loop.call(late, lambda: 5)
+    loop.end()
+    assert isinstance(late.exception(0), EngineError), "nothing waits for a loop that has ended"
