@@ -1,0 +1,194 @@
+"""Late units of a good client beside an abusive one: `python -m benchmarks.serve.fairness`.
+
+The good client sends a unit a second in real time. The abusive one runs in a process of its own, on other cores than
+the servers where there are four or more. A unit is late if its result comes more than a second after it was sent.
+"""
+
+import argparse
+import asyncio
+import base64
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import numpy as np
+import websockets
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.serve.processes import ROOT, ServedProgram, free_port
+
+LIMITS = "duologue_gateway_limits"
+MB = 10**6
+ANSWER_S, CLOSE_S = 30.0, 1.0
+SOUND = base64.b64encode(np.zeros(16_000, np.float32).tobytes()).decode()
+CHUNK = json.dumps({"type": "audio_chunk", "audio_base64": SOUND})
+Socket = websockets.ClientConnection
+
+
+def connect(port: int, name: str) -> Any:
+    """A duplex session that is not open yet."""
+    url = f"ws://127.0.0.1:{port}/ws/duplex/{name}"
+    return websockets.connect(url, proxy=None, max_size=None, compression=None, close_timeout=CLOSE_S)
+
+
+async def until(socket: Socket, kind: str) -> dict[str, Any]:
+    """The first message of this type."""
+    async with asyncio.timeout(ANSWER_S):
+        while True:
+            message: dict[str, Any] = json.loads(await socket.recv())
+            if message["type"] == kind:
+                return message
+
+
+async def good_client(port: int, n_units: int) -> int:
+    """Send units in real time. Returns: the number of late ones."""
+    late = 0
+    async with connect(port, "good") as socket:
+        await socket.send(json.dumps({"type": "prepare"}))
+        await until(socket, "prepared")
+        begun = time.monotonic()
+        for number in range(n_units):
+            await asyncio.sleep(max(0.0, begun + number - time.monotonic()))
+            sent_at = time.monotonic()
+            await socket.send(CHUNK)
+            await until(socket, "result")
+            late += time.monotonic() - sent_at > 1
+    return late
+
+
+# --- abuse ----------------------------------------------------------------------------------------
+
+
+async def _flood(port: int, messages: Callable[[int], str]) -> None:
+    """Send messages as fast as the server reads them, and connect again after each end."""
+    numbers = itertools.count()
+    while True:
+        with suppress(websockets.ConnectionClosed):
+            async with connect(port, "abuse") as socket:
+                reading = asyncio.create_task(_drop(socket))
+                try:
+                    while True:
+                        await socket.send(messages(next(numbers)))
+                finally:
+                    reading.cancel()
+
+
+async def _drop(socket: Socket) -> None:
+    with suppress(websockets.ConnectionClosed):
+        async for _ in socket:
+            pass
+
+
+def _prepare_with_voice(number: int) -> str:
+    voice = np.random.default_rng(number).standard_normal(48_000).astype(np.float32) / 10
+    return json.dumps({"type": "prepare", "ref_audio_base64": base64.b64encode(voice.tobytes()).decode()})
+
+
+async def _connect_storm(port: int) -> None:
+    async def one() -> None:
+        while True:
+            with suppress(OSError, websockets.WebSocketException, TimeoutError):
+                async with connect(port, "storm"):
+                    pass
+
+    await asyncio.gather(*(one() for _ in range(20)))
+
+
+async def _scrape(port: int) -> None:
+    async with httpx.AsyncClient(trust_env=False) as http:
+        while True:
+            await http.get(f"http://127.0.0.1:{port}/metrics")
+
+
+LONG = json.dumps({"type": "audio_chunk", "audio_base64": "A" * 40 * MB})
+ABUSE: dict[str, Callable[[int], Awaitable[None]]] = {
+    "bad-messages": lambda port: _flood(port, lambda _: '{"type": "nonsense"}'),
+    "long-messages": lambda port: _flood(port, lambda _: LONG),
+    "interrupts": lambda port: _flood(port, lambda _: '{"type": "interrupt"}'),
+    "new-voices": lambda port: _flood(port, _prepare_with_voice),
+    "unpaced-units": lambda port: _flood(port, lambda number: CHUNK if number else '{"type": "prepare"}'),
+    "connects": _connect_storm,
+    "metrics": _scrape,
+}
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def run_case(port: int, case: str, n_units: int) -> dict[str, Any]:
+    """One row: late units of the good client beside the abuse, and which limits it reached."""
+    before, abuser = _limits(port), None
+    if case != "control":
+        command = [sys.executable, "-m", "benchmarks.serve.fairness", "--abuse", case, str(port)]
+        abuser = subprocess.Popen(command, cwd=ROOT)
+    try:
+        late = asyncio.run(good_client(port, n_units))
+    finally:
+        if abuser is not None:
+            abuser.kill()
+            abuser.wait()
+    reached = {name: n - before.get(name, 0) for name, n in _limits(port).items() if n > before.get(name, 0)}
+    return {"case": case, "units": n_units, "late": late, "limits": reached}
+
+
+def _limits(port: int) -> dict[str, int]:
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+    families = text_string_to_metric_families(text)
+    return {
+        sample.labels["limit"]: int(sample.value)
+        for family in families
+        if family.name == LIMITS
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    }
+
+
+def share_cores() -> str:
+    """Leave the upper half of the cores to the abuse. Returns: what was done, for the report."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 4:
+        return f"the abuse shares the {len(cores)} cores of the servers"
+    os.sched_setaffinity(0, cores[: len(cores) // 2])
+    return f"servers on {len(cores) // 2} cores, the abuse on the others"
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve.fairness", description=(__doc__ or "").strip())
+    parser.add_argument("--units", type=int, default=30, metavar="N", help="units of each case; default: 30")
+    parser.add_argument("--cases", nargs="+", choices=["control", *ABUSE], default=["control", *ABUSE])
+    parser.add_argument("--model-path", default="assets/tiny", metavar="DIR")
+    parser.add_argument("--abuse", nargs=2, metavar=("CASE", "PORT"), help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.abuse is not None:
+        cores = set(range(os.cpu_count() or 1)) - os.sched_getaffinity(0)
+        if cores:
+            os.sched_setaffinity(0, cores)
+        asyncio.run(_abuse(ABUSE[args.abuse[0]](int(args.abuse[1]))))
+        return
+    print(share_cores(), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        environ = {"DUOLOGUE_SERVICE_DATA_DIR": folder}
+        flags = ("--model-path", args.model_path, "--max-sessions", "2", "--port", "0")
+        with ServedProgram("worker.main", *flags, environ=environ) as worker:
+            worker.wait_ready(state="IDLE")
+            flags = ("--port", str(free_port()), "--workers", f"127.0.0.1:{worker.port}")
+            with ServedProgram("server.main", *flags, environ=environ) as gateway:
+                gateway.wait_ready("/readyz", ready=True)
+                for case in args.cases:
+                    print(json.dumps(run_case(gateway.port, case, args.units)), flush=True)
+
+
+async def _abuse(running: Awaitable[None]) -> None:
+    await running
+
+
+if __name__ == "__main__":
+    main()
