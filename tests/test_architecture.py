@@ -42,6 +42,7 @@ early
 loop
 engine_thread admission
 assembly chat
+trace
 compile
 speech engine report
 start

@@ -39,6 +39,7 @@ from worker.loop.session_handle import ImageCutter, SessionHandle
 from worker.loop.sessions import Sessions, SessionsMark
 from worker.loop.unit_loop import UnitLoop
 from worker.loop.voice_manager import VoiceManager
+from worker.trace.recorder import TracedSessions, TraceObserver, TraceRecorder
 
 Result = TypeVar("Result")
 Params = ParamSpec("Params")
@@ -78,9 +79,16 @@ class Engine:
         *,
         observer: Observer | None = None,
         thread: EngineThread | None = None,
+        recorder: TraceRecorder | None = None,
     ):
-        """thread: one that runs and that other models use too; None: one of its own, which `start` starts."""
+        """
+        Args:
+            thread: one that runs and that other models use too; None: one of its own, which `start` starts.
+            recorder: of traces of sessions; None: nothing is traced.
+        """
         self.parts, self.config = parts, config
+        if recorder is not None:
+            observer = TraceObserver(recorder, observer)
         self._has_own_thread = thread is None
         self.thread = EngineThread(parts.model.device) if thread is None else thread
         self._deadlines = UnitDeadlines()
@@ -90,7 +98,8 @@ class Engine:
         self._loop = UnitLoop(
             unit_steps, parts.vocoder, voices, observer=observer, first_sound_first=config.first_sound_first
         )
-        self._sessions = Sessions(unit_steps, language, voices, self._loop, config)
+        given = unit_steps, language, voices, self._loop, config
+        self._sessions = Sessions(*given) if recorder is None else TracedSessions(*given, recorder=recorder)
         self._answers = Answers(self._sessions, unit_steps, language, voices, self._loop)
         template = partial(template_of, config.model_path)
         self._reader = MessageReader(parts.model.config, language.tokenizer, parts.pictures, template)
@@ -98,14 +107,16 @@ class Engine:
         self._commands = self.thread.commands
 
     @classmethod
-    def build(cls, config: EngineConfig, *, observer: Observer | None = None) -> "Engine":
+    def build(
+        cls, config: EngineConfig, *, observer: Observer | None = None, recorder: TraceRecorder | None = None
+    ) -> "Engine":
         """Load, compile and capture as `config` requires; errors as `worker.assembly.parts.build`.
 
         Returns: an engine whose thread runs: compiled code belongs to that thread.
         """
         config = with_local_checkpoint(resolve_compile(config, device_type(config.device)))
         parts = build(config)
-        engine = cls(parts, config, observer=observer)
+        engine = cls(parts, config, observer=observer, recorder=recorder)
         engine.start()
         try:
             engine.submit(compile_engine, parts, config).result()

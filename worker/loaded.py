@@ -27,6 +27,7 @@ from worker.speech.voices import VoiceFolders
 from worker.start.starting import Started, start_engine
 from worker.start.uploaded_voices import Reference, VoiceShelf
 from worker.status import Status
+from worker.trace.files import recorder_for
 
 ModelName = Literal["omni", "speech"]
 SPEECH_FIELDS = {"speech_path", "speech_sessions", "speech_rows"}
@@ -46,6 +47,7 @@ class WorkerSettings:
         spread_units: tell new sessions when to begin, so that units of all sessions are spread over the second.
         is_measured: no more sessions are admitted than have their units answered in time.
         secret: of the launcher, which clients must know; None: none.
+        trace_dir: folder of traces of sessions; None: none are written.
     """
 
     engine: EngineConfig
@@ -63,6 +65,7 @@ class WorkerSettings:
     is_measured: bool = False
     spread_units: bool = True
     secret: str | None = field(default=None, repr=False)
+    trace_dir: Path | None = None
 
 
 @dataclass
@@ -126,6 +129,7 @@ def load_omni(
         targets=targets,
         observer=observer,
         thread=thread,
+        recorder=recorder_for(settings.trace_dir),
     )
     engine = started.engine
     try:

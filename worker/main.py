@@ -50,6 +50,9 @@ def parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="compile the model at start, or not; default: service.compile",
     )
+    parser.add_argument(
+        "--record-trace", metavar="DIR", help="write a trace of each duplex session; default: service.trace_dir"
+    )
     parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
     return parser
 
@@ -65,6 +68,7 @@ FLAGS = {
     "max_sessions": "duplex.max_sessions",
     "duplex_pause_timeout": "duplex.pause_timeout",
     "compile": "service.compile.enabled",
+    "record_trace": "service.trace_dir",
 }
 
 

@@ -47,6 +47,7 @@ def worker_settings(config: Config, *, gpu_id: int = 0, secret: str | None = Non
         ref_folder=ROOT / "assets" / "ref_audio",
         voice_folder=voice_folder(service.data_dir),
         cache_dir=service.cache_dir,
+        trace_dir=service.trace_dir,
         max_warmup_units=service.max_warmup_chunks,
         pause_timeout=duplex.pause_timeout,
         idle_timeout=duplex.idle_timeout,

@@ -176,6 +176,11 @@ class ServiceSection(Settings):
         30.0, ge=0, le=600, description="seconds that a session keeps its slot after a lost connection; 0: none does"
     )
     cache_dir: Path = Field(Path("torch_compile_cache"), strict=False, description="folder of compiled kernels")
+    trace_dir: Path | None = Field(
+        None,
+        strict=False,
+        description="folder of [traces](traces.md) of all duplex sessions, for bug reports; null: none are written",
+    )
     data_dir: Path = Field(
         Path("data"),
         strict=False,

@@ -1,6 +1,7 @@
 """`python -m worker.offline assets/warmup.mp4 --out reply.wav`: a media file through the engine.
 
-Exit status: 0; 1 if a unit or the engine failed; 2 for invalid arguments or input; 130 if interrupted. Output files are
+With `--replay`, a traced session instead of a file. Exit status: 0; 1 if a unit or the engine failed, or if the replay
+differs; 2 for invalid arguments or input; 130 if interrupted. Output files are
 written at the end, each completely or not at all.
 """
 
@@ -31,6 +32,7 @@ from worker.media import MediaUnits, read_units
 from worker.offline import reply as offline_reply
 from worker.offline import table as offline_table
 from worker.offline.options import check, engine_config, parser, session_config
+from worker.offline.replay import replay
 from worker.offline.reply import UnitOutcome
 from worker.offline.run import OfflineSession
 from worker.start.voices import ReferenceSound, Voices
@@ -70,6 +72,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     check(args)
+    if args.replay:
+        return replay(args, _note)
     session = session_config(args)
     config = engine_config(args, session)
     _check_targets(args)

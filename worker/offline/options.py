@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from models.checkpoint.precision import Weights
+from models.errors import SettingsError
 from models.sampling.settings import check_number
 from worker.config.compile import CompileConfig
 from worker.config.pairs import with_pairs
@@ -22,7 +23,14 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m worker.offline",
         description="Runs a conversation with a media file as input, unit by unit, at full speed.",
     )
-    parser.add_argument("file", help="the input: any sound or video file that ffmpeg reads, no still picture")
+    parser.add_argument(
+        "file", nargs="?", help="the input: any sound or video file that ffmpeg reads, no still picture"
+    )
+    replay = parser.add_argument_group("replay", "instead of a media file; takes --model, --token2wav and --device")
+    replay.add_argument("--replay", metavar="TRACE", help="run a traced session again and compare each unit")
+    replay.add_argument(
+        "--strip", metavar="TRACE", help="with --replay: only write a copy without sound, pictures, voices and texts"
+    )
     parser.add_argument("--out", metavar="WAV", help="write the reply on the file's time line: 24 kHz, mono, 16 bits")
     parser.add_argument("--transcript", metavar="JSON", help="write settings, turns and units")
     parser.add_argument(
@@ -83,6 +91,10 @@ def parser() -> argparse.ArgumentParser:
 
 def check(args: argparse.Namespace) -> None:
     """Check the arguments that are not settings. Raises: SettingsError."""
+    if (args.file is None) == (args.replay is None):
+        raise SettingsError("input", expected="a media file or --replay", got="both" if args.file else "neither")
+    if args.strip and not args.replay:
+        raise SettingsError("--strip", expected="--replay with it", got="none")
     check_number("--tail", args.tail, at_least=0, at_most=MAX_TAIL, whole=True)
     check_number("--delay-ms", args.delay_ms, at_least=0, at_most=MAX_DELAY_MS, whole=True)
 

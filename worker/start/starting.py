@@ -31,6 +31,8 @@ from worker.start.voices import ReferenceSound, Voices
 from worker.start.warmup import WarmUpMedia, extract, warm_up
 from worker.start.warmup_report import WarmUpReport
 from worker.status import State, Status
+from worker.trace.header import header_of
+from worker.trace.recorder import TraceRecorder
 
 Result = TypeVar("Result")
 Other = TypeVar("Other")
@@ -76,6 +78,7 @@ def start_engine(
     targets: dict[str, TargetState],
     observer: Observer | None = None,
     thread: EngineThread | None = None,
+    recorder: TraceRecorder | None = None,
 ) -> Started:
     """Load, compile if `config.compile` is on for the device, and warm up.
 
@@ -87,6 +90,7 @@ def start_engine(
         targets: receives the state of each target, updated as it changes.
         observer: of the engine; for measurements.
         thread: runs the engine; None: one of its own.
+        recorder: of traces of sessions; it is off until the warm-up has ended.
 
     Raises: MediaError and AudioError for the files, before anything is loaded; the errors of `parts.build`;
         WarmUpError; EngineError; StateError if the worker is stopped meanwhile. No thread of the engine runs then.
@@ -106,7 +110,7 @@ def start_engine(
     prefetch_triton(config.compile, device)
     prefetch_compiler(config.compile, device)
     parts = with_seconds("load", lambda: build(config))
-    engine = Engine(parts, config, observer=observer, thread=thread)
+    engine = Engine(parts, config, observer=observer, thread=thread, recorder=recorder)
     engine.start()
     try:
         compile_result, cache, watch, units = CompileResult(targets), None, TargetWatch(targets, status.progress), None
@@ -145,6 +149,8 @@ def start_engine(
         LOG.warning("voices are not cached: %s", voices.problem)
     if report.compiled_graphs and config.compile.enabled:
         LOG.warning("%d graphs compiled in the warm-up that the compile stage had missed", report.compiled_graphs)
+    if recorder is not None:
+        recorder.header, recorder.is_on = header_of(parts, config), True
     cache_state = None if cache is None else f"{cache}; {cache.folder}"
     compiled = start_report(config, parts.model.device, compile_result, watch.happened, cache_state, parts.loading)
     _save(compiled, cache_dir / REPORT_FILE)

@@ -23,6 +23,7 @@ from tests.worker.http.processes import WorkerProcess, running
 from tests.worker.http.scripted_client import HandshakeRefused, ScriptedClient
 from worker.config.compile import TARGETS
 from worker.protocol.messages import Result
+from worker.trace.records import read_records
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -338,12 +339,21 @@ def test_used_port_gives_one_line(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def uncompiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    """A worker without a C++ compiler, with the target that is traced fastest. The last test that uses it ends it."""
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture(scope="module")
+def uncompiled(tmp_path_factory: pytest.TempPathFactory, traces: Path) -> Iterator[WorkerProcess]:
+    """A worker without a C++ compiler, with the target that is traced fastest, which records traces of sessions.
+
+    The last test that uses it ends it.
+    """
     folder = tmp_path_factory.mktemp("uncompiled")
     config = {**FEW_STEPS, "service": {"compile": {"targets": ["token2wav.hift"]}}}
     environ = {"CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(folder / "none")}
-    with running(folder, *FLAGS, "--drain-timeout", "1", config=config, environ=environ) as worker:
+    flags = (*FLAGS, "--drain-timeout", "1", "--record-trace", str(traces))
+    with running(folder, *flags, config=config, environ=environ) as worker:
         yield worker
 
 
@@ -362,7 +372,7 @@ def test_serves_eagerly_without_a_compiler(uncompiled):
         client.stop()
 
 
-def test_drain_timeout_ends_sessions(uncompiled):
+def test_drain_timeout_ends_sessions_and_traces(uncompiled, traces):
     worker = uncompiled
     worker.wait_free(2)
     with ScriptedClient(worker) as client:
@@ -374,3 +384,6 @@ def test_drain_timeout_ends_sessions(uncompiled):
         assert code == 1012, f"expected close code 1012, got {code}"
         status = worker.wait()
         assert status == 0, f"expected exit status 0, got {status}\n{worker.log}"
+    records = [read_records(path) for path in sorted(traces.glob("*-[12].trace.jsonl"), key=lambda path: path.stem[-7])]
+    kinds = [[record["kind"] for record in one[1:] if record["kind"] != "unit"] for one in records]
+    assert kinds == [["prepare", *["result"] * 3], ["prepare", "result"]], f"expected two traced sessions, got {kinds}"

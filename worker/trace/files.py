@@ -1,0 +1,101 @@
+"""Writes traces to a folder on a thread of its own, one file a session."""
+
+import atexit
+import logging
+import os
+import queue
+import re
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import TextIO
+
+from models.errors import SettingsError
+from worker.trace.recorder import TraceRecorder
+from worker.trace.records import Record, Sink, to_line
+
+LOG = logging.getLogger(__name__)
+MAX_FILE_CHARS = 1 << 28  # an hour of sound takes about half of it
+SUFFIX = ".trace.jsonl"
+_Make = Callable[[], Record]
+
+
+class TraceFolder:
+    """Files of sessions. A session whose file cannot be written goes on without it; the log says so once."""
+
+    def __init__(self, folder: Path):
+        """Raises: OSError if the folder cannot be made."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._n_files = folder, 0
+        self._queue: queue.SimpleQueue[tuple[Path, _Make | None] | None] = queue.SimpleQueue()
+        self._files: dict[Path, TextIO] = {}
+        self._sizes: dict[Path, int] = {}
+        self._thread = threading.Thread(target=self._write_all, name="trace-writer", daemon=True)
+        self._thread.start()
+
+    def open(self, session: str) -> Sink:
+        """The receiver of a session's records; the file is made with the first one."""
+        self._n_files += 1
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", session)[:64]
+        path = self._folder / f"{name}-{os.getpid()}-{self._n_files}{SUFFIX}"
+        return lambda make: self._queue.put((path, make))
+
+    def close(self) -> None:
+        """Write what is left and end the thread."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _write_all(self) -> None:
+        while (given := self._queue.get()) is not None:
+            path, make = given
+            try:
+                self._write(path, make)
+            except Exception as error:
+                LOG.warning("trace %s ends: %s", path, error)
+                self._sizes[path] = MAX_FILE_CHARS
+                self._close(path)
+        for path in list(self._files):
+            self._close(path)
+
+    def _write(self, path: Path, make: _Make | None) -> None:
+        if make is None:
+            self._close(path)
+            self._sizes.pop(path, None)
+            return
+        size = self._sizes.get(path, 0)
+        if size >= MAX_FILE_CHARS:
+            return
+        if path not in self._files:
+            self._files[path] = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
+        line = to_line(make())
+        if size + len(line) > MAX_FILE_CHARS:
+            raise ValueError(f"expected at most {MAX_FILE_CHARS} characters, got more")
+        self._files[path].write(line)
+        self._files[path].flush()  # a trace of a worker that dies ends with its last unit
+        self._sizes[path] = size + len(line)
+
+    def _close(self, path: Path) -> None:
+        if (file := self._files.pop(path, None)) is not None:
+            file.close()
+
+
+def recorder_for(path: Path | None) -> TraceRecorder | None:
+    """A recorder that writes to a folder; None without one. Raises: SettingsError if the folder cannot be made."""
+    if path is None:
+        return None
+    try:
+        folder = _folder(path)
+    except OSError as error:
+        got = f"{path}: {error.strerror}"
+        raise SettingsError("service.trace_dir", expected="a folder that can be made", got=got) from None
+    LOG.warning("what users say and show is written to %s (service.trace_dir)", path)
+    return TraceRecorder(folder.open)
+
+
+@cache
+def _folder(path: Path) -> TraceFolder:
+    """The folder's only writer in this process, which ends with it."""
+    folder = TraceFolder(path)
+    atexit.register(folder.close)
+    return folder
