@@ -21,6 +21,7 @@ from worker.compile.compile_engine import compile_engine
 from worker.compile.state import TargetPhase
 from worker.config.compile import CompileConfig
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
+from worker.config.weights import KVLayout
 from worker.engine import Engine
 from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import ReplyResult, UnitResult
@@ -37,7 +38,7 @@ SESSION = SessionConfig(
 )
 
 
-def make_engine(tiny: Path, compile: CompileConfig = PLAIN) -> Engine:
+def make_engine(tiny: Path, compile: CompileConfig = PLAIN, kv_layout: KVLayout = "slots") -> Engine:
     config = EngineConfig(
         model_path=tiny,
         device="cuda",
@@ -47,6 +48,7 @@ def make_engine(tiny: Path, compile: CompileConfig = PLAIN) -> Engine:
         euler_steps=2,
         session=SESSION,
         compile=compile,
+        kv_layout=kv_layout,
     )
     shapes = Shapes(
         batch=(N_SESSIONS,),
@@ -130,6 +132,22 @@ def test_compiled_units_compile_nothing_while_serving(tiny: Path, dynamic: bool)
     results = converse(engine)
     assert compile_counters() == counted, "something compiled while serving"
     assert len(results) == N_SESSIONS * N_UNITS
+
+
+def test_pages_change_no_bit_of_compiled_units(tiny: Path) -> None:
+    """The window evicts, so that pages are read, written, moved and returned by captured graphs."""
+    compile = CompileConfig(enabled=True, tf32=False)
+    expected = converse(make_engine(tiny, compile))
+    engine = make_engine(tiny, compile, "pages")
+    assert engine.parts.unit_steps.state.llm.pages.is_pool
+    counted = compile_counters()
+    got = converse(engine)
+    assert compile_counters() == counted, "something compiled while serving"
+    for one, other in zip(got, expected, strict=True):
+        at = f"session {other.session} unit {other.index}"
+        assert one.tokens == other.tokens, f"{at}: expected {other.tokens}, got {one.tokens}"
+        assert (one.pcm is None) == (other.pcm is None), at
+        assert one.pcm is None or np.array_equal(one.pcm, other.pcm), f"{at}: expected the same sound"
 
 
 def beam_answer(engine: Engine) -> ReplyResult:
