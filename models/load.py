@@ -26,7 +26,7 @@ from models.checkpoint.precision import UNQUANTIZED, Kind, Precision
 from models.checkpoint.public_int4 import PublicInt4
 from models.checkpoint.quantized import QuantizedMatrix, quantize
 from models.errors import SettingsError
-from models.layers.weights import Mismatch, assign_weights, on_meta, tensor_shapes
+from models.layers.weights import Mismatch, assign_and_drop, on_meta, tensor_shapes
 from models.omni import OmniModel
 
 # Patterns of other spellings and their replacements, applied in this order to every stored name.
@@ -90,7 +90,7 @@ def load_model(
         for tensor, data in read_tensors(stored.values()):
             tensors[names[tensor]] = place(names[tensor], data)
             bar.update(tensor.n_bytes)
-    return assign_weights(model, tensors, device, dtype)
+    return assign_and_drop(model, tensors, device, dtype)
 
 
 def build_on_meta(config: OmniConfig) -> OmniModel:

@@ -11,7 +11,7 @@ from torch import Tensor
 from models.checkpoint.config import OmniConfig
 from models.checkpoint.precision import UNQUANTIZED, Precision
 from models.checkpoint.quantized import QuantizedMatrix, quantize
-from models.layers.weights import assign_weights
+from models.layers.weights import assign_and_drop
 from models.load import build_on_meta, weight_dtype
 from models.omni import OmniModel
 
@@ -35,7 +35,7 @@ def random_model(
         drawn = _draw(name, torch.empty(meta.shape, dtype=weight_dtype(name, dtype), device=device), generator)
         kind = precision.kind_of(name, tuple(meta.shape))
         tensors[name] = drawn if kind is None else quantize(drawn, kind)
-    return assign_weights(model, tensors, device, dtype)
+    return assign_and_drop(model, tensors, device, dtype)
 
 
 def _draw(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:

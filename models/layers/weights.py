@@ -73,16 +73,27 @@ def assign_weights(
 
     A linear layer whose weight is a quantised matrix becomes a `QuantizedLinear`.
     """
+    return assign_and_drop(model, dict(tensors), device, dtype)
+
+
+def assign_and_drop(
+    model: Tree, tensors: dict[str, Tensor | QuantizedMatrix], device: torch.device | str, dtype: torch.dtype
+) -> Tree:
+    """As `assign_weights`; empties `tensors`, so that layers free what they replace by a form of their own."""
     plain: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
+    while tensors:
+        name, tensor = tensors.popitem()
         if isinstance(tensor, QuantizedMatrix):
             place = name.removesuffix(".weight")
             model.set_submodule(place, QuantizedLinear.of(model.get_submodule(place), tensor))
             parts = {"values": tensor.values, "scale": tensor.scale, "zeros": tensor.zeros}
             plain |= {f"{place}.{part}": one for part, one in parts.items() if one is not None}
+            del parts
         else:
             plain[name] = tensor
+        del tensor
     model.load_state_dict(plain, strict=True, assign=True)
+    plain.clear()
     model.requires_grad_(False).eval()
     with torch.no_grad():
         for module in model.modules():
