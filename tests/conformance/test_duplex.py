@@ -16,6 +16,7 @@ NUMBERS = ("cost_all_ms", "wall_clock_ms", "server_send_ts")
 COSTS = ("cost_llm_ms", "cost_tts_prep_ms", "cost_tts_ms", "cost_token2wav_ms")
 SECOND = 96_000  # bytes of a second of sound
 IDLE_S = 5.0
+N_STORMS = 24  # pauses and interrupts share a burst of 50
 
 
 @contextmanager
@@ -169,13 +170,13 @@ def test_adjust_passes_the_gateway_and_refuses_unknown_fields(servers: Servers) 
 
 
 def test_storms_of_control_messages_are_answered_in_order(servers: Servers) -> None:
-    """100 times each, without waiting for an answer; the session continues."""
+    """As many as the limits allow at once, without waiting for an answer; the session continues."""
     kinds = ("adjust", "pause", "resume", "interrupt")
     answers = ["adjusted", "paused", "resumed", "interrupted"]
     with conversation(servers, "omni_storm") as client:
-        for number in range(100):
+        for number in range(N_STORMS):
             for kind in kinds:
                 client.send(type=kind, **({"config": {"temperature": 0.5 + number / 1000}} if kind == "adjust" else {}))
-        got = [client.receive()["type"] for _ in range(400)]
-        assert got == 100 * answers
+        got = [client.receive()["type"] for _ in range(N_STORMS * len(kinds))]
+        assert got == N_STORMS * answers
         assert unit(client)["current_time"] == 1
