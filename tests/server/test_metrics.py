@@ -193,7 +193,9 @@ def test_compile_counters_and_memory_of_workers() -> None:
 
 @pytest.fixture(scope="module")
 def document(root: Path) -> str:
-    return (root / "docs" / "metrics.md").read_text(encoding="utf-8").split("\n## The gateway")[1]
+    return (
+        (root / "docs" / "metrics.md").read_text(encoding="utf-8").split("\n## The gateway")[1].split("\n## Traces")[0]
+    )
 
 
 def rows(document: str) -> dict[str, tuple[str, set[str], str]]:
