@@ -218,6 +218,8 @@ class GatewayMetrics:
         self._queue.set(len(dispatcher.queue))
         self._slots.labels("total").set(dispatcher.workers.n_slots)
         self._slots.labels("free").set(dispatcher.workers.n_free)
+        self._slots.labels("speech_total").set(dispatcher.workers.n_speech_slots)
+        self._slots.labels("speech_free").set(dispatcher.workers.n_free_speech)
         for worker in dispatcher.workers.all:
             self._open.labels(worker.name).set(len(worker.leases))
             now = worker.state if worker.health else OFFLINE

@@ -66,9 +66,14 @@ def service_status(dispatcher: Dispatcher, identity: Identity, *, draining: bool
         running_tasks=running_tasks(dispatcher, identity),
         draining=draining,
         connections=n_connections,
-        slots=Slots(total=workers.n_slots, free=workers.n_free, leased=len(workers.leases)),
+        slots=Slots(total=workers.n_slots, free=workers.n_free, leased=sum(map(_n_leased, workers.all))),
         random_weights=any(worker.has_random_weights for worker in workers.all),
     )
+
+
+def _n_leased(worker: Worker) -> int:
+    """Leased slots of its omni model."""
+    return len(worker.leases_of("omni"))
 
 
 def running_tasks(dispatcher: Dispatcher, identity: Identity) -> list[RunningTask]:
@@ -114,7 +119,7 @@ def worker_info(worker: Worker, identity: Identity) -> WorkerInfo:
         state=State(worker.state) if worker.state is not None and worker.state in State.__members__ else None,
         error=None if error is None else _text(error),
         progress=_progress(worker.health.get("progress")),
-        slots=Slots(total=worker.n_slots, free=worker.n_free, leased=len(worker.leases)),
+        slots=Slots(total=worker.n_slots, free=worker.n_free, leased=_n_leased(worker)),
         sessions=[lease.session_id for lease in leases],
     )
 

@@ -283,3 +283,22 @@ def test_sessions_above_a_fallen_capacity_count_in_promises_and_reclaim_lent_slo
     assert waiting.lease is None
     dispatcher.finish(sessions[1])
     assert waiting.lease is not None
+
+
+def test_tickets_wait_for_slots_of_their_own_model() -> None:
+    workers = Workers([WorkerAddress("127.0.0.1", 1000)])
+    slots = {"total": 1, "free": 1}
+    workers.record_health(workers.all[0], {**body("IDLE", 1, 1), "models": {"omni": True, "speech": {"slots": slots}}})
+    dispatcher = Dispatcher(workers, Queue(9), Eta(EtaConfig()))
+    running = [dispatcher.submit(kind, f"running {kind}") for kind in ("chat", "speech")]
+    waiting = [dispatcher.submit(kind, f"waiting {kind}") for kind in ("chat", "chat", "speech")]
+    assert all(one.lease for one in running) and not any(one.lease for one in waiting)
+    positions = [dispatcher.position_of(one) for one in waiting]
+    assert [one and (one.position, one.queue_length) for one in positions] == [(1, 2), (2, 2), (1, 1)]
+    dispatcher.finish(running[1])
+    assert waiting[2].lease is not None and waiting[0].lease is None, "earlier chats do not hold up a text"
+    assert (workers.n_free, workers.n_free_speech, workers.n_excess) == (0, 0, 0)
+    dispatcher.finish(running[0])
+    assert waiting[0].lease is not None
+    workers.record_health(workers.all[0], body("IDLE", 1, 0))  # its speech model was unloaded
+    assert workers.n_speech_slots == 0 and workers.n_free_speech == 0
