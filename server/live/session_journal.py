@@ -131,9 +131,12 @@ class SessionJournal:
                 break
             messages.append(message.data)
         else:
-            self._hold(-n_bytes)  # an answer to a picture, which says that it is refused
+            self._hold(-n_bytes)  # an error that refuses a picture
+            self._is_whole = self._is_whole and kind == ERROR
             return
         decided, self._decided = self._decided, None
+        if kind != ERROR and (kind == RESULT) != (message.kind == CHUNK):
+            self._is_whole = False  # an error that refused a picture was taken for that of a chunk
         if message.kind == CHUNK:
             self._n_parts = self._n_skipped = 0
         if kind == PREPARED:

@@ -67,6 +67,10 @@ def test_the_journal_has_what_the_context_consists_of() -> None:
     talk.send(CHUNK)
     talk.answer("result", is_listen=True)
     assert not talk.journal.can_rebuild, "expected a unit without its decisions to make the journal useless"
+    talk.prepared().send(FRAME, CHUNK)
+    talk.answer("error")
+    talk.answer("result", is_listen=True)
+    assert not talk.journal.can_rebuild, "expected an answer without a message to make the journal useless"
     talk.journal.keep(False)
     talk.send(CHUNK)
     assert talk.budget.used == 0, f"expected no memory for a session that is not kept, got {talk.budget.used}"
