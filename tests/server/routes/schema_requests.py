@@ -50,10 +50,11 @@ def application() -> FastAPI:
 
 # A schema describes neither the sound file in a text nor the paths inside a recording nor the names of voices, nor an
 # offer of WebRTC.
-TURNS = {"/api/chat", "/v1/audio/speech", "/v1/chat/completions", CALLS_PATH, LIVE_PATH}
+TURNS = {"/api/chat", "/v1/audio/conversions", "/v1/audio/speech", "/v1/chat/completions", CALLS_PATH, LIVE_PATH}
 UNDESCRIBED = {
     PATH,
     "/api/sessions/{session_id}/assets/{path}",
+    "/v1/audio/conversions",
     "/v1/audio/speech",
     "/v1/chat/completions",
     CALLS_PATH,

@@ -13,6 +13,7 @@ import pytest
 import websockets
 
 from assets.build_tiny_speech import build
+from benchmarks.tts import arrivals
 from server.doors.core.sound_formats import FORMAT_NAMES, MEDIA_TYPES
 from tests.server.doors.core.test_sound_formats import decoded
 from tests.server.live_gateway import RunningGateway, running_gateway, wait_until
@@ -169,6 +170,15 @@ def test_errors_of_live_text_end_the_connection(worker: SpeechWorker) -> None:
             assert socket.close_code == 1008
 
     run(worker, scenario, omni=True)
+
+
+def test_benchmark_hears_every_text(worker: SpeechWorker) -> None:
+    async def scenario(gateway: RunningGateway) -> None:
+        address = ("--base-url", f"http://127.0.0.1:{gateway.port}/v1")
+        [row] = await arrivals.run(arrivals.parse([*address, "--rps", "50", "--requests", "2"]))
+        assert (row["failed"], row["silent"]) == (0, 0) and row["first_audio_p95_ms"] >= row["first_audio_p50_ms"] > 0
+
+    run(worker, scenario)
 
 
 def test_administrators_swap_the_model(worker: SpeechWorker, tmp_path: Path) -> None:
