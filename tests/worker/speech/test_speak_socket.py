@@ -9,7 +9,7 @@ import pytest
 
 from assets.build_tiny_speech import SPEAKERS, WIDTH, build
 from server.registry.voices import VoiceRegistry
-from tests.worker.speech.served import FRAME, N_SLOTS, SpeechWorker, sound_of, speech_worker
+from tests.worker.speech.served import FRAME, SpeechWorker, sound_of, speech_worker
 from worker.protocol.speech_messages import SpeakRequest
 from worker.protocol.wire import Sound
 from worker.voice_registry import voice_folder
@@ -116,7 +116,7 @@ def test_long_text_is_spoken_in_parts(worker: SpeechWorker) -> None:
 def test_refusals_name_what_was_expected(worker: SpeechWorker, request_: dict[str, object], error: str) -> None:
     got = worker.refused(**request_)
     assert got.startswith(error), got
-    assert worker.free == N_SLOTS
+    worker.wait_free()
 
 
 def test_models_are_unloaded_and_replaced(worker: SpeechWorker, data: Path) -> None:
