@@ -54,7 +54,9 @@ def describe_type(
     if origin is Literal:
         words = " or ".join(map(json.dumps, inner))
     elif origin in (list, tuple):
-        words = f"a list, each {describe_type(inner[0], examples=examples)}"
+        most = next((one.max_length for one in metadata if hasattr(one, "max_length")), None)
+        size = "" if most is None else f" of at most {most}"
+        return f"a list{size}, each {describe_type(inner[0], examples=examples)}"
     elif annotation is str and examples:
         words = f"text like {', '.join(map(json.dumps, examples))}"
     else:

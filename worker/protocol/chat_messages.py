@@ -42,7 +42,7 @@ class GenerationFields(FieldGroup):
         "tokens that divides a log-probability",
     )
     stop: list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]] = Field(
-        [], max_length=MAX_STOPS, description=f"texts that end the answer, at most {MAX_STOPS}"
+        [], max_length=MAX_STOPS, description="texts that end the answer"
     )
     seed: int | None = Field(None, ge=0, le=2**64 - 1, description="of all random draws; null: a new one each time")
 

@@ -34,7 +34,7 @@ class ErrorCode(StrEnum):
 
 
 class CloseCode(IntEnum):
-    """The WebSocket close codes in use (RFC 6455, section 7.4, the IANA registry, and 4000 and on for applications)."""
+    """The WebSocket close codes in use (RFC 6455, section 7.4, the IANA registry, and 4001 of this protocol)."""
 
     NORMAL = 1000
     GOING_AWAY = 1001
@@ -44,7 +44,6 @@ class CloseCode(IntEnum):
     INTERNAL_ERROR = 1011
     SERVICE_RESTART = 1012
     TRY_AGAIN_LATER = 1013
-    RECONNECTING = 4000  # from a client that will continue its session over another connection
     REPLACED = 4001  # to a client whose session goes on over another connection
 
 

@@ -51,6 +51,7 @@ def refused(**given: Any) -> str:
         (float | None, [*Field(ge=0).metadata, *Field(le=1.5).metadata], "a number from 0 to 1.5"),
         (Literal["a", "b", 3], [], '"a" or "b" or 3'),
         (list[str], [], "a list, each text"),
+        (list[int] | None, Field(max_length=3).metadata, "a list of at most 3, each a whole number"),
         (dict[str, Any], [], "an object"),
         (Annotated[Inner, known_fields(Inner)], [], "an object"),
         (int | list[int] | None, [], "a whole number or a list, each a whole number"),
