@@ -22,7 +22,7 @@ from models.qwen3_tts.runner import TalkerRunner
 from models.qwen3_tts.streams import SpeechStreams, SpokenRequest
 
 USED_BY_CODEC = ["codec_begin", "codec_decode"]  # its other regions read reference sounds
-POLL_S = 0.0002  # between looks for an arrival
+POLL_S = 0.0002  # between polls for an arrival
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The kinds of a socket's messages that have limits of their own, found without parsing the message.
 
 A message may have 128 MiB, so it is scanned piece by piece and the event loop runs in between. The scan is stricter
-than a parser: a message that might be of a kind counts as one. Honest clients send no such message.
+than a parser: a message that hides its type behind escapes counts as a preparation. No encoder of JSON writes one.
 """
 
 import asyncio

@@ -46,7 +46,6 @@ class SessionJournal:
 
     Attributes:
         n_omitted: units that are not kept any more.
-        quarantined: number of chunks that were dropped.
     """
 
     def __init__(self, budget: ByteBudget):

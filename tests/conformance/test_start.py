@@ -90,7 +90,7 @@ def test_item_46_settings_file_of_the_public_implementation(
         assert client.receive()["type"] == "result"
 
 
-def test_content_of_a_session_keys_and_names_of_voices(http: httpx.Client, ports: list[int]) -> None:
+def test_sends_content_keys_and_voice_names_that_no_log_may_hold(http: httpx.Client, ports: list[int]) -> None:
     """What the next test looks for in the logs: input that is accepted and input that is refused."""
     key = f"duo_{MARK}{'k' * 40}"
     uploaded = http.post("/api/assets/ref_audio", json={"name": f"{MARK} voice", "audio_base64": wav_text(2.0)})

@@ -94,7 +94,7 @@ def test_over_many_steps_each_task_has_its_share(examples: Examples, records: li
         assert abs(rows[task] - expected) < 20 * mind.plan.rows * share, (task, expected, rows[task])
 
 
-def test_helps_that_a_file_lacks_begin_anew(examples: Examples, records: list[Record], tmp_path: Path) -> None:
+def test_training_layers_missing_in_a_file_are_zero(examples: Examples, records: list[Record], tmp_path: Path) -> None:
     mind = learner(tmp_path / "a", examples)
     mind.plan.work.mkdir()
     mind.step(pool_of(records))

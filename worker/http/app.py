@@ -142,7 +142,6 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
             given = body.model_dump(exclude_none=True)
             changes = {key: _absolute(one) for key, one in given.items()}
             await asyncio.to_thread(service.load, **changes)
-        # X{key: _absolute(one) for key, one in given.items()})
         except StateError as error:
             raise HTTPException(409, str(error)) from None
         except (SettingsError, ModelError) as error:

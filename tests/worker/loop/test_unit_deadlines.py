@@ -13,7 +13,7 @@ def test_without_units_other_work_takes_any_time() -> None:
     assert deadlines.slack_s(5.0) == float("inf")
 
 
-def test_units_leave_what_the_slowest_of_late_needs() -> None:
+def test_slack_keeps_the_time_of_the_slowest_recent_unit() -> None:
     deadlines = UnitDeadlines()
     deadlines.watch({"first": 0.0}, 0.0)
     assert deadlines.slack_s(0.0) == pytest.approx(FREE_S - UNMEASURED_S)

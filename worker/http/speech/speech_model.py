@@ -119,10 +119,7 @@ class SpeakConversation:
         live, ids, is_open = LiveText(self._model.parts.tokenizer), list[int](), True
         text = planned.request.text
         while is_open:
-            self._n_chars += len(text)
-            if self._n_chars > MAX_LIVE_CHARS:
-                expected = f"at most {MAX_LIVE_CHARS} characters of text"
-                raise WireError(ErrorCode.TOO_LARGE, "text", expected=expected, got=self._n_chars)
+            self._count_chars(text)
             ids = live.push(text) if text else []
             if ids:
                 break
@@ -158,12 +155,16 @@ class SpeakConversation:
                 return
             if isinstance(message, SpeakRequest):
                 raise WireError(ErrorCode.BAD_MESSAGE, "message.type", expected="text or end", got="speak")
-            self._n_chars += len(message.text)
-            if self._n_chars > MAX_LIVE_CHARS:
-                expected = f"at most {MAX_LIVE_CHARS} characters of text"
-                raise WireError(ErrorCode.TOO_LARGE, "text", expected=expected, got=self._n_chars)
+            self._count_chars(message.text)
             if ids := live.push(message.text):
                 self._append(ids, is_open=True)
+
+    def _count_chars(self, text: str) -> None:
+        """Count text that arrives. Raises: WireError beyond `MAX_LIVE_CHARS`."""
+        self._n_chars += len(text)
+        if self._n_chars > MAX_LIVE_CHARS:
+            expected = f"at most {MAX_LIVE_CHARS} characters of text"
+            raise WireError(ErrorCode.TOO_LARGE, "text", expected=expected, got=self._n_chars)
 
     def _begin(self, planned: PlannedSpeech, ids: tuple[int, ...], number: int, *, is_open: bool = False) -> None:
         request = self._model.request(planned, ids, number, is_open=is_open)

@@ -17,7 +17,7 @@ class UnitEdges:
         self._buffer = buffer
         self._edge: float | None = None  # one of them; None: the worker has no preference
         self._sound_at: float | None = None  # when the client last sent sound
-        self._n_sent = self._n_run = 0  # samples that it sent at once then, and since it began
+        self._n_sent = self._n_run = 0  # samples of its last message, and of all since it began
 
     def record_sound(self, n: int, now: float) -> None:
         """The client has sent `n` samples, which are in the buffer."""
@@ -27,7 +27,7 @@ class UnitEdges:
             self._place()
 
     def on_answer(self, answer: ServerMessage, now: float) -> float | None:
-        """Follow an answer of the worker: the place that `prepared` names.
+        """Take the place in the second that a `prepared` of the worker names; other answers change nothing.
 
         Returns: the first edge, at most a second from now; None without a place.
         """

@@ -51,7 +51,7 @@ def run(worker: SpeechWorker, scenario: Callable[[RunningGateway], Awaitable[Non
     asyncio.run(whole())
 
 
-def test_files_events_and_voices(worker: SpeechWorker) -> None:
+def test_serves_every_format_events_and_voices(worker: SpeechWorker) -> None:
     async def scenario(gateway: RunningGateway) -> None:
         http = gateway.http
         listed = [model["id"] for model in (await http.get("/v1/models")).json()["data"]]

@@ -62,7 +62,7 @@ def test_units_are_full_at_the_edge(n: int, begin: float, prepared_at: float, st
     assert full_at and all(distance(at, edge) <= 0.5 / n + 1e-6 for at in full_at), (sender.full_at, edge)
 
 
-def test_place_is_taken_again_after_quiet() -> None:
+def test_silence_is_added_again_after_a_quiet_time() -> None:
     sender = Sender(1_600)
     sender.prepared(250.0, 0.0)
     for begin in (0.4, 2.4 + QUIET_S):
