@@ -154,7 +154,7 @@ class ServiceSection(Settings):
         None,
         gt=0,
         le=1_000_000,
-        description="gigabytes of memory above which a worker is replaced; null: 4.3, and twice what it held once ready",
+        description="gigabytes of memory above which a worker is replaced; null: 4.3, and twice what it had once ready",
     )
     compile: CompileConfig = Field(
         CompileConfig(), description="true, false, auto, or an object of the keys below, which implies true"
