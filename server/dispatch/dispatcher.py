@@ -34,7 +34,8 @@ class PendingSession:
     """One client, from its ticket to its end.
 
     lease: None while it waits. permit: counts the session for its client. changed: set when its lease, position or
-    cancellation may have changed. trace: records the session; None: nothing does.
+    cancellation may have changed. trace: records the session; None: nothing does. earlier_s, earlier_units: time and
+    results with workers that it has left.
     """
 
     ticket: Ticket
@@ -43,6 +44,8 @@ class PendingSession:
     permit: SessionPermit | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     trace: SessionObserver | None = None
+    earlier_s: float = 0.0
+    earlier_units: int = 0
 
 
 @dataclass(frozen=True)
@@ -116,9 +119,15 @@ class Dispatcher:
         self._spare.remove(slot)
         self.dispatch()
 
-    def requeue(self, pending: PendingSession) -> None:
-        """Give up a slot that could not be used and return to the former position in the queue."""
-        self._take_lease(pending)
+    def requeue(self, pending: PendingSession, *, was_used: bool = False) -> None:
+        """Give up a slot and return to the former position in the queue.
+
+        was_used: the session's time and results with the slot count; otherwise the slot could not be used.
+        """
+        lease = self._take_lease(pending)
+        if was_used and lease is not None:
+            pending.earlier_s += self.elapsed(lease)
+            pending.earlier_units += lease.n_units
         self.queue.reinsert(pending.ticket)
         self._pending[pending.ticket] = pending
         self._notify_all()
@@ -129,14 +138,16 @@ class Dispatcher:
         if self.queue.remove(pending.ticket):
             del self._pending[pending.ticket]
             self._notify_all()
+        held_s = self.held(pending)
         lease = self._take_lease(pending)
+        n_units = pending.earlier_units + (0 if lease is None else lease.n_units)
         if pending.permit is not None:
-            pending.permit.release(0.0 if lease is None else self.elapsed(lease))
+            pending.permit.release(held_s)
         if pending.trace is not None:
-            pending.trace.end(0 if lease is None else lease.n_units)
+            pending.trace.end(n_units)
         # A session without a unit is no sample of how long conversations take.
-        if lease is not None and lease.n_units:
-            self.eta.record(lease.request_type, self.elapsed(lease))
+        if lease is not None and n_units:
+            self.eta.record(lease.request_type, held_s)
         self.dispatch()
 
     def cancel(self, ticket_id: str) -> bool:
@@ -206,6 +217,10 @@ class Dispatcher:
     def elapsed(self, lease: WorkerLease) -> float:
         """Seconds since a session got its slot."""
         return self._clock() - lease.since
+
+    def held(self, pending: PendingSession) -> float:
+        """Seconds for which a session has had slots."""
+        return pending.earlier_s + (0.0 if pending.lease is None else self.elapsed(pending.lease))
 
     def waited(self, ticket: Ticket) -> float:
         """Seconds since a ticket was created."""

@@ -39,6 +39,6 @@ class QuotaWatch:
             pending = session.pending
             if pending is None or pending.lease is None or pending.permit is None:
                 continue
-            pending.permit.charge(self._dispatcher.elapsed(pending.lease))
+            pending.permit.charge(self._dispatcher.held(pending))
             if pending.permit.is_used_up:
                 session.end(QUOTA_USED)

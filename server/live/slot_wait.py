@@ -82,7 +82,12 @@ class SlotWait:
         return pending
 
     async def open(
-        self, pending: PendingSession, connect: Callable[[WorkerLease], Awaitable[Opened]], notify: Notify | None
+        self,
+        pending: PendingSession,
+        connect: Callable[[WorkerLease], Awaitable[Opened]],
+        notify: Notify | None,
+        *,
+        is_move: bool = False,
     ) -> tuple[WorkerLease, Opened]:
         """Wait until a worker accepts the session.
 
@@ -90,6 +95,7 @@ class SlotWait:
             pending: the session's ticket.
             connect: connects to the worker. Raises: WorkerRefusedError; WorkerLostError.
             notify: sends messages about the queue; None for a client that gets none.
+            is_move: the session has had a slot, so it is counted already.
         Returns:
             The lease and the result of `connect`.
         Raises:
@@ -121,7 +127,8 @@ class SlotWait:
             else:
                 if pending.trace is not None:
                     pending.trace.got_slot(lease.worker.name)
-                self.metrics.record_session_start(lease.request_type, time.monotonic() - submitted_at)
+                if not is_move:
+                    self.metrics.record_session_start(lease.request_type, time.monotonic() - submitted_at)
                 LOG.info("session %s has a slot of %s", session_id, lease.worker.name)
                 return lease, opened
             self.dispatcher.requeue(pending)

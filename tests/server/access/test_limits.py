@@ -110,6 +110,11 @@ def test_minutes_end_running_sessions_and_refuse_new_ones(tmp_path: Path) -> Non
         watch.look()
         watch.look()
         assert 40 <= usage.of("user").session_s < 41 and session.forced_close is None
+        dispatcher.requeue(session.pending, was_used=True)  # it moves to another worker
+        lease = session.pending.lease
+        assert lease is not None, "expected the free slot at once"
+        watch.look()
+        assert 40 <= usage.of("user").session_s < 41 and session.forced_close is None
         lease.since -= 25
         watch.look()
         assert session.forced_close is not None and session.forced_close.how == "limit"
