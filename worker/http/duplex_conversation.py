@@ -19,7 +19,7 @@ from worker.http.inbox import InboxClosedError, MessageInbox, PendingMessage, Wa
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd
 from worker.http.system_prompts import adjustment, prepared_prompt
-from worker.http.unit_input import decided_message, decided_unit, decode_ahead, send_unit
+from worker.http.unit_input import check_decided, decided_message, decided_unit, decode_ahead, send_unit
 from worker.http.unit_message import TurnCounters, UnitClock, partial_message, result_message
 from worker.loop.command_queue import ignore_result
 from worker.loop.prompt.system_prompt import SystemPrompt
@@ -111,6 +111,7 @@ class DuplexConversation:
     def parse(self, data: str | bytes) -> ClientMessage:
         """The message in a frame. Raises: WireError."""
         message = read_text(data) if isinstance(data, str) else read_binary(data, self._spec_in)
+        check_decided(message, data)
         if isinstance(message, Prepare):
             self._spec_in = message.spec  # the messages after it may already use the encoding it requests
         return message

@@ -1,6 +1,7 @@
 """Sound and pictures of one unit, from the client's messages to the engine, and their limits."""
 
 import logging
+import re
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -18,10 +19,11 @@ from worker.loop.session_handle import CutImage, SessionHandle
 from worker.protocol.codes import ErrorCode
 from worker.protocol.gateway_messages import Decided
 from worker.protocol.half_duplex_messages import SpeechChunk
-from worker.protocol.messages import MAX_UNIT_PICTURES, MAX_UNIT_PIXELS, AudioChunk
+from worker.protocol.messages import MAX_UNIT_PICTURES, MAX_UNIT_PIXELS, AudioChunk, ClientMessage
 from worker.protocol.wire import WireError
 
 LOG = logging.getLogger(__name__)
+DECIDED_FIRST = re.compile(r'\s*\{\s*"type"\s*:\s*"decided"')
 LONG_SOUND = 2**18  # samples; longer sound is checked on a thread
 
 
@@ -70,6 +72,15 @@ def decided_message(unit: DecidedUnit) -> Decided:
     """The message from which `decided_unit` reads a unit's decisions."""
     fields = unit._asdict()
     return Decided(**{**fields, "sampled": list(unit.sampled), "remembered": list(unit.remembered)})
+
+
+def check_decided(message: ClientMessage, data: str | bytes) -> None:
+    """Raises: WireError unknown_type for decisions that are not written as the gateway writes them.
+
+    The gateway refuses a client's by the type at the start of the text; other fields or another type must not hide it.
+    """
+    if isinstance(message, Decided) and (isinstance(data, bytes) or not DECIDED_FIRST.match(data)):
+        raise WireError(ErrorCode.UNKNOWN_TYPE, "message.type", expected="a message of clients", got=message.type)
 
 
 def decided_unit(message: Decided) -> DecidedUnit:

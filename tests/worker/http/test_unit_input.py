@@ -14,9 +14,9 @@ from models.inputs.image import EncodedImage
 from worker.decoding import DecodingThreads
 from worker.http import unit_input
 from worker.http.inbox import WaitingFrames, WaitingPicture
-from worker.http.unit_input import decode_ahead, send_unit, unpacked_unit
+from worker.http.unit_input import check_decided, decode_ahead, send_unit, unpacked_unit
 from worker.protocol.codes import ErrorCode
-from worker.protocol.messages import MAX_UNIT_PICTURES, AudioChunk, VideoFrame
+from worker.protocol.messages import MAX_UNIT_PICTURES, AudioChunk, VideoFrame, read_text
 from worker.protocol.wire import MAX_PICTURE_BYTES, Sound, WireError
 
 SOUND = Sound(np.zeros(16, np.float32))
@@ -30,6 +30,17 @@ def png(width: int = 8, height: int = 5) -> str:
 
 def chunk(*pictures: str) -> AudioChunk:
     return AudioChunk(audio_base64=SOUND, frame_base64_list=list(pictures))
+
+
+def test_decisions_of_clients_are_not_hidden_from_the_gateway() -> None:
+    """Which looks for the type at the start of a text; JSON keeps the last of two fields with the same name."""
+    given = '"unit":1,"seed":0,"sampled":[],"remembered":[]'
+    own = f'{{"type": "decided",{given}}}'
+    check_decided(read_text(own), own)
+    for hidden in (f'{{{given},"type":"decided"}}', f'{{"type":"audio_chunk",{given},"type":"decided"}}'):
+        with pytest.raises(WireError, match="decided") as error:
+            check_decided(read_text(hidden), hidden)
+        assert error.value.code == ErrorCode.UNKNOWN_TYPE
 
 
 def test_pictures_before_a_chunk_come_first() -> None:
