@@ -23,6 +23,7 @@ LOG = logging.getLogger(__name__)
 FIRST_S, MAX_S, SPREAD = 0.25, 4.0, 0.2  # waits between attempts: they double, with some randomness
 ANSWER_S = 10.0
 ACKNOWLEDGED_EVERY = 8  # messages
+RESUMING = 4000  # close code of a connection that another one replaces
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class Resumption:
             self._token = message.resume_token
             await self._send_again(socket, message.received)
         except (ConnectionClosed, TimeoutError):
-            await socket.close()
+            await socket.close(RESUMING)  # any final code would end a session that the server has resumed meanwhile
             return None
         return socket
 

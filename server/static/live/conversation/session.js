@@ -7,6 +7,7 @@ export const REQUESTED_SPEC = { version: 1, partial_results: true, sound_in: "pc
 const PLAIN_SPEC = { version: 1, partial_results: false, sound_in: "base64", sound_out: "base64", resume: false };
 const STOP_TIMEOUT_MS = 1500; // for the server's `stopped`, before the page closes the socket
 const OPEN_TIMEOUT_MS = 15000;
+const RESUMING = 4000; // close code of a connection that another one replaces
 const STOPPED = /"type":\s*"stopped"/;
 
 /** `omni_` or `adx_` and 16 hexadecimal digits. */
@@ -85,7 +86,7 @@ export class Session {
   retry() {
     if (!this.#isResuming || this.#isClosed) return false;
     clearTimeout(this.#timer);
-    this.#socket.close();
+    this.#socket.close(RESUMING); // any final code would end a session that this socket has resumed
     this.#open("?resume=1");
     return true;
   }
