@@ -90,7 +90,7 @@ class ClientEnd:
                 await self._added.wait()
                 continue
             await send_data(connection.websocket, message.data)
-            connection.sent = message.number
+            connection.sent = max(connection.sent, message.number)
             self._sent.set()
 
     def _add(self, journal: MessageJournal, data: Data) -> int:
@@ -115,7 +115,7 @@ class ClientEnd:
         """Count a message of the client."""
         self.n_received += 1
         if connection.greeting is not None:  # which it has read before it sends anything
-            self._tokens.confirm()
+            self._tokens.confirm(connection.greeting.resume_token)
 
     def acknowledge(self, data: Data) -> bool:
         """Drop the messages that the client has. Returns: whether `data` says so, and must not be forwarded."""
@@ -125,8 +125,11 @@ class ClientEnd:
             return False
         try:
             message = RESUME_CLIENT.read_text(data)
-            if isinstance(message, Received) and not self._journal.acknowledge(message.count):
-                raise self._too_many("received.count", message.count)
+            if isinstance(message, Received):
+                if not self._journal.acknowledge(message.count):
+                    raise self._too_many("received.count", message.count)
+                self.newest.sent = max(self.newest.sent, message.count)  # `send` does not wait for what is dropped
+                self._sent.set()
         except WireError as error:
             self._add(self._journal, write(Error.of(error)))
         return True

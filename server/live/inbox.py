@@ -75,6 +75,10 @@ class Inbox:
         self._count(message.n_bytes)
         self._changed.set()
         del data, message  # `get` takes them while this waits
+        await self.room()
+
+    async def room(self) -> None:
+        """Return when there is room to read another message."""
         while self._waiting and (self._n_bytes >= self._max_bytes or self._budget.is_exhausted):
             self._changed.clear()
             await self._changed.wait()

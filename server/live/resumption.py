@@ -1,5 +1,6 @@
 """What lets a client continue its session over another connection: a secret, and messages that it has not received."""
 
+import asyncio
 import hashlib
 import hmac
 import secrets
@@ -7,10 +8,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from server.live.inbox import ByteBudget, Data, size_of
+from starlette.websockets import WebSocket
+
+from server.live.inbox import ByteBudget, ClientDisconnected, Data, size_of
+from worker.protocol.codes import ErrorCode
+from worker.protocol.gateway_messages import RESUME_CLIENT, ResumeSession
+from worker.protocol.wire import WireError
 
 KEPT_BYTES, KEPT_S = 4 * 2**20, 60.0  # of one session's messages that are not acknowledged
 KEPT_BYTES_TOTAL = 256 * 2**20  # of all sessions of one kind
+RESUME_REQUEST_S = 10.0  # from the handshake to `resume_session`
+MAX_REQUEST_CHARS = 2000
 
 
 class KeptMessage(NamedTuple):
@@ -110,9 +118,10 @@ class ResumeTokens:
         self._digest = _digest(token)
         return self.issue()
 
-    def confirm(self) -> None:
-        """The client has received the newest secret."""
-        self._before = None
+    def confirm(self, token: str | None = None) -> None:
+        """The client has received this secret; None: the newest one. If it is, the one before is no longer valid."""
+        if token is None or hmac.compare_digest(_digest(token), self._digest):
+            self._before = None
 
     def accepts(self, token: str) -> bool:
         """Whether this is the newest secret, or the one before while it is valid."""
@@ -120,6 +129,25 @@ class ResumeTokens:
         is_newest = hmac.compare_digest(given, self._digest)
         is_before = self._before is not None and hmac.compare_digest(given, self._before)
         return is_newest or is_before
+
+
+async def resume_request(websocket: WebSocket) -> ResumeSession:
+    """The first message of a connection that continues a session. Raises: WireError; ClientDisconnected."""
+    try:
+        async with asyncio.timeout(RESUME_REQUEST_S):
+            event = await websocket.receive()
+    except TimeoutError:
+        raise WireError(ErrorCode.BAD_MESSAGE, "message", expected="resume_session", got="none in time") from None
+    if event["type"] == "websocket.disconnect":
+        raise ClientDisconnected
+    text = event.get("text")
+    if text is None or len(text) > MAX_REQUEST_CHARS:
+        got = "a binary frame" if text is None else f"{len(text)} characters"
+        raise WireError(ErrorCode.BAD_MESSAGE, "message", expected="a short resume_session", got=got)
+    message = RESUME_CLIENT.read_text(text)
+    if not isinstance(message, ResumeSession):
+        raise WireError(ErrorCode.BAD_MESSAGE, "message.type", expected="resume_session", got=message.type)
+    return message
 
 
 def _digest(token: str) -> bytes:

@@ -38,7 +38,7 @@ from server.live.live_sessions import LiveSession
 from server.live.moving import move_session
 from server.live.recorder import Recorder
 from server.live.relay import MessageSource, Relay, RelayEnds
-from server.live.resumption import KEPT_BYTES_TOTAL
+from server.live.resumption import KEPT_BYTES_TOTAL, resume_request
 from server.live.session_journal import MAX_BYTES_TOTAL, SessionJournal
 from server.live.slot_wait import SlotWait
 from server.live.streaming import CLOSE, PREFILL, STOP, TurnIdleError, TurnSource, kind_of
@@ -47,7 +47,7 @@ from server.recording.recordings import Recordings
 from worker.protocol.codec import Message
 from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
 from worker.protocol.connection import bytes_of, until_gone
-from worker.protocol.gateway_messages import RESUME_CLIENT, RESUME_QUERY, QueueDone, ResumeSession
+from worker.protocol.gateway_messages import RESUME_QUERY, QueueDone
 from worker.protocol.messages import Error, write
 from worker.protocol.wire import WireError
 
@@ -60,8 +60,6 @@ CLOSE_TIMEOUT_S = 2.0
 REQUEST_TIMEOUT_S = 300.0  # from the handshake of a chat to its request, which a slow client uploads for minutes
 REASONS = frozenset(CloseReason)
 MAX_LOSSES = 5  # workers that one session may lose
-RESUME_REQUEST_S = 10.0  # from the handshake to `resume_session`
-MAX_REQUEST_CHARS = 2000
 FINAL_CODES = (CloseCode.NORMAL, CloseCode.GOING_AWAY, CloseCode.NO_STATUS)  # of a client that does not come back
 
 
@@ -187,7 +185,10 @@ class GatewaySockets:
             if client.end.is_kept and not running.done():
                 if writing.done():
                     reading.cancel()  # the client does not read
-                if close := await self._wait_for_return(client, connection, (running, reading, replaced)):
+                close = await self._wait_for_return(client, connection, (running, reading, replaced))
+                if close is not REPLACED:
+                    client.end.close()  # a client that comes now, while the session ends, is refused
+                if close is not None:
                     return close
             if reading.done():
                 client.inbox.close()
@@ -230,8 +231,9 @@ class GatewaySockets:
                     waiting = [task for task in tasks if not task.done()]
                     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
-            self._metrics.record_resumption("expired")
-            return RESUME_EXPIRED
+            if not connection.replaced.is_set():
+                self._metrics.record_resumption("expired")
+                return RESUME_EXPIRED
         finally:
             self._metrics.record_detached(-1)
         return REPLACED if connection.replaced.is_set() else None
@@ -297,10 +299,11 @@ class GatewaySockets:
         request_type = request_type_of(session.kind, session.session_id)
         session.pending = pending = self._slots.submit(request_type, session.session_id, session.identity)
         journal = SessionJournal(self._journals) if session.kind is Kind.DUPLEX else None
-        n_losses = 0
+        n_losses, is_open = 0, False
         try:
             lease, link = await self._slots.open(pending, connect, partial(_send, client.end.newest.websocket))
             client.inbox.limit(MAX_IN_FLIGHT)
+            is_open = True
             while True:
                 try:
                     ends = RelayEnds(client.end, source, link, lease, journal)
@@ -314,6 +317,8 @@ class GatewaySockets:
         finally:
             if journal is not None:
                 journal.clear()
+            if is_open:
+                self._metrics.record_session_end(request_type, self._slots.dispatcher.held(pending))
             self._slots.dispatcher.finish(pending)
             session.pending = None
 
@@ -336,8 +341,6 @@ class GatewaySockets:
             raise
         finally:
             await close_link(ends.link, graceful=graceful)
-            elapsed = self._slots.dispatcher.elapsed(ends.lease)
-            self._metrics.record_session_end(ends.lease.request_type, elapsed)
 
     async def _close(self, websocket: WebSocket, close: SocketClose) -> None:
         self._metrics.record_connection_end(close.how)
@@ -351,6 +354,7 @@ class GatewaySockets:
 
 async def _read(client: LiveClient, connection: Attachment) -> int:
     """Put received messages into the inbox until the client disconnects. Returns: the close code."""
+    await client.inbox.room()  # also a client that comes again and again adds one message above the limit at most
     while True:
         event = await connection.websocket.receive()
         if event["type"] == "websocket.disconnect":
@@ -368,25 +372,6 @@ def _is_final(reading: "asyncio.Task[int]") -> bool:
     """Whether the client has closed the connection in a way that ends the session."""
     has_code = reading.done() and not reading.cancelled() and reading.exception() is None
     return has_code and reading.result() in FINAL_CODES
-
-
-async def resume_request(websocket: WebSocket) -> ResumeSession:
-    """The first message of a connection that continues a session. Raises: WireError; ClientDisconnected."""
-    try:
-        async with asyncio.timeout(RESUME_REQUEST_S):
-            event = await websocket.receive()
-    except TimeoutError:
-        raise WireError(ErrorCode.BAD_MESSAGE, "message", expected="resume_session", got="none in time") from None
-    if event["type"] == "websocket.disconnect":
-        raise ClientDisconnected
-    text = event.get("text")
-    if text is None or len(text) > MAX_REQUEST_CHARS:
-        got = "a binary frame" if text is None else f"{len(text)} characters"
-        raise WireError(ErrorCode.BAD_MESSAGE, "message", expected="a short resume_session", got=got)
-    message = RESUME_CLIENT.read_text(text)
-    if not isinstance(message, ResumeSession):
-        raise WireError(ErrorCode.BAD_MESSAGE, "message.type", expected="resume_session", got=message.type)
-    return message
 
 
 async def _send(websocket: WebSocket, message: Message) -> None:

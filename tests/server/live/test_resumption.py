@@ -53,9 +53,26 @@ def test_a_secret_is_valid_until_the_client_has_the_next_one() -> None:
     first = tokens.issue()
     second, third = tokens.replace(first), tokens.replace(first)  # the client did not receive the second
     assert [tokens.accepts(one) for one in (first, second, third, "", "\ud800")] == [True, False, True, False, False]
-    tokens.confirm()
+    tokens.confirm(second)
+    assert tokens.accepts(first), "expected a secret that is not the newest one to confirm nothing"
+    tokens.confirm(third)
     assert [tokens.accepts(one) for one in (first, third)] == [False, True]
     assert len({first, second, third}) == 3 and min(map(len, (first, second, third))) >= 43, "expected 256 bits"
+
+
+def test_a_message_that_is_acknowledged_too_early_holds_nothing_up() -> None:
+    """The client says that it has what was not sent yet."""
+
+    async def scenario() -> None:
+        end = ClientEnd(RecordingSocket(9), ByteBudget(10**6), 30.0)  # type: ignore[arg-type]
+        sending = asyncio.create_task(end.send(end.offer(PREPARED)))
+        await asyncio.sleep(0)
+        assert not sending.done(), "expected the wait for the connection"
+        assert end.acknowledge(json_text({"type": "received", "count": 1}))
+        async with asyncio.timeout(30):
+            await sending
+
+    asyncio.run(scenario())
 
 
 class RecordingSocket:
