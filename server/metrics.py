@@ -72,7 +72,7 @@ class GatewayMetrics:
         self._detached = gauge("detached_sessions", "sessions without a connection, which keep their slot")
         self._kept = gauge("resume_journal_bytes", "memory of messages kept for clients that lose their connection")
         self._moves = histogram("move_seconds", "from a lost worker to another one", WAIT_SECONDS, "outcome")
-        self._quarantined = counter("quarantined_units_total", "chunks dropped: two workers were lost at their units")
+        self._quarantined = counter("quarantined_units_total", "messages dropped: two workers were lost at them")
         self._journals = gauge("session_journal_bytes", "memory of what rebuilds sessions on other workers")
         self._transcriptions = counter("transcriptions_total", "transcriptions of users' speech that ended", "outcome")
         self._errors = counter("errors_total", "error messages sent to clients", "code")
@@ -176,7 +176,7 @@ class GatewayMetrics:
         self._moves.labels(outcome).observe(seconds)
 
     def record_quarantine(self) -> None:
-        """Count a dropped chunk."""
+        """Count a dropped message."""
         self._quarantined.inc()
 
     def record_session_end(self, request_type: str, seconds: float) -> None:

@@ -272,6 +272,7 @@ class FakeConversation:
         started, self.is_thinking = time.monotonic(), True
         self._n_chunks -= 1
         frames, self._frames = self._frames, []
+        decided, self._decided = self._decided, None
         try:
             if not self._prepared:
                 raise _not_now(ErrorCode.NOT_PREPARED, "Not prepared yet")
@@ -284,15 +285,15 @@ class FakeConversation:
             shift_ms = 0.0
             if self._config.runs_early:
                 speaks = self._worker.script is None and self._cycle_position >= self._worker.n_listen
-                n_missing = self._second.missing(samples, speaks=speaks and not self._turn_open)
+                n_missing = self._second.missing(samples, speaks=speaks and not self._turn_open and decided is None)
                 if n_missing is None:
                     self._n_held += n_pictures
                     await self._send(self._result(received, started, is_listen=True, incomplete=True))
                     return
                 n_pictures, self._n_held = n_pictures + self._n_held, 0
                 shift_ms = n_missing / 16
-            if self._decided is not None:
-                await self._rebuild(self._decided, received, started)
+            if decided is not None:
+                await self._rebuild(decided, received, started)
                 return
             await self._think()
             await self._decide(chunk, n_pictures, shift_ms, received, started)
@@ -301,7 +302,7 @@ class FakeConversation:
 
     async def _rebuild(self, decided: Decided, received: float, started: float) -> None:
         """Answer a unit that another worker has decided. Its message has the state after it."""
-        self._decided, self._worker.n_rebuilt = None, self._worker.n_rebuilt + 1
+        self._worker.n_rebuilt += 1
         self.units, self._cycle_position, self._turn_open = decided.unit, decided.seed, decided.listens
         await self._send_decided()
         await self._send(self._result(received, started, is_listen=True))

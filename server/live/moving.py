@@ -24,7 +24,7 @@ LOG = logging.getLogger(__name__)
 WAIT_S = 30.0  # for a slot
 REBUILD_S = 30.0
 MAX_TRIES = 3
-DROPPED = "The chunk is dropped: two workers were lost while its unit ran"
+DROPPED = "The message is dropped: two workers were lost while its answer was the next one"
 
 Connect = Callable[[WorkerLease], Awaitable[ClientConnection]]
 
@@ -51,10 +51,10 @@ async def move_session(
         slots.metrics.record_quarantine()
         await end.send(write(Error(error=DROPPED, code=ErrorCode.QUARANTINED)))
     for n_tries in range(1, MAX_TRIES + 1):
-        slots.dispatcher.requeue(pending)
+        slots.dispatcher.requeue(pending, was_used=n_tries == 1)
         try:
             async with asyncio.timeout(WAIT_S):
-                lease, link = await slots.open(pending, connect, None)
+                lease, link = await slots.open(pending, connect, None, is_move=True)
         except TimeoutError:
             break
         try:
@@ -70,6 +70,7 @@ async def move_session(
             await close_link(link, graceful=False)
             raise
         seconds = time.monotonic() - begun
+        slots.dispatcher.workers.record_pause(lease, journal.is_paused)
         slots.metrics.record_move("moved", seconds)
         LOG.info("session %s goes on with %s", pending.ticket.session_id, lease.worker.name)
         moved = SessionMoved(

@@ -8,8 +8,21 @@ from typing import Any, NamedTuple
 
 from server.live.inbox import ByteBudget, Data, size_of
 from server.live.streaming import TYPE_FIRST
+from worker.protocol.codes import ErrorCode
 from worker.protocol.gateway_messages import Decided
-from worker.protocol.messages import AudioChunk, Error, Partial, Prepare, Prepared, Result, VideoFrame
+from worker.protocol.messages import (
+    AudioChunk,
+    Error,
+    Interrupted,
+    Partial,
+    Paused,
+    Prepare,
+    Prepared,
+    Result,
+    Resumed,
+    VideoFrame,
+    write,
+)
 from worker.protocol.wire import WireError, read_header, read_object
 
 MAX_BYTES, MAX_UNITS = 16 * 2**20, 240  # of one session
@@ -17,8 +30,21 @@ MAX_BYTES_TOTAL = 512 * 2**20  # of all sessions
 MAX_PARSED = 2**18  # a longer text that does not begin with its type is not parsed
 DECIDED, CHUNK, FRAME = (one.kind() for one in (Decided, AudioChunk, VideoFrame))
 PREPARE, PREPARED, RESULT, PARTIAL, ERROR = (one.kind() for one in (Prepare, Prepared, Result, Partial, Error))
-KEPT = frozenset({"adjusted", "text_inserted", "paused", "resumed"})
-ANSWERS = KEPT | {PREPARED, RESULT, ERROR, "interrupted", "stopped"}
+PAUSED, RESUMED, INTERRUPTED = (one.kind() for one in (Paused, Resumed, Interrupted))
+STEPS = frozenset({RESULT, "adjusted", "text_inserted", PAUSED, INTERRUPTED})  # answers to what has an effect later
+ANSWERS = STEPS | {PREPARED, ERROR, RESUMED, "stopped"}
+# Errors of a picture as well as of the chunk after it: which one was refused is not known.
+OF_PICTURES = frozenset(
+    {
+        ErrorCode.BAD_JSON,
+        ErrorCode.BAD_MESSAGE,
+        ErrorCode.BACKLOG_FULL,
+        ErrorCode.TOO_LARGE,
+        ErrorCode.BINARY_NOT_AGREED,
+    }
+)
+# In front of a piece of a unit that is sent again, so that the piece is not run early.
+UNDECIDED = write(Decided(unit=1, seed=0, sampled=[], remembered=[]))
 
 
 class OpenMessage(NamedTuple):
@@ -55,7 +81,7 @@ class SessionJournal:
         self._decided: Data | None = None
         self._n_bytes = self._n_units = 0
         self._n_parts = self._n_skipped = 0  # partial results of the open unit: sent to the client; not sent again
-        self._suspect: Data | None = None  # the chunk that ran when a worker was lost
+        self._suspect: Data | None = None  # the message whose answer was next when a worker was lost
         self._is_kept, self._is_whole = True, True
         self.n_omitted = 0
 
@@ -78,6 +104,11 @@ class SessionJournal:
     def n_chunks(self) -> int:
         """Chunks without an answer."""
         return sum(one.kind == CHUNK for one in self._open)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the session is paused."""
+        return any(step.kind == PAUSED for step in self._steps)
 
     @property
     def can_rebuild(self) -> bool:
@@ -121,47 +152,71 @@ class SessionJournal:
 
     def _close(self, kind: str, header: dict[str, Any]) -> None:
         """Take the message that an answer belongs to from the open ones."""
-        messages: list[Data] = []
-        n_bytes = 0
-        while self._open:
-            message = self._open.popleft()
-            n_bytes += message.n_bytes
-            if message.kind != FRAME:
-                break
-            messages.append(message.data)
-        else:
-            self._hold(-n_bytes)  # an error that refuses a picture
-            self._is_whole = self._is_whole and kind == ERROR
+        if kind == PREPARED:
+            self._begin()
             return
+        frames: list[OpenMessage] = []
+        while self._open and self._open[0].kind == FRAME:
+            frames.append(self._open.popleft())
+        if not self._open:  # an error that refuses a picture, or an answer to nothing
+            self._hold(-sum(one.n_bytes for one in frames))
+            self._is_whole = self._is_whole and kind == ERROR and len(frames) <= 1
+            return
+        message = self._open.popleft()
         decided, self._decided = self._decided, None
+        if kind == ERROR and frames and header.get("code") in OF_PICTURES:
+            self._is_whole = False
         if kind != ERROR and (kind == RESULT) != (message.kind == CHUNK):
             self._is_whole = False  # an error that refused a picture was taken for that of a chunk
         if message.kind == CHUNK:
             self._n_parts = self._n_skipped = 0
-        if kind == PREPARED:
-            self._forget_steps()
-            self._hold(message.n_bytes - n_bytes)  # pictures that waited are forgotten by the worker too
-            messages, n_bytes = [], message.n_bytes
-            self._is_whole = True
-        elif kind == RESULT:
+        else:  # the pictures still wait for a chunk
+            self._open.extendleft(reversed(frames))
+            frames = []
+        messages = [one.data for one in frames]
+        n_bytes = message.n_bytes + sum(one.n_bytes for one in frames)
+        if kind == RESULT:
             if decided is not None:
                 messages.append(decided)
                 n_bytes += size_of(decided)
                 self._hold(size_of(decided))
-            elif header.get("incomplete") is not True:
+                self._forget(INTERRUPTED)  # the unit has seen it
+            elif header.get("incomplete") is True:
+                messages.append(UNDECIDED)
+            else:
                 self._is_whole = False  # a worker that does not tell its decisions
-        elif kind not in KEPT:
+        elif kind == RESUMED:
+            self._forget(PAUSED)
+        if not self._is_whole or kind not in STEPS:
             self._hold(-n_bytes)
             return
         self._steps.append(Step((*messages, message.data), kind, decided is not None, n_bytes))
         self._n_units += decided is not None
         self._bound()
 
+    def _begin(self) -> None:
+        """Keep the `prepare` that is answered, and forget what came before it."""
+        self._forget_steps()
+        self._decided = None
+        self._n_parts = self._n_skipped = 0
+        self._is_whole = False
+        while self._open and not self._is_whole:
+            message = self._open.popleft()
+            self._is_whole = message.kind == PREPARE
+            if self._is_whole:
+                self._steps.append(Step((message.data,), PREPARED, False, message.n_bytes))
+            else:
+                self._hold(-message.n_bytes)  # such as pictures that waited, which the worker forgets too
+        self._bound()
+
     def _bound(self) -> None:
-        """Drop the oldest units above the bounds. The prompt, texts and changes of settings stay."""
+        """Drop the oldest units above the bounds. The prompt, texts and changes of settings stay, or nothing does."""
         while self._n_units > MAX_UNITS or self._n_bytes > MAX_BYTES or self._budget.is_exhausted:
             units = [step for step in self._steps if step.kind == RESULT]
             if not units:
+                if sum(step.n_bytes for step in self._steps) > MAX_BYTES:
+                    self._is_whole = False
+                    self._forget_steps()
                 return
             for step in units:  # the pieces of a unit go with it
                 self._steps.remove(step)
@@ -174,16 +229,25 @@ class SessionJournal:
     # --- a lost worker -------------------------------------------------------------------------
 
     def lose_worker(self) -> bool:
-        """Prepare for another worker. Returns: whether the oldest chunk is dropped, as it ran at two losses."""
+        """Prepare for another worker.
+
+        Returns:
+            Whether the oldest message is dropped, with the pictures of its unit: its answer was next at two losses.
+        """
         self._decided = None
         self._n_skipped = self._n_parts
-        chunk = next((one for one in self._open if one.kind == CHUNK), None)
-        is_second = chunk is not None and chunk.data is self._suspect
-        self._suspect = None if chunk is None or is_second else chunk.data
-        if chunk is not None and is_second:
+        number = next((n for n, one in enumerate(self._open) if one.kind != FRAME), None)
+        if number is None:
+            self._suspect = None
+            return False
+        is_second = self._open[number].data is self._suspect
+        self._suspect = None if is_second else self._open[number].data
+        if is_second:
             self._n_parts = self._n_skipped = 0
-            self._open.remove(chunk)
-            self._hold(-chunk.n_bytes)
+            is_chunk = self._open[number].kind == CHUNK
+            dropped = list(self._open)[0 if is_chunk else number : number + 1]
+            self._open = deque(one for one in self._open if not any(one is gone for gone in dropped))
+            self._hold(-sum(one.n_bytes for one in dropped))
         return is_second
 
     def clear(self) -> None:
@@ -191,6 +255,12 @@ class SessionJournal:
         self._forget_steps()
         self._hold(-sum(one.n_bytes for one in self._open))
         self._open.clear()
+
+    def _forget(self, kind: str) -> None:
+        """Forget the steps with this answer, which have no effect any more."""
+        for step in [one for one in self._steps if one.kind == kind]:
+            self._steps.remove(step)
+            self._hold(-step.n_bytes)
 
     def _forget_steps(self) -> None:
         self._hold(-sum(step.n_bytes for step in self._steps))

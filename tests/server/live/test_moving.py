@@ -55,10 +55,21 @@ def test_the_journal_has_what_the_context_consists_of() -> None:
     talk.answer("result", incomplete=True)  # a piece
     talk.answer("text_inserted")
     talk.answer("interrupted")
-    assert talk.kinds == ["prepare", "decided", "audio_chunk", "video_frame", "audio_chunk", "insert_text"]
+    unit, piece = ["decided", "audio_chunk"], ["video_frame", "decided", "audio_chunk"]
+    assert talk.kinds == ["prepare", *unit, *piece, "insert_text", "interrupt"]
     assert [json.loads(data)["type"] for data in talk.journal.unanswered] == ["audio_chunk", "video_frame"]
     talk.answer("error")  # in the place of a result: the chunk has no effect
-    assert talk.journal.n_chunks == 0 and len(talk.kinds) == 6
+    assert talk.journal.n_chunks == 0 and len(talk.kinds) == 8
+    talk.send({"type": "pause"}, {"type": "resume"}, {"type": "pause"}, CHUNK)
+    for kind in ("paused", "resumed", "paused", "error"):
+        talk.answer(kind)
+    assert talk.kinds[-2:] == ["interrupt", "pause"] and talk.journal.is_paused, talk.kinds
+    talk.send({"type": "resume"}, FRAME, {"type": "interrupt"})
+    for kind in ("resumed", "interrupted"):
+        talk.answer(kind)
+    talk.unit(2)
+    unit_2 = ["video_frame", "decided", "audio_chunk"]
+    assert talk.kinds == ["prepare", *unit, *piece, "insert_text", *unit_2], "expected the picture with its unit"
     assert not talk.journal.sent(json_text(DECIDED)), "expected decisions of clients to be refused"
     talk.send({**PREPARE, "system_prompt": "b"})
     talk.answer("prepared")
@@ -71,6 +82,11 @@ def test_the_journal_has_what_the_context_consists_of() -> None:
     talk.answer("error")
     talk.answer("result", is_listen=True)
     assert not talk.journal.can_rebuild, "expected an answer without a message to make the journal useless"
+    talk.prepared().send(FRAME, CHUNK, CHUNK)
+    talk.answer("error", code="backlog_full")  # of the picture or of the chunk
+    assert not talk.journal.can_rebuild, "expected an error that may concern either to make the journal useless"
+    talk.prepared()
+    assert talk.journal.can_rebuild and talk.journal.unanswered == (), talk.journal.unanswered
     talk.journal.keep(False)
     talk.send(CHUNK)
     assert talk.budget.used == 0, f"expected no memory for a session that is not kept, got {talk.budget.used}"
@@ -88,6 +104,12 @@ def test_the_journal_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     talk.budget.max_bytes = talk.budget.used
     talk.unit(6)
     assert talk.journal.n_units < 3, "expected the bound of all journals to hold for each"
+    talk.budget.max_bytes = 10**9
+    for number in range(100):
+        talk.send({"type": "adjust", "number": number, "ref_audio_base64": "A" * 2**18})
+        talk.answer("adjusted")
+    assert talk.budget.used <= session_journal.MAX_BYTES, f"expected a bound for settings too, got {talk.budget.used}"
+    assert not talk.journal.can_rebuild and talk.prepared().journal.can_rebuild
     talk.journal.clear()
     assert talk.budget.used == 0
 
@@ -100,8 +122,14 @@ def test_a_chunk_is_dropped_after_the_second_loss() -> None:
     assert talk.answer("partial") and not talk.answer("partial"), "expected what the client has not to come again"
     assert talk.journal.lose_worker() and talk.journal.n_chunks == 1
     assert not talk.journal.lose_worker(), "expected another chunk to have a chance"
-    talk.answer("result")
+    talk.answer("result", incomplete=True)
     assert not talk.journal.lose_worker()
+    insert = {"type": "insert_text", "text": "a"}
+    talk.send(FRAME, insert, CHUNK)
+    assert not talk.journal.lose_worker() and talk.journal.lose_worker(), "expected the text to be dropped"
+    assert [json.loads(data)["type"] for data in talk.journal.unanswered] == ["video_frame", "audio_chunk"]
+    assert not talk.journal.lose_worker() and talk.journal.lose_worker(), "expected the chunk with its picture"
+    assert talk.journal.unanswered == ()
 
 
 def test_a_session_goes_on_with_another_worker() -> None:
@@ -186,18 +214,36 @@ def test_a_session_without_another_worker_ends(monkeypatch: pytest.MonkeyPatch) 
     run(scenario)
 
 
-def test_a_session_leaves_a_worker_that_drains() -> None:
+def test_a_paused_session_leaves_a_worker_that_drains() -> None:
+    """It is paused on the other one too, and over another connection. It counts as one session."""
+
     async def scenario() -> None:
         async with FakeWorker(slots=1) as one, FakeWorker(slots=1) as other, running_gateway(one, other) as gateway:
             talker = await Talker.prepared(gateway)
-            await talker.client.send(CHUNK)
+            await talker.client.send(CHUNK, {"type": "pause"})
             await talker.take("result")
+            await talker.take("paused")
+            await talker.lose()
+            await talker.resume()
             holder = one if one.sessions else other
             [connection] = [one for one in holder.connections if one.conversation is not None]
             await connection.send(json_text({"type": "error", "error": "draining", "code": "draining"}))
             assert (await talker.take("session_moved"))["restored"] == 1
+            await talker.lose()
+            await talker.resume()
             await talker.client.send(CHUNK)
+            assert (await talker.take("error"))["code"] == "paused"
+            [lease] = gateway.gateway.dispatcher.workers.leases
+            assert lease.paused, "expected the other worker's slot to be shown as paused"
+            await talker.client.send({"type": "resume"}, CHUNK)
+            await talker.take("resumed")
             await talker.take("result")
             assert talker.units == [1, 2], talker.units
+            await talker.client.send(STOP)
+            await talker.take("stopped")
+            await gateway.wait_idle()
+            kind = {"request_type": "omni_duplex"}
+            counts = [sample(gateway, name, **kind) for name in ("sessions_total", "session_seconds_count")]
+            assert counts == [1, 1], f"expected one session, got {counts}"
 
     run(scenario)

@@ -103,5 +103,7 @@ def test_tokens_of_no_unit_are_refused(engine: SmallEngine, sampled: tuple[int, 
     decided = engine.run_unit(session, 0).decided
     event = engine.run_unit(session, 1, decided=decided._replace(sampled=sampled, unit=2))
     assert isinstance(event, Failure) and "decided.sampled" in str(event.error), event
+    piece = engine.run_unit(session, 1, 800, decided=decided._replace(sampled=(), unit=1))
+    assert isinstance(piece, UnitResult) and piece.is_incomplete, f"expected a piece to need no tokens, got {piece}"
     assert isinstance(engine.run_unit(session, 2), UnitResult), "expected the session to go on"
     engine.close_all()
