@@ -1,6 +1,6 @@
-"""Late units of a good client beside an abusive one: `python -m benchmarks.serve.fairness`.
+"""Late units of a client in real time beside an abusive one: `python -m benchmarks.serve.fairness`.
 
-The good client sends a unit a second in real time. The abusive one runs in a process of its own, on other cores than
+The first client sends a unit a second. The abusive one runs in a process of its own, on other cores than
 the servers where there are four or more. A unit is late if its result comes more than a second after it was sent.
 """
 
@@ -48,7 +48,7 @@ async def until(socket: Socket, kind: str) -> dict[str, Any]:
                 return message
 
 
-async def good_client(port: int, n_units: int) -> int:
+async def real_time_client(port: int, n_units: int) -> int:
     """Send units in real time. Returns: the number of late ones."""
     late = 0
     async with connect(port, "good") as socket:
@@ -124,13 +124,13 @@ ABUSE: dict[str, Callable[[int], Awaitable[None]]] = {
 
 
 def run_case(port: int, case: str, n_units: int) -> dict[str, Any]:
-    """One row: late units of the good client beside the abuse, and which limits it reached."""
+    """One row: late units of the client in real time beside the abuse, and which limits it reached."""
     before, abuser = _limits(port), None
     if case != "control":
         command = [sys.executable, "-m", "benchmarks.serve.fairness", "--abuse", case, str(port)]
         abuser = subprocess.Popen(command, cwd=ROOT)
     try:
-        late = asyncio.run(good_client(port, n_units))
+        late = asyncio.run(real_time_client(port, n_units))
     finally:
         if abuser is not None:
             abuser.kill()
