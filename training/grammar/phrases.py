@@ -48,7 +48,10 @@ class Intent:
     def draw(self, rng: random.Random, split: Split) -> str:
         """One phrase, in training as `loosened`; a block without held-out phrases gives those of training."""
         phrase = rng.choice(self.phrases(split) or self.train)
-        return loosened(phrase, rng) if split == "train" else phrase
+        if split == "held_out":
+            return phrase
+        said = loosened(phrase, rng)
+        return phrase if said in self.held_out else said
 
     def answer(self, rng: random.Random) -> str:
         return rng.choice(self.answers)
