@@ -270,6 +270,7 @@ class FakeWorker:
                 }
                 for conversation in self._conversations
             ],
+            "models": {"omni": True, "speech": None, "speech_error": None},
             "model": {
                 "path": "null",
                 "random_weights": False,

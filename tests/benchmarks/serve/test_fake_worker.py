@@ -180,7 +180,8 @@ def test_health_has_the_workers_fields() -> None:
 
     state = Status()
     settings = SimpleNamespace(engine=EngineConfig(), gpu_id=0)
-    real = SimpleNamespace(check=lambda: None, status=state, loaded=None, settings=settings, targets={})
+    nothing = dict.fromkeys(("loaded", "speech", "speech_error"))
+    real = SimpleNamespace(check=lambda: None, status=state, settings=settings, targets={}, **nothing)
     report = SessionCapacity(2, None).report(0)
     free = SimpleNamespace(**vars(real), n_slots=0, n_free=0, is_ready=False, admission=lambda: report)
     expected = health(free, [], WorkerMetrics().totals)

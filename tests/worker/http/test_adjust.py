@@ -63,7 +63,7 @@ def test_refused_changes_change_nothing(worker: WorkerProcess, alone: Callable[.
                 error = client.expect_error(code).error
                 assert text in error, f"expected {text!r}, got {error!r}"
             results.append(client.unit(number))
-        assert_same_results(results, alone(TURNS_QUIET, 6), "after refused changes")
+    assert_same_results(results, alone(TURNS_QUIET, 6), "after refused changes")
 
 
 def test_is_answered_in_order_and_while_paused(worker: WorkerProcess) -> None:

@@ -33,6 +33,7 @@ def test_compiled_voices_equal_eager_ones_and_nothing_compiles_late(tiny: Path) 
     sounds = [prompt(seconds, 16_000, seed=seed) for seed, seconds in enumerate((0.5, 1.9, 1.0))]
     expected = [plain.make(sound, 16_000) for sound in sounds]
     maker.regions = VoiceRegions(parts.speech_tokenizer, parts.speaker_encoder, VoiceShapes(sound=(100, 200)))
+    before = compile_counters()
     maker.regions.compile(by_layer=True, backend="eager")
     maker.regions.warm_up()
     warm = compile_counters()
@@ -41,6 +42,7 @@ def test_compiled_voices_equal_eager_ones_and_nothing_compiles_late(tiny: Path) 
         assert torch.equal(made.speech_tokens, voice.speech_tokens) and torch.equal(made.mel, voice.mel)
         assert_close(made.speaker, voice.speaker, TOLERANCE)
     assert compile_counters() == warm, f"expected nothing compiled after warm-up, got {compile_counters()} after {warm}"
-    assert warm["graphs"] > 0 and warm["graph_breaks"] == 0 and maker.regions.n_skipped == 0
+    assert warm["graphs"] > before["graphs"] and warm["graph_breaks"] == before["graph_breaks"]
+    assert maker.regions.n_skipped == 0
     with pytest.raises(ShapeError, match=r"voice_tokens: sound: expected at most one of \(100, 200\), got 300"):
         maker.make(prompt(3.0, 16_000), 16_000)
