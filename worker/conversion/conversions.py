@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ class Conversions:
     def __init__(self, default: Path | None, *folders: Path):
         self._default, self._folders = default, folders
         self._converter: Converter | None = None
+        self._path: Path | None = None
 
     def load(self, engine: EngineConfig, progress: Callable[[str], None]) -> None:
         """Load, compile and capture what `engine.s3gen_path` names, in place of what is loaded.
@@ -41,6 +43,7 @@ class Conversions:
         device = pick_device(engine.device)
         dtype, compiling = pick_dtype(engine.dtype, device), resolve_compile(engine, device.type).compile
         path, modes = engine.s3gen_path, engine.s3gen_modes
+        self._path = path
         self._converter = Converter(path, device=device, dtype=dtype, compile=compiling, modes=modes)
 
     def unload(self) -> None:
@@ -55,6 +58,14 @@ class Conversions:
         if self._converter is None:
             raise SettingsError("voice conversion", expected="a worker with model.s3gen_path", got="one without")
         return self._converter
+
+    def body(self) -> dict[str, Any] | None:
+        """State and counters for /health; None without a converter."""
+        converter, path = self._converter, self._path
+        if converter is None:
+            return None
+        counts = {"jobs": converter.n_jobs, "batches": converter.batches, "pieces": converter.pieces}
+        return {"path": str(path), "running": converter.is_running, **counts}
 
     def voice(self, named: str | None, samples: np.ndarray | None) -> ReferenceSound:
         """The sound whose voice speaks: of a name, of samples [n] at 16 kHz, or the default one. Reads files.

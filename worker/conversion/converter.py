@@ -78,7 +78,9 @@ class ConversionJob:
         self.is_cancelled = True
 
     def fail(self, error: Exception) -> None:
-        self.done.set_exception(error)
+        """Set the error as the outcome, unless there is one."""
+        if not self.done.done():
+            self.done.set_exception(error)
 
 
 class Converter:
@@ -145,6 +147,11 @@ class Converter:
             LOG.error("a piece of a voice conversion did not end within %.0f s", CLOSE_TIMEOUT_S)
 
     @property
+    def is_running(self) -> bool:
+        """Whether it accepts jobs: false after `close`, and after a failure of its thread."""
+        return not self._is_closed
+
+    @property
     def n_jobs(self) -> int:
         """Jobs that wait or run."""
         return self._n_jobs
@@ -203,7 +210,9 @@ class Converter:
             job = self._jobs.get()
             if job is None:
                 return False
-            active.append(job)
+            # From here on a client that leaves sets `is_cancelled` and cannot cancel the future.
+            if job.done.set_running_or_notify_cancel():
+                active.append(job)
         return True
 
     def _step(self, synthesizer: S3Synthesizer, active: list[ConversionJob]) -> None:
@@ -221,7 +230,8 @@ class Converter:
             self._speak(synthesizer, batch)
         except Exception:
             for job in batch:  # one of them must not end the others
-                self._guarded(job, partial(self._speak, synthesizer, [job]))
+                if not job.done.done():
+                    self._guarded(job, partial(self._speak, synthesizer, [job]))
         active[:] = [job for job in active if not job.done.done()]
 
     def _prepare(self, synthesizer: S3Synthesizer, job: ConversionJob) -> None:
@@ -272,9 +282,8 @@ class Converter:
         with self._lock:
             self._is_closed = True
         while not self._jobs.empty():
-            if (job := self._jobs.get()) is not None:
+            if (job := self._jobs.get()) is not None and job.done.set_running_or_notify_cancel():
                 active.append(job)
         for job in active:
-            if not job.done.done():
-                job.fail(ModelError("voice conversion", expected="one that runs", got="one that was closed"))
+            job.fail(ModelError("voice conversion", expected="one that runs", got="one that was closed"))
         active.clear()

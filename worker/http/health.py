@@ -88,6 +88,7 @@ def health(
             "omni": loaded is not None,
             "speech": None if service.speech is None else service.speech.body(),
             "speech_error": service.speech_error,
+            "conversion": service.conversions.body(),
         },
         "device": _device(engine, settings.engine.device),
         "kv": {

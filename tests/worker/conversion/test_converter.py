@@ -115,6 +115,22 @@ def test_faults_end_one_request(running: Converter, model: S3Gen) -> None:
     assert running.n_jobs == 0
 
 
+def test_client_that_leaves_within_its_last_piece_ends_nothing_else(running: Converter, model: S3Gen) -> None:
+    """A request whose task is cancelled cancels the future, too."""
+    jobs, is_submitted = list[ConversionJob](), threading.Event()
+
+    def leave(part: object) -> None:
+        is_submitted.wait(WAIT_S)
+        if isinstance(part, np.ndarray):
+            jobs[0].done.cancel()
+
+    jobs.append(running.submit(ConversionSource(speech_tokens=tokens(4)), VOICE, 0, leave))
+    good = Client(running, ConversionSource(speech_tokens=tokens(6)))
+    is_submitted.set()
+    assert_close(good.sound(), alone(model, tokens(6), 0), 1e-4)
+    assert running.is_running, "expected a converter that serves on"
+
+
 def test_end_fails_what_waits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(converter, "MAX_JOBS", 2)
     running = opened(path)
@@ -122,6 +138,7 @@ def test_end_fails_what_waits(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(SlotError, match="expected fewer than 2 at a time, got 2"):
         Client(running, ConversionSource(speech_tokens=tokens(4)))
     running.close()
+    assert not running.is_running
     for client in clients:
         with pytest.raises(ModelError, match="got one that was closed"):
             client.job.done.result(WAIT_S)

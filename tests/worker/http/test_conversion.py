@@ -100,3 +100,5 @@ def test_worker_refuses_two_sources_and_frees_the_slot_of_a_client_that_leaves(s
     with cancels_one(worker), opened(worker, "/ws/conversion") as client:
         client.send(speech_tokens=TOKENS * 200)
         client.until("chunk")
+        state = worker.health()["models"]["conversion"]
+        assert (state["running"], state["jobs"]) == (True, 1) and state["pieces"] > 0, state
