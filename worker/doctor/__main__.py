@@ -48,6 +48,7 @@ CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "tokenizer": checks.tokenizer,
     "vocoder": checks.vocoder,
     "conversion": checks.conversion,
+    "speech": checks.speech,
     "warmup": checks.warmup,
     "voice": checks.voice,
     "environment": checks.environment,

@@ -7,6 +7,7 @@ import json
 import math
 import struct
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from models.checkpoint.precision import Place, place_of
@@ -36,6 +37,19 @@ def checkpoint_facts(folder: Path) -> ModelFacts:
         row_values = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     except (ConfigError, OSError) as error:
         problems.append(str(error))
+    weights = weight_facts(folder)
+    return replace(
+        weights,
+        stored=_declared(folder),
+        row_values=row_values,
+        problems=(*problems, *weights.problems),
+        has_side_lane=has_side_lane,
+    )
+
+
+def weight_facts(folder: Path) -> ModelFacts:
+    """Sizes of the weight files in a folder, from their headers, and what is missing."""
+    problems: list[str] = []
     shards, index = _shards(folder, problems)
     n_bytes = n_values = 0
     places: Counter[Place] = Counter()
@@ -58,10 +72,7 @@ def checkpoint_facts(folder: Path) -> ModelFacts:
         n_bytes=n_bytes,
         n_values=n_values,
         place_values=places,
-        stored=_declared(folder),
-        row_values=row_values,
         problems=tuple(problems),
-        has_side_lane=has_side_lane,
     )
 
 

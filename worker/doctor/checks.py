@@ -7,11 +7,13 @@ from worker.doctor.checkpoint_facts import file_bytes
 from worker.doctor.facts import MediaFacts, ProgramFacts
 from worker.doctor.findings import GIB, Finding, Level, note, ok, problem, size
 from worker.doctor.machine import Machine
+from worker.doctor.speech_facts import speech_facts
 from worker.doctor.versions import fits
 
 MIN_PYTHON = (3, 11)
 CACHE_ROOM = 2 * GIB  # kernels of all targets, and temporary files of the compiler
 MIN_FILES, ENOUGH_FILES = 256, 1024
+NOT_SERVED = "no omni model: model.omni is false"
 PROCESS_ROOM = GIB // 2  # torch itself and the buffers of a unit
 TOKENIZER_FILES = "tokenizer.json, or vocab.json with merges.txt"
 VOCODER_FILES = ("flow.yaml", "flow.pt", "hift.pt", "campplus.onnx", "speech_tokenizer_v2_25hz.onnx")
@@ -127,7 +129,10 @@ def data(machine: Machine) -> Finding:
 
 
 def model(machine: Machine) -> Finding:
-    facts, settings = machine.model, machine.config.model
+    settings = machine.config.model
+    if not settings.omni:
+        return ok("model", NOT_SERVED)
+    facts = machine.model
     problems = list(facts.problems)
     if settings.pt_path is not None and not settings.pt_path.is_file():
         problems.append(f"{settings.pt_path}: expected a file of weights (model.pt_path), got no such file")
@@ -143,6 +148,8 @@ def model(machine: Machine) -> Finding:
 
 
 def tokenizer(machine: Machine) -> Finding:
+    if not machine.config.model.omni:
+        return ok("tokenizer", NOT_SERVED)
     if error := machine.tokenizer_error:
         return problem("tokenizer", error, f"put {TOKENIZER_FILES} of the checkpoint into its folder")
     return ok("tokenizer", "complete, with every special token")
@@ -159,7 +166,21 @@ def conversion(machine: Machine) -> Finding:
     return ok("conversion", f"{path}: {size(n_bytes)}")
 
 
+def speech(machine: Machine) -> Finding:
+    """Whether the speech model's checkpoint, if one is configured, is complete."""
+    path = machine.config.model.speech_path
+    if path is None:
+        return ok("speech", "no speech model: model.speech_path is null")
+    facts = speech_facts(path)
+    if facts.problems:
+        remedy = "set model.speech_path to a complete Qwen3-TTS folder or to its model id, or to null"
+        return problem("speech", "\n".join(facts.problems), facts.remedy or remedy)
+    return ok("speech", f"{path}: {size(facts.n_bytes)}, {facts.n_values:,} numbers")
+
+
 def vocoder(machine: Machine) -> Finding:
+    if not machine.config.model.omni:
+        return ok("vocoder", NOT_SERVED)
     folder, files = machine.vocoder_folder, machine.vocoder_files
     if not files:
         remedy = "set model.token2wav_path to the vocoder's folder, unless text output is enough"

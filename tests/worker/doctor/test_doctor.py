@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
+from assets.build_tiny_speech import build
 from tests.worker.doctor.machines import (
     EAGER,
     H200,
@@ -432,6 +433,19 @@ def test_finds_the_checkpoint_of_voice_conversion(tmp_path: Path) -> None:
     check("conversion", machine(configured), PROBLEM, "no such file", "s3gen_meanflow.safetensors")
     path.write_bytes(bytes(2048))
     check("conversion", machine(configured), OK, "s3gen.safetensors: ")
+
+
+def test_reads_the_checkpoint_of_the_speech_model(tmp_path: Path) -> None:
+    check("speech", machine(), OK, "model.speech_path is null")
+    folder = build(tmp_path / "voices")
+    alone = settings(model={"speech_path": folder, "omni": False})
+    check("speech", machine(alone), OK, f"{folder}: ", " numbers")
+    for name in ("model", "tokenizer", "vocoder"):
+        check(name, machine(alone), OK, "model.omni is false")
+    weights = folder / "speech_tokenizer" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4])
+    (folder / "config.json").unlink()
+    check("speech", machine(alone), PROBLEM, "config.json", "bytes according to its header", "-> set model.speech_path")
 
 
 def test_backend_flags_of_an_eager_worker_count_if_they_are_given() -> None:
