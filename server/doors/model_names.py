@@ -36,16 +36,13 @@ class ModelNames:
     @classmethod
     def of(cls, config: Config) -> "ModelNames":
         """The names from the settings; the default name is the last part of the model's path."""
-        api, model = config.api, config.model
-        speech = None
-        if model.speech_path is not None:
-            speech = api.speech_model_name or model.speech_path.name
+        api = config.api
         return cls(
-            api.model_name or model.model_path.name,
+            config.omni_name,
             api.model_aliases,
-            speech=speech,
+            speech=config.speech_name,
             speech_aliases=api.speech_model_aliases,
-            has_omni=model.omni,
+            has_omni=config.model.omni,
         )
 
     @property
@@ -69,7 +66,8 @@ class ModelNames:
         Raises: ApiError 404.
         """
         is_alias = any(fnmatchcase(name, alias) for alias in self._speech_aliases)
-        if self.speech is not None and name != self.served and (name == self.speech or is_alias):
+        is_omni = self._has_omni and name == self.served
+        if self.speech is not None and not is_omni and (name == self.speech or is_alias):
             return self.speech
         return self.resolve(name)
 

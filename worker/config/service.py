@@ -263,11 +263,26 @@ class Config(LayeredSettings):
     api: ApiSection = ApiSection()
 
     def _conflicts(self) -> list[SettingProblem]:
+        problems = []
         named, compiled = ATTENTION[self.model.attn_implementation], self.service.compile.attention
-        if "auto" in (named, compiled) or named == compiled:
-            return []
-        expected = f"auto, or the same as model.attn_implementation ({self.model.attn_implementation})"
-        return [SettingProblem("service.compile.attention", expected, shown(compiled))]
+        if "auto" not in (named, compiled) and named != compiled:
+            expected = f"auto, or the same as model.attn_implementation ({self.model.attn_implementation})"
+            problems.append(SettingProblem("service.compile.attention", expected, shown(compiled)))
+        if self.model.omni and self.speech_name == self.omni_name:
+            expected = "another name than that of the omni model"
+            problems.append(SettingProblem("api.speech_model_name", expected, shown(self.speech_name)))
+        return problems
+
+    @property
+    def omni_name(self) -> str:
+        """The name of the omni model in the list of models."""
+        return self.api.model_name or self.model.model_path.name
+
+    @property
+    def speech_name(self) -> str | None:
+        """The name of the speech model in the list of models; None: there is none."""
+        path = self.model.speech_path
+        return None if path is None else self.api.speech_model_name or path.name
 
     @property
     def compile(self) -> CompileConfig:

@@ -106,6 +106,8 @@ def test_name_and_aliases_come_from_settings() -> None:
     api = config.api.model_copy(update={"model_name": "house/omni", "model_aliases": ("ours-*",)})
     names = ModelNames.of(config.model_copy(update={"api": api}))
     assert names.resolve("house/omni") == names.resolve("ours-1") == "house/omni"
+    alone = ModelNames("house", speech="house", has_omni=False)
+    assert alone.resolve_speech("house") == alone.resolve_any("house") == "house", "no omni model has the name"
     for other in ("tiny", "gpt-realtime", "OURS-1", ""):
         with pytest.raises(ApiError) as refused:
             names.resolve(other)

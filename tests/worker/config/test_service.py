@@ -252,6 +252,10 @@ def test_error_names_allowed_items_of_lists(file: Path) -> None:
             "duplex.context_rows (4000), got 3999 (config.json)",
         ),
         (
+            {"model": {"speech_path": "/any"}, "api": {"model_name": "voices", "speech_model_name": "voices"}},
+            "api.speech_model_name: expected another name than that of the omni model, got 'voices' (config.json)",
+        ),
+        (
             {"duplex": {"euler_steps": 5, "session": {"euler_steps": 6}}},
             "duplex.session.euler_steps: expected null or 5, the engine's, got 6 (config.json)",
         ),
