@@ -121,14 +121,14 @@ class EngineThread:
 
     def _run_works(self) -> None:
         """One iteration of each model. Those with one model cost nothing more than it."""
-        slack_s = float("inf")
-        for index, work in enumerate(self._works):
+        slack_s, works = float("inf"), self._works  # another thread may add one meanwhile
+        for index, work in enumerate(works):
             if index == 0:
                 work.run(slack_s)
                 continue
-            slack_s = min(slack_s, self._works[index - 1].slack_s())
+            slack_s = min(slack_s, works[index - 1].slack_s())
             began = self._clock()
             work.run(slack_s)
             spent = self._clock() - began
-            for before in self._works[:index]:
+            for before in works[:index]:
                 before.after_others(spent)

@@ -5,6 +5,7 @@ and only if some client would hear a gap otherwise. Contains no sockets and no t
 """
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,7 +24,9 @@ from worker.engine_thread import EngineError
 
 LOG = logging.getLogger(__name__)
 LEAD_S = 0.5  # of sound that a client has; with less, its frames do not wait for units
-FORGETTING = 0.9  # of the cost that a slow frame has left, per frame
+UNMEASURED_S = 0.1  # of a kind of step before its first one
+AVERAGED = 0.1  # share of the newest step in the mean of a kind
+HALF_LIFE_S = 5.0  # of what a slow step took above the mean, so that it does not hold back later ones for ever
 
 Result = TypeVar("Result")
 
@@ -60,17 +63,32 @@ class SpokenUtterance:
 
 @dataclass
 class _Cost:
-    """Seconds that one kind of step takes, slow ones remembered for a while."""
+    """Seconds that one kind of step takes: their mean, or more for some seconds after a slow one."""
 
-    seconds: float = 0.0
+    _mean: float = 0.0
+    _slow: float = 0.0
+    _at: float | None = None  # clock reading of `_slow`
 
-    def count(self, seconds: float) -> None:
-        self.seconds = max(seconds, FORGETTING * self.seconds + (1 - FORGETTING) * seconds)
+    def count(self, seconds: float, now: float) -> None:
+        """Count a step that has ended now."""
+        slow = 0.0 if self._at is None else self.seconds(now)
+        self._mean += AVERAGED * (seconds - self._mean)
+        self._slow, self._at = max(seconds, slow), now
+
+    def seconds(self, now: float) -> float:
+        """What a step is expected to take."""
+        if self._at is None:
+            return UNMEASURED_S
+        return self._mean + max(0.0, self._slow - self._mean) * math.exp2((self._at - now) / HALF_LIFE_S)
 
 
 class _Task(NamedTuple):
-    """A start or a call that waits. refuse: called in place of `run` if there will be no time for it."""
+    """A start or a call that waits.
 
+    cost: of its kind. refuse: called in place of `run` if there will be no time for it.
+    """
+
+    cost: _Cost
     run: Callable[[], None]
     refuse: Callable[[Exception], None]
 
@@ -82,7 +100,7 @@ class SpeechLoop:
         self._streams, self._clock = streams, clock
         self._tasks: deque[_Task] = deque()
         self._running: dict[int, SpokenUtterance] = {}
-        self._frame, self._task = _Cost(), _Cost()
+        self._frame, self._prompt, self._call = _Cost(), _Cost(), _Cost()
         self.n_frames = self.n_sounds_late = 0
 
     # --- commands, on the engine thread --------------------------------------------------------
@@ -94,7 +112,7 @@ class SpeechLoop:
             if not utterance._is_over:
                 self._fail(utterance, error)
 
-        self._tasks.append(_Task(lambda: self._start(utterance), refuse))
+        self._tasks.append(_Task(self._prompt, lambda: self._start(utterance), refuse))
 
     def append_text(self, utterance: SpokenUtterance, ids: Sequence[int], *, is_open: bool) -> None:
         """Append text tokens to a request that is open. A request that is over ignores them."""
@@ -128,7 +146,7 @@ class SpeechLoop:
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
 
-        self._tasks.append(_Task(run, refuse))
+        self._tasks.append(_Task(self._call, run, refuse))
 
     # --- called by the thread ------------------------------------------------------------------
 
@@ -146,9 +164,11 @@ class SpeechLoop:
 
     def run(self, slack_s: float) -> None:
         """A start or another task, and a frame of all requests, as far as the time allows."""
-        if self._tasks and self._task.seconds <= slack_s:
-            slack_s -= self._timed(self._task, self._tasks.popleft().run)
-        if self._streams.can_step and self._frame.seconds <= slack_s and self._is_due(slack_s):
+        task = next((one for one in self._tasks if one.cost.seconds(self._clock()) <= slack_s), None)
+        if task is not None:
+            self._tasks.remove(task)
+            slack_s -= self._timed(task.cost, task.run)
+        if self._streams.can_step and self._frame.seconds(self._clock()) <= slack_s and self._is_due(slack_s):
             self._timed(self._frame, self._step)
 
     def fail(self, error: Exception) -> None:
@@ -175,9 +195,9 @@ class SpeechLoop:
     def _timed(self, cost: _Cost, run: Callable[[], None]) -> float:
         began = self._clock()
         run()
-        seconds = self._clock() - began
-        cost.count(seconds)
-        return seconds
+        now = self._clock()
+        cost.count(now - began, now)
+        return now - began
 
     def _start(self, utterance: SpokenUtterance) -> None:
         if utterance._is_over:

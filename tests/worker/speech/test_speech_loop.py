@@ -24,7 +24,7 @@ class CountedStreams:
     """Streams in which a prompt takes 30 ms and a frame 10 ms of the clock; each frame gives a second of sound."""
 
     def __init__(self, clock: Clock):
-        self.clock, self.slots, self.n_steps, self.fails = clock, list[int](), 0, False
+        self.clock, self.slots, self.n_steps, self.fails, self.slow_s = clock, list[int](), 0, False, 0.0
 
     @property
     def can_step(self) -> bool:
@@ -36,7 +36,7 @@ class CountedStreams:
         return self.slots[-1]
 
     def step(self) -> list[SpokenPart]:
-        self.clock.now += 0.01
+        self.clock.now += 0.01 + self.slow_s
         self.n_steps += 1
         if self.fails:
             raise RuntimeError("no frame")
@@ -115,6 +115,32 @@ def test_failed_frames_end_all_texts_and_free_their_slots(loop: SpeechLoop, stre
     loop.cancel(later)  # before it has begun
     loop.run(INF)
     assert not events and not streams.slots
+
+
+def test_slow_steps_do_not_hold_back_others_for_ever(loop: SpeechLoop, streams: CountedStreams, clock: Clock) -> None:
+    def encode() -> None:
+        clock.now += 2
+
+    begun(loop)
+    loop.run(INF)
+    for _ in range(2):
+        loop.call(Future(), encode)
+    loop.run(INF)
+    begun(loop)
+    clock.now += 1
+    loop.run(0.04)
+    assert streams.slots == [0, 1], "a prompt goes before a call that does not fit"
+    loop.run(0.3)
+    assert not loop.is_idle and clock.now < 4, "the second call waits"
+    streams.slow_s = 0.9
+    loop.run(INF)  # also the second call
+    n_steps, streams.slow_s = streams.n_steps, 0.0
+    clock.now += 2
+    loop.run(0.3)
+    assert streams.n_steps == n_steps, "the slow frame is remembered"
+    clock.now += 10
+    loop.run(0.3)
+    assert streams.n_steps == n_steps + 1, "and forgotten"
 
 
 def test_calls_get_their_result_between_units(loop: SpeechLoop) -> None:
