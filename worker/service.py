@@ -7,7 +7,6 @@ Messages and sockets are in `http`.
 import asyncio
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +25,7 @@ from worker.engine_thread import EngineThread
 from worker.loaded import SPEECH_FIELDS, Loaded, ModelName, WorkerSettings, check_speech, load_omni, load_speech
 from worker.loop.observer import Observer
 from worker.loop.results import UnitResult
-from worker.slots import SlotLease, SlotUse
+from worker.slots import SlotLease, SlotUse, with_slot
 from worker.speech.model import SpeechModel
 from worker.start.memory import release_cached, release_memory
 from worker.start.uploaded_voices import Reference
@@ -39,7 +38,7 @@ MAX_PREPARING = 2  # prompts at a time; voices are made one by one
 MAX_DECODING = 2  # chat requests at a time whose pictures and sound are decoded
 MAX_DECODING_VIDEOS = 1  # the same with videos, which take up to minutes
 SETTLE_S = 1.0  # time for the start thread to end after the state changed
-WAIT_FOR_SLOT_S, POLL_S = 5.0, 0.05
+WAIT_FOR_SLOT_S = 5.0
 MAX_CHARS_PER_ROW = 16  # of a prompt; real text has about four characters for each token
 
 
@@ -176,14 +175,7 @@ class Service:
             wait_s: limit of the wait for a free slot, in s.
         Raises: SlotError if all slots are in use; StateError if not ready.
         """
-        until = time.monotonic() + wait_s
-        while True:
-            try:
-                return self._lease(name, use)
-            except SlotError:
-                if time.monotonic() > until:
-                    raise
-            await asyncio.sleep(POLL_S)
+        return await with_slot(lambda: self._lease(name, use), wait_s)
 
     def _lease(self, name: str, use: SlotUse) -> SlotLease:
         with self._lock:
@@ -212,11 +204,15 @@ class Service:
         """Leased slots of all models."""
         return (self.loaded.n_leases if self.loaded else 0) + (self.speech.n_leased if self.speech else 0)
 
-    def lease_speech(self) -> tuple[SpeechModel, Callable[[], None]]:
+    async def lease_speech(self, wait_s: float = WAIT_FOR_SLOT_S) -> tuple[SpeechModel, Callable[[], None]]:
         """The speech model, and what gives back the slot of it that is taken.
 
+        wait_s: limit of the wait for a free slot: one that a client has left is free after the step in flight.
         Raises: SlotError if all slots are in use; StateError if not ready, or without a speech model.
         """
+        return await with_slot(self._lease_speech, wait_s)
+
+    def _lease_speech(self) -> tuple[SpeechModel, Callable[[], None]]:
         with self._lock:
             speech = self.speech
             if not self.is_ready or speech is None:

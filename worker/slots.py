@@ -5,6 +5,7 @@ Contains the way from a lease to a closed session, whatever happens in between. 
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from models.errors import SlotError
 from models.inputs.prompts import Prompt
 from models.token2wav.voice.voice import Voice
 from worker.chat.config import HalfDuplexConfig, ReplyConfig
@@ -24,6 +26,7 @@ from worker.loop.session import OrderError
 from worker.loop.session_handle import SessionHandle
 
 LOG = logging.getLogger(__name__)
+POLL_S = 0.05
 
 
 class SlotUse(StrEnum):
@@ -43,6 +46,7 @@ class EngineSession(Protocol):
 
 
 Opened = TypeVar("Opened", bound=EngineSession)
+Leased = TypeVar("Leased")
 
 
 class SlotLease:
@@ -146,3 +150,18 @@ async def _result_of(opening: "Future[Opened]") -> Opened:
 async def _result_on_thread(call: "Callable[[], Future[Opened]]") -> Opened:
     """The result of a call that first works on the caller's thread, for example cutting images."""
     return await asyncio.wrap_future(await asyncio.to_thread(call))
+
+
+async def with_slot(lease: Callable[[], Leased], wait_s: float) -> Leased:
+    """The result of `lease`, which is called until a slot is free.
+
+    Raises: SlotError if none is within `wait_s`; other errors of `lease`.
+    """
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            return lease()
+        except SlotError:
+            if time.monotonic() > until:
+                raise
+        await asyncio.sleep(POLL_S)

@@ -70,7 +70,8 @@ class Worker:
         health: last JSON body of /health; {} while the worker does not answer.
         active_at: monotonic s of its last message or answer.
         answered_at: Unix s of its last answer to /health.
-        n_external: slots leased by clients that do not connect through this gateway.
+        n_external: slots leased by clients that do not connect through this gateway. n_external_speech: of the speech
+            model.
         is_suspended: no slot is leased until the next answer to /health, because its free slots are uncertain.
         n_requests: results received from it.
         lost: set while the worker is unreachable.
@@ -85,6 +86,7 @@ class Worker:
     answered_at: float | None = None
     leases: list[WorkerLease] = field(default_factory=list)
     n_external: int = 0
+    n_external_speech: int = 0
     is_suspended: bool = False
     n_requests: int = 0
     lost: asyncio.Event = field(default_factory=asyncio.Event)
@@ -192,7 +194,8 @@ class Worker:
     @property
     def n_free_speech(self) -> int:
         """Number of those that can be leased now."""
-        return 0 if self.is_suspended else max(0, self.n_speech_slots - len(self.leases_of("speech")))
+        n_leased = len(self.leases_of("speech")) + self.n_external_speech
+        return 0 if self.is_suspended else max(0, self.n_speech_slots - n_leased)
 
     def leases_of(self, model: Model) -> list[WorkerLease]:
         """Leases of the slots of one model."""
@@ -231,6 +234,10 @@ class Workers:
         if not (isinstance(total, int) and isinstance(free, int)):
             total, free = 1, int(health.get("worker_status") == "idle")
         worker.n_external = max(0, total - free - len(worker.leases_of("omni")))
+        slots = _slots(worker.speech)
+        total, free = slots.get("total"), slots.get("free")
+        n_used = total - free if isinstance(total, int) and isinstance(free, int) else 0
+        worker.n_external_speech = max(0, n_used - len(worker.leases_of("speech")))
 
     def record_activity(self, worker: Worker) -> None:
         """Record that the worker sent something."""
@@ -242,7 +249,7 @@ class Workers:
 
     def record_loss(self, worker: Worker) -> None:
         """Record that the worker is unreachable; its sessions end."""
-        worker.health, worker.n_external = {}, 0
+        worker.health, worker.n_external, worker.n_external_speech = {}, 0, 0
         worker.lost.set()
 
     def record_result(self, lease: WorkerLease) -> None:

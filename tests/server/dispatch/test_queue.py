@@ -300,5 +300,11 @@ def test_tickets_wait_for_slots_of_their_own_model() -> None:
     assert (workers.n_free, workers.n_free_speech, workers.n_excess) == (0, 0, 0)
     dispatcher.finish(running[0])
     assert waiting[0].lease is not None
+    slots["free"] = 0
+    workers.record_health(workers.all[0], {**body("IDLE", 1, 0), "models": {"speech": {"slots": slots}}})
+    dispatcher.finish(waiting[2])
+    assert workers.n_free_speech == 1, "the slot was this gateway's"
+    workers.record_health(workers.all[0], {**body("IDLE", 1, 0), "models": {"speech": {"slots": slots}}})
+    assert workers.n_free_speech == 0, "a program without this gateway has it"
     workers.record_health(workers.all[0], body("IDLE", 1, 0))  # its speech model was unloaded
     assert workers.n_speech_slots == 0 and workers.n_free_speech == 0
