@@ -26,6 +26,7 @@ PATTERNS = {
         r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     ),
 }
+MAX_WORD = 1024  # characters of a live text that are kept back
 LINE_BREAKS = "\r\n"  # at the start of a text they would become one token with the wrapper's; they are dropped
 
 
@@ -105,18 +106,27 @@ class PromptTokenizer:
 
 
 class LiveText:
-    """Token ids of one text that arrives in pieces. All ids together are those of the whole text."""
+    """Token ids of one text that arrives in pieces.
+
+    All ids together are those of the whole text, unless it has a word of more than `MAX_WORD` characters, which is cut:
+    what is kept back is read again with each piece.
+    """
 
     def __init__(self, tokenizer: PromptTokenizer):
         self._tokenizer, self._kept, self._has_begun = tokenizer, "", False
 
     def push(self, piece: str) -> list[int]:
         """The ids that this piece settles. Raises: TokenError as `PromptTokenizer.encode`."""
+        return [one for at in range(0, len(piece), MAX_WORD) for one in self._push(piece[at : at + MAX_WORD])]
+
+    def _push(self, piece: str) -> list[int]:
         if not self._has_begun:
             piece = piece.lstrip(LINE_BREAKS)
             self._has_begun = bool(piece)
         text = unicodedata.normalize("NFC", self._kept + piece)
         n = self._tokenizer.settled(text)
+        if len(text) - n > MAX_WORD:
+            n = len(text)
         ids = self._tokenizer.encode(text[:n]) if n else []
         self._kept = text[n:]
         return ids

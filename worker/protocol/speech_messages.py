@@ -50,6 +50,7 @@ def read_speech(given: dict[str, Any]) -> SpeechRequest:
 
 SpeechTask = Literal["Base", "CustomVoice", "VoiceDesign"]
 MAX_LIVE_CHARS = 65_536  # of all texts of one connection
+MAX_EMBEDDED = 10_000  # size of a number of a speaker vector
 
 
 class SpeakSampling(FieldGroup):
@@ -62,6 +63,9 @@ class SpeakSampling(FieldGroup):
 
 
 SPEAK_SAMPLING = SpeakSampling()
+
+
+Embedded = Annotated[float, Field(ge=-MAX_EMBEDDED, le=MAX_EMBEDDED)]
 
 
 class SpeakRequest(FromClient):
@@ -84,7 +88,11 @@ class SpeakRequest(FromClient):
         description="`true`: clone by the speaker vector alone; `false`: in context, which needs a transcript; null: "
         "in context if there is a transcript",
     )
-    speaker_embedding: list[float] | None = Field(None, max_length=8192, description="the speaker vector itself")
+    speaker_embedding: list[Embedded] | None = Field(
+        None,
+        max_length=8192,
+        description=f"the speaker vector itself, of numbers from -{MAX_EMBEDDED} to {MAX_EMBEDDED}",
+    )
     task: SpeechTask | None = Field(None, description="kind of checkpoint that the request needs; null: any")
     max_frames: int | None = Field(None, ge=1, le=100_000, description="frames of 80 ms at most; null: by the text")
     first_chunk_frames: int | None = Field(None, ge=1, le=8, description="frames of the first chunk; null: 1")

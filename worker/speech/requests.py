@@ -16,7 +16,8 @@ from worker.speech.voices import RequestVoice
 TASKS: dict[str, SpeechTask] = {"base": "Base", "custom_voice": "CustomVoice", "voice_design": "VoiceDesign"}
 MAX_SEEDS = 2**64
 # A part ends after a sentence, else at white space.
-SENTENCE = re.compile(r".+?(?:[.!?…]+[\"'”’)\]]*\s+|[。！？；]+|\n+|$)", re.DOTALL)
+# A run of marks is tried once, from its start: trying each of its places takes time that grows with its square.
+SENTENCE = re.compile(r".+?(?:(?<![.!?…])[.!?…]++[\"'”’)\]]*+\s+|[。！？；]+|\n+|$)", re.DOTALL)
 WORD = re.compile(r"\s*\S+|\s+$")
 MIN_PART_TOKENS = 16
 

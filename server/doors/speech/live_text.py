@@ -22,10 +22,12 @@ from server.doors.speech.request import SpeechOrder, order_of
 from server.doors.speech.routes import PARAMS, SpeechDoor, speak_turn
 from worker.describe import shown
 from worker.protocol.codes import CloseCode
-from worker.protocol.speech_messages import MAX_SPEECH_CHARS, SpeakEnd, SpeakText
+from worker.protocol.speech_messages import MAX_LIVE_CHARS, MAX_SPEECH_CHARS, SpeakEnd, SpeakText
 
 LIVE_TEXT_PATH = "/v1/audio/speech/stream"
+MAX_MESSAGE = 24 * 2**20  # characters, as the body of `POST /v1/audio/speech`
 CONFIG_S = 30.0  # time for the first message
+LONG_MESSAGE = 65_536  # characters; longer messages, which have a voice, are parsed on a thread
 KINDS = ("input.text", "input.done")
 
 
@@ -92,7 +94,7 @@ class LiveTextSocket:
 
     async def _pass_text(self, turn: DoorTurn) -> None:
         """Pass on messages of the client, also after its text: it may leave. Raises: ApiError; WebSocketDisconnect."""
-        is_done = False
+        is_done, n_chars = False, 0
         while True:
             fields = await self._read()
             kind = fields.choice("type", KINDS)
@@ -105,7 +107,12 @@ class LiveTextSocket:
             text = fields.text("text")
             if len(text) > MAX_SPEECH_CHARS:
                 raise invalid("text", expected=f"at most {MAX_SPEECH_CHARS} characters", got=f"{len(text)} characters")
-            await turn.send(SpeakText(text=text))
+            n_chars += len(text)
+            if n_chars > MAX_LIVE_CHARS:  # here too: before the turn has a slot, its text is kept
+                expected = f"at most {MAX_LIVE_CHARS} characters in all"
+                raise invalid("text", expected=expected, got=f"{n_chars} characters")
+            if text:
+                await turn.send(SpeakText(text=text))
 
     async def _pass_sound(self, turn: DoorTurn, order: SpeechOrder) -> None:
         """Send the sound. Raises: ApiError."""
@@ -136,6 +143,10 @@ class LiveTextSocket:
         text: str | None = event.get("text")
         if text is None:
             raise ApiError(400, "message: expected a text frame, got a binary frame", code="invalid_value")
+        if len(text) > MAX_MESSAGE:
+            raise ApiError(413, f"message: expected at most {MAX_MESSAGE} characters, got {len(text)}")
+        if len(text) > LONG_MESSAGE:
+            return await run_shared(RequestFields.of_body, text.encode())
         return RequestFields.of_body(text.encode())
 
     async def _send(self, **message: Any) -> None:

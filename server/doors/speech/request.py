@@ -10,7 +10,7 @@ from server.doors.core.sound_response import STREAM_FORMATS
 from server.doors.errors import invalid
 from server.doors.voices import DEFAULT
 from worker.describe import shown
-from worker.protocol.speech_messages import SpeechTask
+from worker.protocol.speech_messages import MAX_EMBEDDED, SpeechTask
 
 MAX_INPUT = 4096  # characters
 TASKS: tuple[SpeechTask, ...] = get_args(SpeechTask)
@@ -105,8 +105,9 @@ def _short(fields: RequestFields, key: str) -> str:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise invalid("speaker_embedding", expected="a list of numbers", got=shown(value))
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_EMBEDDED:
+        expected = f"a list of numbers from -{MAX_EMBEDDED} to {MAX_EMBEDDED}"
+        raise invalid("speaker_embedding", expected=expected, got=shown(value))
     return float(value)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from models.errors import TokenError
 from models.inputs.tokens import ALPHABET
 from models.qwen3_tts.config import Qwen3TTSConfig, load_qwen3_tts_config
-from models.qwen3_tts.text import LiveText, PromptTokenizer
+from models.qwen3_tts.text import MAX_WORD, LiveText, PromptTokenizer
 
 MERGES = ("h e", "he l", "l o", "Ġ w", "i P", "Ċ Ċ", "Ġ Ġ", "ĠĠ Ġ", "' s", "Ġ Ċ", ". .", "1 2", "u s")
 
@@ -96,3 +96,12 @@ def test_words_are_released_with_the_next_word(tokenizer: PromptTokenizer) -> No
     assert live.push(" w") == tokenizer.encode("hello")
     assert live.push("o. ") == tokenizer.encode(" wo")
     assert live.finish() == tokenizer.encode(". ")
+
+
+def test_words_without_end_are_cut(tokenizer: PromptTokenizer) -> None:
+    """What is kept back is read again with each piece, so its length is limited."""
+    live = LiveText(tokenizer)
+    n_early = sum(len(live.push("e" * 700)) for _ in range(5))
+    assert n_early >= 5 * 700 - MAX_WORD and n_early + len(live.finish()) == 5 * 700
+    marks = LiveText(tokenizer)
+    assert len(marks.push("a" + "\u0301\u0315" * 8000)) > 16_000

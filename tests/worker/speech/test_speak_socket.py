@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from server.registry.voices import VoiceRegistry
 from tests.worker.speech.served import FRAME, SpeechWorker, sound_of, speech_worker
 from worker.protocol.speech_messages import SpeakRequest
 from worker.protocol.wire import Sound
+from worker.speech.requests import SENTENCE
 from worker.voice_registry import voice_folder
 
 TOLERANCE = 1e-5
@@ -43,7 +45,7 @@ def test_whole_text_is_spoken_in_growing_chunks(worker: SpeechWorker) -> None:
     assert 'duologue_worker_speech_slots{kind="total"} 2.0' in metrics
 
 
-def test_neighbours_and_slots_do_not_change_the_sound(worker: SpeechWorker) -> None:
+def test_neighbours_and_slots_do_not_change_the_sound(worker: SpeechWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two texts at once sound as each of them alone, and a third is refused until one has left."""
     alone = [worker.speak(max_frames=12, seed=seed)[0] for seed in (1, 2)]
     with ExitStack() as stack:
@@ -52,7 +54,9 @@ def test_neighbours_and_slots_do_not_change_the_sound(worker: SpeechWorker) -> N
             talk.send(type="text", text=" And ")
             assert talk.receive()["type"] == "prefill_done"
         assert worker.free == 0
+        monkeypatch.setattr(worker.service, "lease_speech", partial(worker.service.lease_speech, 0.0))
         assert "expected a free slot, got all 2 in use" in worker.refused()
+    monkeypatch.undo()
     worker.wait_free()  # what clients leave is free again
     with worker.talk(max_frames=12, seed=1) as one, worker.talk(max_frames=12, seed=2) as other:
         together = [talk.rest()[0] for talk in (one, other)]
@@ -84,6 +88,12 @@ def test_sound_of_live_text_comes_before_its_end(worker: SpeechWorker) -> None:
         assert talk.rest()[1][-1]["type"] == "done"
 
 
+def test_sentences_end_after_runs_of_marks() -> None:
+    text = 'One 1.5 two... Three?!" Four.) Five\nSix。Seven...... '
+    found = ["One 1.5 two... ", 'Three?!" ', "Four.) ", "Five\n", "Six。", "Seven...... "]
+    assert SENTENCE.findall(text) == found
+
+
 def test_long_text_is_spoken_in_parts(worker: SpeechWorker) -> None:
     """A slot of 256 rows holds one part of this text with all frames that it may have."""
     text = "The first sentence has a few words. The second one has some too! And here is the third, which is long. "
@@ -109,6 +119,7 @@ def test_long_text_is_spoken_in_parts(worker: SpeechWorker) -> None:
         ({"task": "Base"}, "task_type: expected CustomVoice, the model's, got Base"),
         ({"language": "klingon"}, "language: expected one of"),
         ({"speaker_embedding": [0.0] * WIDTH}, "speaker_embedding: expected none"),
+        ({"speaker_embedding": [1e39]}, "speak.speaker_embedding"),
         ({"text": ""}, "text: expected text to speak"),
         ({"first_chunk_frames": 99}, "speak.first_chunk_frames: expected"),
     ],

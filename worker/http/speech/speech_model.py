@@ -27,6 +27,7 @@ from worker.status import StateError
 
 LOG = logging.getLogger(__name__)
 MAX_UNSENT = 64  # messages; a client that does not read them gets no further utterance
+MAX_UNREAD = 256  # messages of the client
 SAMPLES_PER_FRAME = SAMPLE_RATE * 2 // 25
 
 Incoming = SpeakRequest | SpeakText | SpeakEnd
@@ -42,7 +43,7 @@ class SpeakConversation:
         self.n_units = 0
         self.end_if_cancelled = ConversationEnd(CloseCode.NORMAL, "cancelled")
         self._loop = asyncio.get_running_loop()
-        self._messages: asyncio.Queue[Incoming | WireError] = asyncio.Queue()
+        self._messages: asyncio.Queue[Incoming | WireError] = asyncio.Queue(MAX_UNREAD)
         self._sounds: asyncio.Queue[SpokenSound | Exception] = asyncio.Queue()
         self._speech: SpeechModel | None = None
         self._release: Callable[[], None] | None = None
@@ -63,8 +64,8 @@ class SpeakConversation:
         return SPEAK_CLIENT.read_text(data)
 
     async def receive(self, message: Incoming | WireError, n_bytes: int, received: float) -> None:
-        """Accept a message."""
-        self._messages.put_nowait(message)
+        """Accept a message; waits while too many wait to be read."""
+        await self._messages.put(message)
 
     async def run(self) -> ConversationEnd:
         """Speak the text."""
@@ -75,7 +76,7 @@ class SpeakConversation:
                 expected = "speak, then text messages of a request that is open"
                 raise WireError(ErrorCode.BAD_MESSAGE, "message.type", expected=expected, got=request.type)
             self._arrived = time.monotonic()
-            self._speech, self._release = self._service.lease_speech()
+            self._speech, self._release = await self._service.lease_speech()
             planned = await asyncio.to_thread(self._speech.plan, request)
             end = await (self._speak_live(planned) if request.is_open else self._speak(planned))
             outcome = end.value

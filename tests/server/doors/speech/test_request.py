@@ -46,6 +46,8 @@ def test_negative_seed_is_accepted() -> None:
         ({"stream_format": "both"}, "stream_format"),
         ({"seed": 1.5}, "seed"),
         ({"ref_audio": 1}, "ref_audio"),
+        ({"speaker_embedding": [1e39]}, "speaker_embedding"),
+        ({"speaker_embedding": [0, 10**400]}, "speaker_embedding"),
     ],
 )
 def test_impossible_values_are_named(fields: dict[str, Any], param: str) -> None:

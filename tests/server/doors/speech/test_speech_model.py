@@ -112,6 +112,15 @@ def test_requests_wait_for_the_slots_of_their_model(worker: SpeechWorker) -> Non
         queue = gateway.gateway.dispatcher.queue
         asking = [asyncio.create_task(gateway.http.post(PATH, json=ASKED)) for _ in range(3)]
         await wait_until(lambda: len(queue) == 3, "three tickets")
+        async with websockets.connect(url, proxy=None) as wordy:  # its text is kept while it waits for a slot
+            await wordy.send(json.dumps({"type": "session.config"}))
+            for _ in range(5):
+                await wordy.send(json.dumps({"type": "input.text", "text": "x" * 16_384}))
+            told = []
+            with suppress(websockets.ConnectionClosed):
+                while True:
+                    told.append(json.loads(await wordy.recv()))
+        assert told[-1]["error"]["param"] == "input" and "at most 65536" in told[-1]["message"], told
         waiting = (await gateway.http.get("/api/queue")).json()["items"]
         assert [(one["request_type"], one["position"]) for one in waiting] == [
             ("speech", 1),
