@@ -56,12 +56,13 @@ class OpenMessage(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Messages that are sent again before one answer. is_decided: they end a unit."""
+    """Messages that are sent again before one answer. is_decided: they end a unit. goes_on: its turn goes on."""
 
     messages: tuple[Data, ...]
     kind: str
     is_decided: bool
     n_bytes: int
+    goes_on: bool = False
 
 
 class SessionJournal:
@@ -79,6 +80,8 @@ class SessionJournal:
         self._steps: deque[Step] = deque()
         self._open: deque[OpenMessage] = deque()
         self._decided: Data | None = None
+        self._goes_on = False  # the turn of the unit that is decided
+        self._lacks_turn = False  # the newest unit that is not kept has a turn that goes on
         self._n_bytes = self._n_units = 0
         self._n_parts = self._n_skipped = 0  # partial results of the open unit: sent to the client; not sent again
         self._suspect: Data | None = None  # the message whose answer was next when a worker was lost
@@ -134,7 +137,7 @@ class SessionJournal:
     def answered(self, kind: str, data: Data, header: dict[str, Any]) -> bool:
         """Record a message of the worker. Returns: whether the client must not have it."""
         if kind == DECIDED:
-            self._decided = data
+            self._decided, self._goes_on = data, header.get("goes_on") is True
             return True
         if kind == PARTIAL:
             is_repeated, self._n_skipped = self._n_skipped > 0, max(0, self._n_skipped - 1)
@@ -190,7 +193,8 @@ class SessionJournal:
         if not self._is_whole or kind not in STEPS:
             self._hold(-n_bytes)
             return
-        self._steps.append(Step((*messages, message.data), kind, decided is not None, n_bytes))
+        goes_on = decided is not None and self._goes_on
+        self._steps.append(Step((*messages, message.data), kind, decided is not None, n_bytes, goes_on))
         self._n_units += decided is not None
         self._bound()
 
@@ -211,7 +215,7 @@ class SessionJournal:
 
     def _bound(self) -> None:
         """Drop the oldest units above the bounds. The prompt, texts and changes of settings stay, or nothing does."""
-        while self._n_units > MAX_UNITS or self._n_bytes > MAX_BYTES or self._budget.is_exhausted:
+        while self._is_above_bounds or (self._lacks_turn and self._n_units):  # a turn is not rebuilt without its begin
             units = [step for step in self._steps if step.kind == RESULT]
             if not units:
                 if sum(step.n_bytes for step in self._steps) > MAX_BYTES:
@@ -224,7 +228,12 @@ class SessionJournal:
                 if step.is_decided:
                     self._n_units -= 1
                     self.n_omitted += 1
+                    self._lacks_turn = step.goes_on
                     break
+
+    @property
+    def _is_above_bounds(self) -> bool:
+        return self._n_units > MAX_UNITS or self._n_bytes > MAX_BYTES or self._budget.is_exhausted
 
     # --- a lost worker -------------------------------------------------------------------------
 
@@ -266,7 +275,7 @@ class SessionJournal:
         self._hold(-sum(step.n_bytes for step in self._steps))
         self._steps.clear()
         self._n_units = self.n_omitted = 0
-        self._suspect = None
+        self._lacks_turn, self._suspect = False, None
 
     def _hold(self, n_bytes: int) -> None:
         self._n_bytes += n_bytes

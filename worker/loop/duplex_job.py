@@ -360,8 +360,9 @@ class DuplexJob(Job):
         )
 
     def _outcome(self) -> DecidedUnit:
-        marks = self._is_listening, self._is_interrupted, self._is_silenced, self.unit.close_early
-        return DecidedUnit(self.session.n_units, self.session.seed, self.samples, self._remembered, *marks)
+        session, goes_on = self.session, self.session.turn_open or self.session.side_ids is not None
+        marks = self._is_listening, self._is_interrupted, self._is_silenced, self.unit.close_early, goes_on
+        return DecidedUnit(session.n_units, session.seed, self.samples, self._remembered, *marks)
 
     def _fed_rows(self) -> FedRows:
         audio, image = self.language.audio_rows * len(self._audio), self.language.image_rows * len(self.images())

@@ -105,6 +105,7 @@ class DecidedUnit(NamedTuple):
         is_interrupted: an interrupt has ended the text.
         is_silenced: an interrupt has ended the turn after the text.
         close_early: silence stands for the samples that the unit lacked.
+        goes_on: a turn or a text of the side lane is open after it, so the next unit cannot be rebuilt without it.
     """
 
     unit: int
@@ -115,6 +116,7 @@ class DecidedUnit(NamedTuple):
     is_interrupted: bool = False
     is_silenced: bool = False
     close_early: bool = False
+    goes_on: bool = False
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,7 @@ class Decided(FromClient):
     is_interrupted: bool = Field(False, description="an interrupt has ended the text")
     is_silenced: bool = Field(False, description="an interrupt has ended the turn after the text")
     close_early: bool = Field(False, description="silence stands for the samples that the unit lacked")
+    goes_on: bool = Field(False, description="a turn, or a text of the side lane, goes on with the next unit")
 
 
 class SessionMoved(Message):

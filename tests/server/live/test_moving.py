@@ -32,9 +32,11 @@ class JournalTalk:
         message = {"type": kind, **fields}
         return self.journal.answered(kind, json_text(message), message)
 
-    def unit(self, number: int) -> None:
+    def unit(self, number: int, **fields: Any) -> None:
         self.send({**CHUNK, "number": number})
-        assert self.answer(**{**DECIDED, "kind": "decided", "unit": number}), "expected the client not to have it"
+        assert self.answer(**{**DECIDED, "kind": "decided", "unit": number, **fields}), (
+            "expected the client not to have it"
+        )
         assert not self.answer("result", is_listen=True)
 
     def prepared(self) -> "JournalTalk":
@@ -101,8 +103,15 @@ def test_the_journal_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         talk.unit(number)
     assert (talk.journal.n_units, talk.journal.n_omitted) == (3, 2)
     assert talk.kinds == ["prepare", "insert_text", *["decided", "audio_chunk"] * 3]
+    for number in range(6, 9):
+        talk.unit(number, goes_on=True)
+    assert (talk.journal.n_units, talk.journal.n_omitted) == (3, 5)
+    talk.unit(9)
+    assert (talk.journal.n_units, talk.journal.n_omitted) == (0, 9), "expected no turn without its begin"
+    talk.unit(10)
+    assert (talk.journal.n_units, talk.journal.n_omitted) == (1, 9)
     talk.budget.max_bytes = talk.budget.used
-    talk.unit(6)
+    talk.unit(11)
     assert talk.journal.n_units < 3, "expected the bound of all journals to hold for each"
     talk.budget.max_bytes = 10**9
     for number in range(100):

@@ -89,6 +89,29 @@ def test_a_replayed_context_goes_on_as_the_undisturbed_one(engine: SmallEngine, 
     engine.close_all()
 
 
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_context_is_rebuilt_from_any_unit_whose_turn_begins_there(engine: SmallEngine, config: SessionConfig) -> None:
+    """The units before it are not kept any more."""
+    prompt = make_prompt(speaker=1 if config.generate_audio else None)
+    results = play(engine, engine.open("two", config, prompt), range(N_BEFORE))
+    goes_on = [result.decided is not None and result.decided.goes_on for result in results]
+    assert any(goes_on) and not all(goes_on), f"expected turns that begin and end, got {goes_on}"
+    for first in [number + 1 for number, one in enumerate(goes_on[:-1]) if not one][-3:]:
+        again = engine.sessions.open("two again", config, engine.events["two again"].append)
+        engine.sessions.prepare(again, prompt)
+        for number in range(first, N_BEFORE):
+            unit = given(number)
+            unit.decided = results[number].decided
+            engine.sessions.unit(again, unit)
+            engine.settle()
+            [event] = engine.take("two again")
+            assert isinstance(event, UnitResult), f"unit {number}: expected a result, got {event}"
+            assert (event.index, event.tokens) == (results[number].index, results[number].tokens)
+        engine.sessions.close(again)
+        engine.settle()
+    engine.close_all()
+
+
 def play_one(engine: SmallEngine, session: Session, number: int) -> tuple[int, tuple[int, ...], str]:
     engine.sessions.unit(session, given(number))
     engine.settle()
