@@ -12,6 +12,7 @@ from models.errors import ModelError
 from server.dispatch.dispatcher import PendingSession
 from server.dispatch.workers import WorkerLease
 from server.live.client_end import ClientEnd
+from server.live.relay import fragments
 from server.live.session_journal import ANSWERS, ERROR, SessionJournal
 from server.live.slot_wait import SlotWait
 from server.live.worker_link import WorkerLostError, close_link
@@ -61,7 +62,7 @@ async def move_session(
             async with asyncio.timeout(REBUILD_S):
                 await _rebuild(link, journal)
                 for data in journal.unanswered:
-                    await link.send(data)
+                    await link.send(fragments(data))
         except (ConnectionClosed, TimeoutError, RebuildError) as error:
             LOG.warning("session %s: attempt %d to move: %r", pending.ticket.session_id, n_tries, error)
             await close_link(link, graceful=False)
@@ -86,7 +87,7 @@ async def _rebuild(link: ClientConnection, journal: SessionJournal) -> None:
     """Send what the context consists of, and wait for each answer. Raises: ConnectionClosed; RebuildError."""
     for step in journal.steps:
         for data in step.messages:
-            await link.send(data)
+            await link.send(fragments(data))
         while (kind := peek_header(await link.recv()).get("type")) not in ANSWERS:
             pass
         if kind == ERROR or kind != step.kind:

@@ -127,7 +127,7 @@ class Relay:
                 continue
             self._recorder.from_client(data, self._lease)
             try:
-                await self._link.send(data if len(data) <= FRAGMENT else _fragments(data))
+                await self._link.send(fragments(data))
             except ConnectionClosed:
                 await asyncio.Event().wait()  # wait for cancellation: the read task ends with the close code
             del data  # a request may have 128 MiB, and the next message may come much later
@@ -187,7 +187,8 @@ class Relay:
         return kind
 
 
-def _fragments(data: Data) -> Iterator[Data]:
-    """A long message in parts, so that sending it does not block the event loop for long."""
-    for start in range(0, len(data), FRAGMENT):
-        yield data[start : start + FRAGMENT]
+def fragments(data: Data) -> Data | Iterator[Data]:
+    """What to send: a long message in parts, so that sending it does not block the event loop for long."""
+    if len(data) <= FRAGMENT:
+        return data
+    return (data[start : start + FRAGMENT] for start in range(0, len(data), FRAGMENT))

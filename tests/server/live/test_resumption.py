@@ -291,6 +291,21 @@ def test_only_the_client_resumes_its_session() -> None:
     run(scenario)
 
 
+def test_a_session_that_is_ending_is_not_resumed() -> None:
+    """Its worker is slow to close; the client has ended it with its close frame."""
+
+    async def scenario() -> None:
+        async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
+            talker = await Talker.prepared(gateway)
+            worker.freeze()
+            await talker.client.close()
+            await refused(gateway, {"type": "resume_session", "token": talker.token, "received": 1})
+            worker.thaw()
+            await gateway.wait_idle()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_the_slot_is_free_after_a_close_or_the_grace(kept: bool) -> None:
     """At once with a close frame of the client or without `spec.resume`, otherwise after the grace."""
