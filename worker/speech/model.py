@@ -1,10 +1,12 @@
 """The speech model of a worker: its slots, voices and utterances, for conversations on the event loop."""
 
+import asyncio
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 from models.errors import SlotError
 from models.qwen3_tts.streams import SpokenRequest
@@ -15,6 +17,9 @@ from worker.speech.parts import SpeechParts, release_speech
 from worker.speech.requests import TASKS, PlannedSpeech, check_request, spoken_request, text_parts
 from worker.speech.speech_loop import Emit, SpeechLoop, SpokenUtterance, submit_call
 from worker.speech.voices import SpeechVoices, VoiceFolders
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 
 class SpeechModel:
@@ -38,6 +43,8 @@ class SpeechModel:
         self._voices = SpeechVoices(
             parts.config, parts.streams.codec, folders, partial(submit_call, thread.submit, self._loop)
         )
+        # Threads of its own: a new voice waits for units to leave time, and asyncio's threads prepare live sessions.
+        self._threads = ThreadPoolExecutor(parts.n_slots, "speech")
         self._lock = threading.Lock()
         self._n_leased = 0
 
@@ -48,6 +55,7 @@ class SpeechModel:
     def close(self) -> None:
         """End all utterances, and free what the device holds beside the weights."""
         self._thread.remove(self._loop)
+        self._threads.shutdown(wait=False, cancel_futures=True)
         release_speech(self.parts)
 
     # --- slots ---------------------------------------------------------------------------------
@@ -80,13 +88,17 @@ class SpeechModel:
     # --- speech --------------------------------------------------------------------------------
 
     def plan(self, request: SpeakRequest) -> PlannedSpeech:
-        """The request with its voice. Takes as long as reading and encoding its sound: call it on a thread.
+        """The request with its voice. Takes as long as reading and encoding its sound: call it with `on_thread`.
 
         Raises: SettingsError, AudioError, TokenError; EngineError.
         """
         check_request(request, self.parts)
         voice = self._voices.of(request, in_context=not request.is_open)
         return PlannedSpeech(request, voice, secrets.randbits(63) if request.seed is None else request.seed)
+
+    async def on_thread(self, call: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        """The result of something slow, such as `plan`. Raises: as it does."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
 
     def parts_of(self, planned: PlannedSpeech) -> list[tuple[int, ...]]:
         """The tokens of each utterance of a whole text. Raises: as `spoken_request`."""

@@ -1,5 +1,6 @@
 """Texts over `/ws/speak` on the tiny speech model: whole and live, beside others, refused, broken off; other models."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -13,7 +14,7 @@ from server.registry.voices import VoiceRegistry
 from tests.worker.speech.served import FRAME, SpeechWorker, sound_of, speech_worker
 from worker.protocol.speech_messages import SpeakRequest
 from worker.protocol.wire import Sound
-from worker.speech.requests import SENTENCE
+from worker.speech.requests import SENTENCE, PlannedSpeech
 from worker.voice_registry import voice_folder
 
 TOLERANCE = 1e-5
@@ -86,6 +87,21 @@ def test_sound_of_live_text_comes_before_its_end(worker: SpeechWorker) -> None:
         assert talk.receive()["type"] == "chunk"  # the end was not sent
         talk.send(type="end")
         assert talk.rest()[1][-1]["type"] == "done"
+
+
+def test_voices_wait_on_threads_of_the_speech_model(worker: SpeechWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Live sessions are prepared on asyncio's threads, which voices that wait for time of the device must not hold."""
+    speech, names = worker.service.speech, list[str]()
+    assert speech is not None
+    plan = speech.plan
+
+    def planned(request: SpeakRequest) -> PlannedSpeech:
+        names.append(threading.current_thread().name)
+        return plan(request)
+
+    monkeypatch.setattr(speech, "plan", planned)
+    worker.speak(max_frames=1)
+    assert [name.partition("_")[0] for name in names] == ["speech"]
 
 
 def test_sentences_end_after_runs_of_marks() -> None:

@@ -77,7 +77,7 @@ class SpeakConversation:
                 raise WireError(ErrorCode.BAD_MESSAGE, "message.type", expected=expected, got=request.type)
             self._arrived = time.monotonic()
             self._speech, self._release = await self._service.lease_speech()
-            planned = await asyncio.to_thread(self._speech.plan, request)
+            planned = await self._speech.on_thread(self._speech.plan, request)
             end = await (self._speak_live(planned) if request.is_open else self._speak(planned))
             outcome = end.value
         except TimeoutError:
@@ -106,7 +106,7 @@ class SpeakConversation:
         """Speak a whole text, one utterance after the other. Returns: why the last one ended."""
         speech, limit = self._model, planned.request.max_frames
         end = CodesEnd.STOP
-        for number, ids in enumerate(await asyncio.to_thread(speech.parts_of, planned)):
+        for number, ids in enumerate(await speech.on_thread(speech.parts_of, planned)):
             if limit is not None and self._n_frames >= limit:
                 return CodesEnd.LENGTH
             self._begin(planned, ids, number)

@@ -110,7 +110,8 @@ def test_requests_wait_for_the_slots_of_their_model(worker: SpeechWorker) -> Non
             await one.send(json.dumps({"type": "input.text", "text": "Word by word "}))
             assert json.loads(await one.recv())["type"] == "audio.start"
         queue = gateway.gateway.dispatcher.queue
-        asking = [asyncio.create_task(gateway.http.post(PATH, json=ASKED)) for _ in range(3)]
+        asked = {**ASKED, "response_format": "pcm"}
+        asking = [asyncio.create_task(gateway.http.post(PATH, json=asked)) for _ in range(3)]
         await wait_until(lambda: len(queue) == 3, "three tickets")
         async with websockets.connect(url, proxy=None) as wordy:  # its text is kept while it waits for a slot
             await wordy.send(json.dumps({"type": "session.config"}))
@@ -130,7 +131,10 @@ def test_requests_wait_for_the_slots_of_their_model(worker: SpeechWorker) -> Non
         for one in held:
             one.transport.abort()
         answers = await asyncio.gather(*asking)
-        assert [one.status_code for one in answers] == [200] * 3 and len({one.content for one in answers}) == 1
+        assert [one.status_code for one in answers] == [200] * 3
+        first, *others = [np.frombuffer(one.content, "<i2").astype(int) for one in answers]
+        for other in others:  # steps of 1/32768: the size of a batch changes the last bits of its numbers
+            assert other.shape == first.shape and np.abs(other - first).max() <= 2, "equal seeds, equal sound"
 
     run(worker, scenario)
 
