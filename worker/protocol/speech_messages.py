@@ -50,6 +50,7 @@ def read_speech(given: dict[str, Any]) -> SpeechRequest:
 
 SpeechTask = Literal["Base", "CustomVoice", "VoiceDesign"]
 MAX_LIVE_CHARS = 65_536  # of all texts of one connection
+MAX_WIDTH = 8192  # numbers of a speaker vector
 MAX_EMBEDDED = 10_000  # size of a number of a speaker vector
 
 
@@ -90,7 +91,7 @@ class SpeakRequest(FromClient):
     )
     speaker_embedding: list[Embedded] | None = Field(
         None,
-        max_length=8192,
+        max_length=MAX_WIDTH,
         description=f"the speaker vector itself, of numbers from -{MAX_EMBEDDED} to {MAX_EMBEDDED}",
     )
     task: SpeechTask | None = Field(None, description="kind of checkpoint that the request needs; null: any")

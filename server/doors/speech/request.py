@@ -10,7 +10,7 @@ from server.doors.core.sound_response import STREAM_FORMATS
 from server.doors.errors import invalid
 from server.doors.voices import DEFAULT
 from worker.describe import shown
-from worker.protocol.speech_messages import MAX_EMBEDDED, SpeechTask
+from worker.protocol.speech_messages import MAX_EMBEDDED, MAX_WIDTH, SpeechTask
 
 MAX_INPUT = 4096  # characters
 TASKS: tuple[SpeechTask, ...] = get_args(SpeechTask)
@@ -77,6 +77,8 @@ def order_of(fields: RequestFields, text: str = "", *, default_model: str | None
 def speak_fields(fields: RequestFields) -> dict[str, object]:
     """The fields of a request that the speech model alone reads, under the names of the worker. Raises: ApiError."""
     vector = [_number(value) for value in fields.items("speaker_embedding")]
+    if len(vector) > MAX_WIDTH:
+        raise invalid("speaker_embedding", expected=f"at most {MAX_WIDTH} numbers", got=len(vector))
     sampling = {
         "temperature": fields.number("temperature", 0.01, 10),
         "top_k": fields.whole("top_k", 0, 100_000),
