@@ -52,7 +52,7 @@ class Queue:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ):
-        """max_size: number of tickets that may wait. clock: monotonic s. wall_clock: Unix s."""
+        """max_size: tickets that may wait for slots of one model. clock: monotonic s. wall_clock: Unix s."""
         self.max_size = max_size
         self._clock, self._wall_clock = clock, wall_clock
         self._numbers = count(1)
@@ -73,7 +73,7 @@ class Queue:
 
     def append(self, ticket: Ticket) -> None:
         """Add a ticket at the end. Raises: QueueFullError."""
-        if len(self._waiting) >= self.max_size:
+        if len(self.waiting_for(model_of(ticket.request_type))) >= self.max_size:
             raise QueueFullError("queue", expected=f"at most {self.max_size} tickets", got="one more")
         self.reinsert(ticket)
 

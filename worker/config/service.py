@@ -122,7 +122,7 @@ class ServiceSection(Settings):
 
     gateway_port: int = Field(8006, ge=1, le=65_535, description="port for clients")
     worker_base_port: int = Field(22_400, ge=1, le=65_535, description="worker i listens on this port plus i")
-    max_queue_size: int = Field(1000, ge=0, le=1_000_000, description="most waiting tickets")
+    max_queue_size: int = Field(1000, ge=0, le=1_000_000, description="most waiting tickets for the slots of a model")
     ssl_certfile: Path | None = Field(None, strict=False, description="TLS certificate; null: plain HTTP")
     ssl_keyfile: Path | None = Field(None, strict=False, description="private key of the certificate")
     allowed_origins: tuple[str, ...] = Field(

@@ -285,6 +285,14 @@ def test_sessions_above_a_fallen_capacity_count_in_promises_and_reclaim_lent_slo
     assert waiting.lease is not None
 
 
+def test_texts_that_wait_do_not_refuse_sessions() -> None:
+    dispatcher = dispatcher_of(0, max_size=2)
+    texts = [dispatcher.submit("speech", f"text {number}") for number in range(2)]
+    with pytest.raises(QueueFullError):
+        dispatcher.submit("speech", "third text")
+    assert dispatcher.submit("omni_duplex", "session").lease is None and not any(one.lease for one in texts)
+
+
 def test_tickets_wait_for_slots_of_their_own_model() -> None:
     workers = Workers([WorkerAddress("127.0.0.1", 1000)])
     slots = {"total": 1, "free": 1}
