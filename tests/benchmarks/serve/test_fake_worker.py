@@ -175,13 +175,15 @@ def test_answers_errors_pause_interrupt_and_timeout() -> None:
 
 
 def test_health_has_the_workers_fields() -> None:
+    from worker.conversion.conversions import Conversions
     from worker.http.health import health
     from worker.http.metrics import WorkerMetrics
 
     state = Status()
     settings = SimpleNamespace(engine=EngineConfig(), gpu_id=0)
     nothing = dict.fromkeys(("loaded", "speech", "speech_error"))
-    real = SimpleNamespace(check=lambda: None, status=state, settings=settings, targets={}, **nothing)
+    parts = {"settings": settings, "targets": {}, "conversions": Conversions(None), **nothing}
+    real = SimpleNamespace(check=lambda: None, status=state, **parts)
     report = SessionCapacity(2, None).report(0)
     free = SimpleNamespace(**vars(real), n_slots=0, n_free=0, is_ready=False, admission=lambda: report)
     expected = health(free, [], WorkerMetrics().totals)
@@ -199,6 +201,7 @@ def test_health_has_the_workers_fields() -> None:
                 "slots",
                 "admission",
                 "model",
+                "models",
                 "device",
                 "kv",
                 "compile",
