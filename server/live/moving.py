@@ -43,7 +43,7 @@ async def move_session(
         slots: gives the slot.
         pending: the session's ticket, which has the lost worker's slot.
         connect: connects to a worker. Raises: WorkerRefusedError; WorkerLostError.
-        end: the client, which is told.
+        end: gets the error of a message that is dropped.
         journal: what rebuilds the context.
     Raises: WorkerLostError without a slot or a context; SessionEnd.
     """

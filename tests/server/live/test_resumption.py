@@ -102,7 +102,7 @@ EVENTS = st.one_of(
 def test_a_client_gets_each_message_once_and_in_order(
     events: list[tuple[str, int]], max_kept: int, n_left: int
 ) -> None:
-    """Or is told how many it has lost. The old secret and wrong counts are refused throughout."""
+    """`lost` counts the messages that were dropped. Old tokens and wrong counts are refused throughout."""
 
     async def scenario() -> None:
         budget = ByteBudget(max_kept)

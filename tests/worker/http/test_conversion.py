@@ -73,7 +73,7 @@ def test_refused_conversions_name_the_field(servers: Servers, http: httpx.Client
         (400, "speech_tokens", "whole numbers", {}, {"speech_tokens": "[1.5]"}),
         (400, "speech_tokens", "expected JSON", {}, {"speech_tokens": "1,2"}),
         (400, None, "expected tokens in 0..6560, got [6561]", {}, {"speech_tokens": "[6561]"}),
-        (400, "voice", "expected", {}, {**tokens, "voice": "nobody"}),
+        (400, "voice", "expected", {}, {**tokens, "voice": "missing"}),
         (400, "response_format", "expected one of", {}, {**tokens, "response_format": "midi"}),
         (400, "seed", "expected a whole number", {}, {**tokens, "seed": "-1"}),
         (404, "model", "", {}, {**tokens, "model": "other"}),

@@ -131,7 +131,7 @@ def test_long_text_is_spoken_in_parts(worker: SpeechWorker) -> None:
 @pytest.mark.parametrize(
     ("request_", "error"),
     [
-        ({"voice": "nobody"}, f"voice: expected one of {sorted(SPEAKERS)}, or a name of the API, got nobody"),
+        ({"voice": "missing"}, f"voice: expected one of {sorted(SPEAKERS)}, or a name of the API, got missing"),
         ({"task": "Base"}, "task_type: expected CustomVoice, the model's, got Base"),
         ({"language": "klingon"}, "language: expected one of"),
         ({"speaker_embedding": [0.0] * WIDTH}, "speaker_embedding: expected none"),
@@ -180,7 +180,7 @@ def test_models_are_unloaded_and_replaced(worker: SpeechWorker, data: Path) -> N
     assert "ref_text: expected a transcript" in worker.refused(ref_audio_data=sound, x_vector_only=False)
     assert "speaker_embedding: expected 32 numbers, got 2" in worker.refused(speaker_embedding=[0.0, 1.0])
     assert worker.speak(speaker_embedding=[0.1] * WIDTH, max_frames=2)[1][-1]["type"] == "done"
-    assert "voice: expected one of" in worker.refused(voice="nobody")
+    assert "voice: expected one of" in worker.refused(voice="missing")
 
     memory = client.post("/model/unload", json={"model": "speech"})
     assert memory.status_code == 200 and worker.health()["models"]["speech"] is None

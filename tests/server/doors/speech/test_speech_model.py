@@ -85,7 +85,7 @@ def test_refusals_name_the_field(worker: SpeechWorker) -> None:
     async def scenario(gateway: RunningGateway) -> None:
         for fields, status, param in (
             ({"model": "tiny"}, 404, "model"),
-            ({"voice": "nobody"}, 400, "voice"),
+            ({"voice": "missing"}, 400, "voice"),
             ({"language": "klingon"}, 400, "language"),
             ({"task_type": "VoiceDesign"}, 400, "task_type"),
             ({"task_type": "Opera"}, 400, "task_type"),
@@ -163,7 +163,7 @@ def test_live_text_is_spoken_while_it_arrives(worker: SpeechWorker) -> None:
 WRONG: list[tuple[list[dict[str, str]], str]] = [
     ([{"type": "input.text", "text": "Hi"}], "type"),
     ([{"type": "session.config", "model": "tiny"}], "model"),
-    ([{"type": "session.config", "voice": "nobody"}, {"type": "input.text", "text": "Hi there "}], "voice"),
+    ([{"type": "session.config", "voice": "missing"}, {"type": "input.text", "text": "Hi there "}], "voice"),
     ([{"type": "session.config"}, {"type": "input.audio"}], "type"),
     ([{"type": "session.config"}, {"type": "input.done"}], "input"),
 ]
