@@ -1,6 +1,6 @@
 """Fifteen minutes of conversations at full speed: growth of memory and of the time of a unit.
 
-`python -m benchmarks.soak --help` lists the options; README.md explains the table.
+`python -m benchmarks.soak.engine --help` lists the options; README.md explains the table.
 """
 
 import argparse
@@ -54,7 +54,7 @@ class SoakScript(Observer):
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     has_cuda = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak.engine", description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, default=Path("assets/tiny"), help="checkpoint folder")
     parser.add_argument("--device", default="cuda" if has_cuda else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--sessions", type=int, default=4, help="number of sessions; half of them have a voice")
@@ -191,9 +191,9 @@ def slope(values: list[float]) -> float:
 def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        Soak(parse(arguments), ["python", "-m", "benchmarks.soak", *arguments]).run()
+        Soak(parse(arguments), ["python", "-m", "benchmarks.soak.engine", *arguments]).run()
     except ModelError as error:
-        sys.exit(f"benchmarks.soak: {error}")
+        sys.exit(f"benchmarks.soak.engine: {error}")
 
 
 if __name__ == "__main__":
