@@ -1,6 +1,6 @@
 """Long conversations: constant time and memory per unit, and no references to closed sessions.
 
-`benchmarks/soak.py` does the same in real time for a quarter of an hour.
+`benchmarks/soak/engine.py` does the same for a quarter of an hour.
 """
 
 import gc

@@ -1,0 +1,48 @@
+"""Slopes over hours and their verdicts."""
+
+import numpy as np
+import pytest
+
+from benchmarks.soak.sampler import left_over
+from benchmarks.soak.slopes import Slope, Verdict, _student
+
+SECONDS = np.arange(0, 7200, 15.0)
+
+
+def samples(per_hour: float, noise: float) -> np.ndarray:
+    return 500 + per_hour * SECONDS / 3600 + np.random.default_rng(3).normal(0, noise, len(SECONDS))
+
+
+@pytest.mark.parametrize(
+    ("per_hour", "noise", "expected"),
+    [
+        (0.2, 0.5, Verdict.HOLDS),
+        (3.0, 0.5, Verdict.FAILS),
+        (0.9, 5.0, Verdict.UNCLEAR),  # the interval is wider than the bound
+        (-4.0, 0.5, Verdict.HOLDS),
+    ],
+)
+def test_a_slope_is_judged_by_its_interval(per_hour: float, noise: float, expected: Verdict) -> None:
+    slope = Slope.of(SECONDS, samples(per_hour, noise))
+    assert slope.low < per_hour < slope.high, f"expected {per_hour} within the interval, got {slope}"
+    assert slope.verdict(1.0) is expected, f"expected {expected}, got {slope}"
+
+
+def test_too_few_samples_have_no_slope() -> None:
+    assert Slope.of([], []) is None
+    assert Slope.of([0, 1, 2, 3], [1, 2, 3, 4]) is None
+
+
+@pytest.mark.parametrize(("free", "expected"), [(3, 3.182), (5, 2.571), (18, 2.101), (1000, 1.962)])
+def test_quantiles_of_student(free: int, expected: float) -> None:
+    assert _student(free) == pytest.approx(expected, rel=0.01)
+
+
+def test_what_is_left_over() -> None:
+    before = {"gateway": {"fds": 9, "slots_free": 2, "queue": 0}, "worker": {"fds": 11, "slots_free": 2}}
+    after = {"gateway": {"fds": 8, "slots_free": 1, "queue": 0}, "worker": {"fds": 12, "slots_free": 2}}
+    assert left_over(before, before) == []
+    assert left_over(before, after) == [
+        "gateway slots_free: expected 2, got 1",
+        "worker fds: expected 11, got 12",
+    ]
