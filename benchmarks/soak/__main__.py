@@ -20,7 +20,7 @@ from benchmarks import report
 from benchmarks.serve.processes import ServedProgram, free_port
 from benchmarks.soak.clients import SoakClients, UnitTime
 from benchmarks.soak.sampler import Sample, Sampler, left_over, unit_windows
-from benchmarks.soak.slopes import Slope, Verdict, slope_row
+from benchmarks.soak.slopes import Slope, BoundVerdict, slope_row
 from models.errors import ModelError
 
 MINUTE = 60.0
@@ -100,7 +100,7 @@ class Soak:
         return not (
             self.result["faults"]
             or self.result["left_over"]
-            or any(row["verdict"] is Verdict.FAILS for row in self.result["verdicts"])
+            or any(row["verdict"] is BoundVerdict.FAILS for row in self.result["verdicts"])
         )
 
     def _start(self, stack: ExitStack) -> tuple[ServedProgram, ServedProgram]:

@@ -69,7 +69,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-class Soak:
+class EngineSoak:
     """One engine and its measurements by minute."""
 
     def __init__(self, options: argparse.Namespace, command: list[str]):
@@ -191,7 +191,7 @@ def slope(values: list[float]) -> float:
 def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        Soak(parse(arguments), ["python", "-m", "benchmarks.soak.engine", *arguments]).run()
+        EngineSoak(parse(arguments), ["python", "-m", "benchmarks.soak.engine", *arguments]).run()
     except ModelError as error:
         sys.exit(f"benchmarks.soak.engine: {error}")
 

@@ -12,7 +12,7 @@ HOUR = 3600.0
 Z = 1.959964  # two-sided 95 %
 
 
-class Verdict(StrEnum):
+class BoundVerdict(StrEnum):
     """HOLDS: the whole interval is within the bound. FAILS: it is above. UNCLEAR: it has the bound inside."""
 
     HOLDS = "holds"
@@ -43,7 +43,7 @@ class Slope:
     @classmethod
     def of(cls, seconds: Sequence[float], values: Sequence[float]) -> "Slope | None":
         """The slope of samples at these times; None with too few of them."""
-        if not values:
+        if len(values) == 0:
             return None
         times, samples = np.asarray(seconds, float), np.asarray(values, float)
         span = (times[-1] - times[0]) / N_BLOCKS or 1.0
@@ -59,11 +59,11 @@ class Slope:
         half = _student(free) * error
         return cls(float(slope), float(slope - half), float(slope + half), float(samples.mean()), len(used))
 
-    def verdict(self, bound: float) -> Verdict:
+    def verdict(self, bound: float) -> BoundVerdict:
         """The slope against the largest one that is allowed."""
         if self.low > bound:
-            return Verdict.FAILS
-        return Verdict.HOLDS if self.high < bound else Verdict.UNCLEAR
+            return BoundVerdict.FAILS
+        return BoundVerdict.HOLDS if self.high < bound else BoundVerdict.UNCLEAR
 
 
 def _student(free: int) -> float:
@@ -80,5 +80,5 @@ def slope_row(name: str, unit: str, slope: Slope | None, bound: float | None) ->
     """One line of the result. bound: per hour; None: no verdict."""
     row: dict[str, Any] = {"name": name, "unit": unit, "bound": bound, "verdict": None}
     if slope is None:
-        return row | {"verdict": None if bound is None else Verdict.UNCLEAR}
+        return row | {"verdict": None if bound is None else BoundVerdict.UNCLEAR}
     return row | asdict(slope) | {"verdict": None if bound is None else slope.verdict(bound)}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.soak.sampler import left_over
-from benchmarks.soak.slopes import Slope, Verdict, _student
+from benchmarks.soak.slopes import Slope, BoundVerdict, _student
 
 SECONDS = np.arange(0, 7200, 15.0)
 
@@ -16,13 +16,13 @@ def samples(per_hour: float, noise: float) -> np.ndarray:
 @pytest.mark.parametrize(
     ("per_hour", "noise", "expected"),
     [
-        (0.2, 0.5, Verdict.HOLDS),
-        (3.0, 0.5, Verdict.FAILS),
-        (0.9, 5.0, Verdict.UNCLEAR),  # the interval is wider than the bound
-        (-4.0, 0.5, Verdict.HOLDS),
+        (0.2, 0.5, BoundVerdict.HOLDS),
+        (3.0, 0.5, BoundVerdict.FAILS),
+        (0.9, 5.0, BoundVerdict.UNCLEAR),  # the interval is wider than the bound
+        (-4.0, 0.5, BoundVerdict.HOLDS),
     ],
 )
-def test_a_slope_is_judged_by_its_interval(per_hour: float, noise: float, expected: Verdict) -> None:
+def test_a_slope_is_judged_by_its_interval(per_hour: float, noise: float, expected: BoundVerdict) -> None:
     slope = Slope.of(SECONDS, samples(per_hour, noise))
     assert slope.low < per_hour < slope.high, f"expected {per_hour} within the interval, got {slope}"
     assert slope.verdict(1.0) is expected, f"expected {expected}, got {slope}"
