@@ -20,7 +20,7 @@ from benchmarks import report
 from benchmarks.serve.processes import ServedProgram, free_port
 from benchmarks.soak.clients import SoakClients, UnitTime
 from benchmarks.soak.sampler import Sample, Sampler, left_over, unit_windows
-from benchmarks.soak.slopes import Slope, BoundVerdict, slope_row
+from benchmarks.soak.slopes import BoundVerdict, Slope, slope_row
 from models.errors import ModelError
 
 MINUTE = 60.0

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.soak.sampler import left_over
-from benchmarks.soak.slopes import Slope, BoundVerdict, _student
+from benchmarks.soak.slopes import BoundVerdict, Slope, _student
 
 SECONDS = np.arange(0, 7200, 15.0)
 
