@@ -6,6 +6,7 @@ drain; 1 if the worker could not start; 2 for invalid settings or arguments.
 
 import argparse
 import gc
+import ipaddress
 import logging
 import os
 import sys
@@ -30,7 +31,12 @@ GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m worker.main", description="Starts one worker.")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings; default: config.json at the root")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: %(default)s")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help=f"address to listen on; any but a loopback address needs a secret in {WORKER_SECRET_VARIABLE}; "
+        "default: %(default)s",
+    )
     parser.add_argument("--port", type=int, metavar="N", help="default: service.worker_base_port + index; 0: any")
     parser.add_argument("--worker-index", type=int, default=0, metavar="N", help="number among the workers")
     parser.add_argument(
@@ -78,7 +84,7 @@ def main(argv: list[str] | None = None, observer: "Callable[[], Observer] | None
     try:
         log.set_up(log.level_of(args.log_level, os.environ))
         config, notes = _config(args)
-        listening = listen(args.host, _port(args, config))
+        listening = listen(_host(args.host, os.environ.get(WORKER_SECRET_VARIABLE)), _port(args, config))
     except ModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
@@ -103,6 +109,18 @@ def main(argv: list[str] | None = None, observer: "Callable[[], Observer] | None
 def _config(args: argparse.Namespace) -> tuple[Config, list[str]]:
     flags = {key: getattr(args, name) for name, key in FLAGS.items()}
     return load_config(args.config, flags=flags, environ=os.environ)
+
+
+def _host(given: str, secret: str | None) -> str:
+    """The address to listen on. Raises: SettingsError for one that other machines reach, without a secret."""
+    try:
+        is_loopback = given == "localhost" or ipaddress.ip_address(given).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback and not secret:
+        expected = f"a loopback address, or the secret of the gateway in {WORKER_SECRET_VARIABLE}"
+        raise SettingsError("--host", expected=expected, got=given)
+    return given
 
 
 def _port(args: argparse.Namespace, config: Config) -> int:
