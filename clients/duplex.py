@@ -29,7 +29,7 @@ from clients.socket_client import Expected, OnQueue, SocketClient, fail_answer
 from worker.protocol.adjust_messages import Adjust, Adjusted
 from worker.protocol.codec import FromClient
 from worker.protocol.codes import ErrorCode
-from worker.protocol.gateway_messages import Queued, QueueUpdate, SessionMoved
+from worker.protocol.gateway_messages import MessagesLost, Queued, QueueUpdate, SessionMoved, SessionMoving
 from worker.protocol.messages import (
     PLAIN_SPEC,
     SYSTEM_PROMPT,
@@ -101,7 +101,8 @@ class DuplexClient(SocketClient[ServerMessage]):
     """One conversation; `connect` creates it.
 
     Iterating yields `Partial`, `Result`, `Timeout`, and `Error` for a unit without a result: one result or error per
-    unit, in the order of sending; and `SessionMoved` where another worker goes on with a session that may be resumed.
+    unit, in the order of sending; and, in a session that may be resumed, `SessionMoving` when its worker is lost and
+    `SessionMoved` when another one goes on.
     Iteration ends with the conversation, and raises ConnectionLost if the connection is lost.
 
     Attributes:
@@ -311,7 +312,10 @@ class DuplexClient(SocketClient[ServerMessage]):
             case Queued() | QueueUpdate():
                 if self._on_queue is not None:
                     self._on_queue(message)
-            case Partial() | SessionMoved():
+            case MessagesLost():
+                got = f"{message.lost} lost messages with {message.lost_sound_s:.1f} s of sound"
+                raise ConnectionLost(self._address.url, expected="all messages", got=got)
+            case Partial() | SessionMoving() | SessionMoved():
                 self._events.put_nowait(message)
             case Timeout():
                 self._is_over = True

@@ -134,7 +134,9 @@ class Resumption:
             async with asyncio.timeout(ANSWER_S):
                 message = read_server(await socket.recv())
             if not isinstance(message, SessionResumed) or message.lost:
-                got = f"{message.lost} lost messages" if isinstance(message, SessionResumed) else message.type
+                got = str(message.type)
+                if isinstance(message, SessionResumed):
+                    got = f"{message.lost} lost messages with {message.lost_sound_s:.1f} s of sound"
                 await socket.close()
                 raise ConnectionLost("resume_session", expected="all messages that are missing", got=got)
             self._token = message.resume_token

@@ -33,11 +33,16 @@ from clients.turns import TurnSession
 from clients.units import PIECES_PER_UNIT, ClientUnit, FileUnits, PieceSource, Source, read_voice
 from models.errors import ModelError
 from models.inputs.audio_sizes import SAMPLE_RATE, UNIT_SAMPLES
-from worker.protocol.gateway_messages import Queued, QueueUpdate, SessionMoved
+from worker.protocol.gateway_messages import Queued, QueueUpdate, SessionMoved, SessionMoving
 from worker.protocol.messages import Error, Partial, Prepared, Result, Timeout
 from worker.protocol.wire import Sound, WireError
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
+MOVE_REASONS = {
+    "worker_lost": "the worker is lost",
+    "draining": "the worker shuts down",
+    "memory": "the worker is short of memory",
+}
 PICTURE_LEAD_S = 0.5  # by which a picture of a file comes before its unit, as from a camera
 Value = TypeVar("Value")
 
@@ -246,8 +251,10 @@ class ClientSession:
                     done = self._log.failed(message, now)
                     if done is None:
                         note(f"error {message.code}: {message.error}")
+                case SessionMoving():
+                    note(f"{MOVE_REASONS[message.reason]}: waiting for another one")
                 case SessionMoved():
-                    note(f"another worker goes on after {message.seconds:.1f} s")
+                    note(_moved(message))
                 case Timeout():
                     note(f"the server ends the conversation: {message.reason}")
             if done is not None:
@@ -271,6 +278,17 @@ def _note_session(client: DuplexClient, prepared: Prepared) -> None:
     note(f"{text}; sound is sent as {client.spec.sound_out}")
     for sentence in prepared.notes:
         note(f"note: {sentence}")
+
+
+def _moved(message: SessionMoved) -> str:
+    """What a move has cost, in words."""
+    text = f"another worker goes on after {message.seconds:.1f} s"
+    if message.omitted:
+        text += f", without the first {message.omitted} s and their {message.omitted_pictures} pictures"
+    if message.dropped:
+        lost = f"{message.dropped_sound_s:.1f} s of sound and {message.dropped_pictures} pictures"
+        text += f"; {lost} are dropped: workers were lost at them"
+    return text
 
 
 def _note_connection(change: ConnectionChange) -> None:

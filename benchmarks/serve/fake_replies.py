@@ -302,6 +302,9 @@ class FakeConversation:
 
     async def _rebuild(self, decided: Decided, received: float, started: float) -> None:
         """Answer a unit that another worker has decided. Its message has the state after it."""
+        if decided.unit == self._worker.dies_rebuilding:
+            self._worker.crash()
+            return
         self._worker.n_rebuilt += 1
         self.units, self._cycle_position, self._turn_open = decided.unit, decided.seed, decided.listens
         await self._send_decided()

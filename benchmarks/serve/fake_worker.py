@@ -55,7 +55,7 @@ class FakeWorker:
     """`async with FakeWorker()` starts a server and waits until it listens.
 
     port: its port. total_requests: units answered. n_late: those of them whose simulated time was above a second.
-    n_rebuilt: units that another worker has answered before.
+    n_rebuilt: units that another worker has answered before. dies_rebuilding: number of one at which it crashes.
     unit_s: simulated seconds of a unit among n sessions, which nothing waits for; None: units count with no time.
     think_s, n_listen, n_speak, speaks, script, pause_timeout: reply settings, which may change at any time.
     """
@@ -90,6 +90,7 @@ class FakeWorker:
         self.host, self.gpu_id, self.script, self._tls = host, gpu_id, script, tls
         self.capacity, self.unit_s = capacity or SessionCapacity(slots, None), unit_s
         self.total_requests, self.n_rebuilt, self.n_late, self._spent_ms = 0, 0, 0, 0.0
+        self.dies_rebuilding: int | None = None
         self.thawed = asyncio.Event()
         self.thawed.set()
         self.connections: set[_Connection] = set()

@@ -16,7 +16,15 @@ from server.live.resumption import MessageJournal, ResumeTokens
 from worker.protocol.codec import peek_header
 from worker.protocol.codes import ErrorCode
 from worker.protocol.connection import STUCK_S
-from worker.protocol.gateway_messages import RESUME_CLIENT, Received, ResumeSession, SessionResumed
+from worker.protocol.gateway_messages import (
+    RESUME_CLIENT,
+    MessagesLost,
+    Received,
+    ResumeSession,
+    SessionMoved,
+    SessionMoving,
+    SessionResumed,
+)
 from worker.protocol.messages import Error, write
 from worker.protocol.wire import WireError, json_text, read_object
 
@@ -74,8 +82,17 @@ class ClientEnd:
         if self._journal is None:
             await send_data(self.newest.websocket, data)
             return
-        number, connection = self._add(self._journal, data), self.newest
-        while connection is self.newest and not self.is_lost and connection.sent < number:
+        await self._until_sent(self._journal.count)  # so that what a client is catching up with is not dropped
+        await self._until_sent(self._add(self._journal, data))
+
+    def post(self, message: SessionMoving | SessionMoved | Error) -> None:
+        """Send a message about a session that is kept, and do not wait for the client."""
+        assert self._journal is not None, "expected a session that is kept"
+        self._add(self._journal, write(message))
+
+    async def _until_sent(self, number: int) -> None:
+        """Wait until the newest connection has sent this message, or is lost."""
+        while not self.is_lost and self.newest.sent < number:
             self._sent.clear()
             await self._sent.wait()
 
@@ -88,6 +105,13 @@ class ClientEnd:
             if message is None:
                 self._added.clear()
                 await self._added.wait()
+                continue
+            if self._journal is not None and message.number > connection.sent + 1:
+                gap = self._journal.gap_after(connection.sent)
+                connection.sent = message.number - 1
+                self._sent.set()
+                lost = MessagesLost(lost=gap.n_messages, lost_sound_s=gap.sound_s, next=message.number)
+                await send_data(connection.websocket, write(lost))
                 continue
             await send_data(connection.websocket, message.data)
             connection.sent = max(connection.sent, message.number)
@@ -102,12 +126,14 @@ class ClientEnd:
 
     def offer(self, data: Data) -> Data:
         """A worker's `prepared` with the secret that continues the session, if the client asked for one."""
-        spec = peek_header(data).get("spec")
-        self.is_kept = self._grace_s > 0 and isinstance(spec, dict) and spec.get("resume") is True
+        given = peek_header(data).get("spec")
+        spec = given if isinstance(given, dict) else {}
+        self.is_kept = self._grace_s > 0 and spec.get("resume") is True
         if not self.is_kept:
             return data
         if self._journal is None:
             self._journal = MessageJournal(time.monotonic, self._budget)
+        self._journal.sound_out = str(spec.get("sound_out"))
         fields = {"resume_token": self._tokens.issue(), "resume_grace_s": self._grace_s}
         return json_text({**read_object(data), **fields})
 
@@ -150,12 +176,14 @@ class ClientEnd:
         journal.acknowledge(request.received)
         following = journal.next_after(request.received)
         first = journal.count + 1 if following is None else following.number
+        gap = journal.gap_after(request.received)
         greeting = SessionResumed(
             resume_token=self._tokens.replace(request.token),
             resume_grace_s=self._grace_s,
             received=self.n_received,
             next=first,
-            lost=first - 1 - request.received,
+            lost=gap.n_messages,
+            lost_sound_s=gap.sound_s,
         )
         before, self.newest = self.newest, Attachment(websocket, first - 1, greeting)
         self.is_lost = False

@@ -19,9 +19,9 @@ from server.live.client_end import ClientEnd
 from server.live.inbox import Data, ReceivedMessage
 from server.live.kinds import LAST_MESSAGES, Kind
 from server.live.live_sessions import LiveSession
+from server.live.moves.session_journal import DECIDED, SessionJournal
 from server.live.recorder import STAMPED, Recorder
-from server.live.session_journal import DECIDED, SessionJournal
-from server.live.worker_link import WorkerLostError
+from server.live.worker_link import WorkerDrainsError, WorkerLostError
 from server.metrics import GatewayMetrics
 from worker.protocol.codec import peek_header
 from worker.protocol.codes import CloseCode, ErrorCode
@@ -152,7 +152,7 @@ class Relay:
             kind = self._record(header)
             if self._journal is not None:
                 if header.get("code") == ErrorCode.DRAINING and self._journal.can_rebuild:
-                    raise WorkerLostError(self._lease.worker.name, expected="a worker that goes on", got="a drain")
+                    raise WorkerDrainsError(self._lease.worker.name, expected="a worker that goes on", got="a drain")
                 if self._journal.answered(kind, data, header):
                     continue
             if kind in STAMPED:

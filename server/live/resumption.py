@@ -11,6 +11,7 @@ from typing import NamedTuple
 from starlette.websockets import WebSocket
 
 from server.live.inbox import ByteBudget, ClientDisconnected, Data, size_of
+from server.live.message_content import output_sound_s
 from worker.protocol.codes import ErrorCode
 from worker.protocol.gateway_messages import RESUME_CLIENT, ResumeSession
 from worker.protocol.wire import WireError
@@ -19,6 +20,7 @@ KEPT_BYTES, KEPT_S = 4 * 2**20, 60.0  # of one session's messages that are not a
 KEPT_BYTES_TOTAL = 256 * 2**20  # of all sessions of one kind
 RESUME_REQUEST_S = 10.0  # from the handshake to `resume_session`
 MAX_REQUEST_CHARS = 2000
+MAX_MISSING = 1000  # dropped messages whose sound is known one by one; of older ones only the sum
 
 
 class KeptMessage(NamedTuple):
@@ -28,6 +30,13 @@ class KeptMessage(NamedTuple):
     at: float
     data: Data
     n_bytes: int
+
+
+class Gap(NamedTuple):
+    """Messages that a client lacks and that are not kept. sound_s: seconds of their sound."""
+
+    n_messages: int
+    sound_s: float
 
 
 class MessageJournal:
@@ -41,12 +50,15 @@ class MessageJournal:
     Attributes:
         count: number of the newest message; 0 before the first one.
         n_bytes: bytes of memory.
+        sound_out: encoding of the sound in binary messages.
     """
 
     def __init__(self, clock: Callable[[], float], budget: ByteBudget, max_bytes: int = KEPT_BYTES):
         self._clock, self._budget, self._max_bytes = clock, budget, max_bytes
         self._kept: deque[KeptMessage] = deque()
         self._dropped = 0  # number of the newest message that is not kept
+        self._missing: deque[tuple[int, float]] = deque()  # dropped and not acknowledged: number, seconds of sound
+        self.sound_out = "pcm16"
         self.count = self.n_bytes = 0
 
     def add(self, data: Data) -> int:
@@ -59,7 +71,11 @@ class MessageJournal:
         while len(self._kept) > 1 and (
             self.n_bytes > self._max_bytes or self._budget.is_exhausted or self._kept[0].at < oldest
         ):
-            self._drop()
+            dropped = self._drop()
+            self._missing.append((dropped.number, output_sound_s(dropped.data, self.sound_out)))
+            if len(self._missing) > MAX_MISSING:
+                (_, first_s), (number, second_s) = self._missing.popleft(), self._missing.popleft()
+                self._missing.appendleft((number, first_s + second_s))
         return self.count
 
     def acknowledge(self, number: int) -> bool:
@@ -68,7 +84,15 @@ class MessageJournal:
             return False
         while self._kept and self._kept[0].number <= number:
             self._drop()
+        while self._missing and self._missing[0][0] <= number:
+            self._missing.popleft()
         return True
+
+    def gap_after(self, number: int) -> Gap:
+        """The dropped messages after this one, up to the first one that is kept."""
+        return Gap(
+            max(0, self._dropped - number), sum(sound_s for missing, sound_s in self._missing if missing > number)
+        )
 
     def has_gap_after(self, number: int) -> bool:
         """Whether messages after this one are dropped."""
@@ -89,11 +113,13 @@ class MessageJournal:
         """Drop all messages and return their memory to the budget."""
         while self._kept:
             self._drop()
+        self._missing.clear()
 
-    def _drop(self) -> None:
+    def _drop(self) -> KeptMessage:
         message = self._kept.popleft()
         self._dropped = message.number
         self._hold(-message.n_bytes)
+        return message
 
     def _hold(self, n_bytes: int) -> None:
         self.n_bytes += n_bytes

@@ -35,14 +35,14 @@ from server.live.diagnostics import Diagnostics
 from server.live.inbox import ByteBudget, ClientDisconnected, Data, Inbox
 from server.live.kinds import Kind, request_type_of
 from server.live.live_sessions import LiveSession
-from server.live.moving import move_session
+from server.live.moves.moving import move_session
+from server.live.moves.session_journal import MAX_BYTES_TOTAL, SessionJournal
 from server.live.recorder import Recorder
 from server.live.relay import MessageSource, Relay, RelayEnds
 from server.live.resumption import KEPT_BYTES_TOTAL, resume_request
-from server.live.session_journal import MAX_BYTES_TOTAL, SessionJournal
 from server.live.slot_wait import SlotWait
 from server.live.streaming import CLOSE, PREFILL, STOP, TurnIdleError, TurnSource, kind_of
-from server.live.worker_link import WorkerLostError, close_link, open_link
+from server.live.worker_link import WorkerDrainsError, WorkerLostError, close_link, open_link
 from server.recording.recordings import Recordings
 from worker.protocol.codec import Message
 from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
@@ -299,7 +299,7 @@ class GatewaySockets:
         request_type = request_type_of(session.kind, session.session_id)
         session.pending = pending = self._slots.submit(request_type, session.session_id, session.identity)
         journal = SessionJournal(self._journals) if session.kind is Kind.DUPLEX else None
-        n_losses, is_open = 0, False
+        n_losses, is_open, is_first = 0, False, True
         try:
             lease, link = await self._slots.open(pending, connect, partial(_send, client.end.newest.websocket))
             client.inbox.limit(MAX_IN_FLIGHT)
@@ -307,13 +307,14 @@ class GatewaySockets:
             while True:
                 try:
                     ends = RelayEnds(client.end, source, link, lease, journal)
-                    return await self._relay(client, ends, is_first=n_losses == 0)
+                    return await self._relay(client, ends, is_first=is_first)
                 except WorkerLostError as error:
-                    n_losses += 1
+                    n_losses += not isinstance(error, WorkerDrainsError)
                     if journal is None or not journal.can_rebuild or n_losses > MAX_LOSSES:
                         raise
                     LOG.warning("session %s moves: %s", session.session_id, error)
-                lease, link = await move_session(self._slots, pending, connect, client.end, journal)
+                    lost, is_first = error, False
+                lease, link = await move_session(self._slots, pending, connect, client.end, journal, lost)
         finally:
             if journal is not None:
                 journal.clear()

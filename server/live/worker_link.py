@@ -37,6 +37,10 @@ class WorkerLostError(ModelError, RuntimeError):
     """The worker refuses connections or no longer sends anything."""
 
 
+class WorkerDrainsError(WorkerLostError):
+    """The worker ends its sessions, because it shuts down."""
+
+
 async def open_link(http: httpx.AsyncClient, lease: WorkerLease, kind: Kind) -> ClientConnection:
     """Connect a session of this kind to its worker. Raises: as `open_link_to`."""
     return await open_link_to(http, lease, kind.path)

@@ -11,6 +11,7 @@ MAX_SAMPLED = 4096  # tokens of one unit
 RESUME_QUERY = "resume"  # of the address of a connection that continues a session; its value is 1
 
 WaitReason = Literal["busy", "loading", "no_worker"]
+MoveReason = Literal["worker_lost", "draining", "memory"]
 
 
 class StartProgress(FieldGroup):
@@ -98,14 +99,37 @@ class Decided(FromClient):
     goes_on: bool = Field(False, description="a turn, or a text of the side lane, goes on with the next unit")
 
 
+class SessionMoving(Message):
+    """The session waits for another worker. `session_moved` or an error follows. From the gateway only."""
+
+    type: Literal["session_moving"] = "session_moving"
+    reason: MoveReason = Field(description="why it leaves its worker, as in `session_moved`")
+
+
 class SessionMoved(Message):
-    """The session's worker was lost, and another one goes on with the same context. From the gateway only."""
+    """Another worker goes on with the session and the same context. From the gateway only."""
 
     type: Literal["session_moved"] = "session_moved"
+    reason: MoveReason = Field(
+        description="`worker_lost`; `draining`: the worker shuts down; `memory`: it is short of memory"
+    )
     seconds: OneDecimal = Field(description="without a worker")
     restored: int = Field(description="units that were rebuilt")
     omitted: int = Field(description="earlier units that were not, because too much was to be kept")
+    omitted_pictures: int = Field(0, description="pictures of those units")
     repeated: int = Field(description="chunks without a result, which run again")
+    dropped: int = Field(0, description="units and other messages at which two workers were lost, since the last move")
+    dropped_sound_s: OneDecimal = Field(0.0, description="their sound, seconds")
+    dropped_pictures: int = Field(0, description="their pictures")
+
+
+class MessagesLost(Message):
+    """Messages that the gateway had no room to keep. Does not count as a message. From the gateway only."""
+
+    type: Literal["messages_lost"] = "messages_lost"
+    lost: int = Field(description="messages before `next` that the client lacks and the gateway no longer has")
+    lost_sound_s: OneDecimal = Field(description="their sound, seconds")
+    next: int = Field(description="number of the next message")
 
 
 class SessionResumed(Message):
@@ -117,8 +141,9 @@ class SessionResumed(Message):
     received: int = Field(description="messages of the client that have arrived, the first of the session being 1")
     next: int = Field(description="number of the next message")
     lost: int = Field(0, description="messages before `next` that the client lacks and the gateway no longer has")
+    lost_sound_s: OneDecimal = Field(0.0, description="their sound, seconds")
 
 
 ResumeMessage = Annotated[ResumeSession | Received, Field(discriminator="type")]
 RESUME_CLIENT: Reader[ResumeMessage] = Reader(ResumeMessage)
-GatewayMessage = Queued | QueueUpdate | QueueDone | SessionResumed | SessionMoved
+GatewayMessage = Queued | QueueUpdate | QueueDone | SessionResumed | SessionMoving | SessionMoved | MessagesLost

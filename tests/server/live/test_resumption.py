@@ -1,6 +1,7 @@
 """What is kept for a client that loses its connection: any order of sending, acknowledging, losing and resuming."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from tests.server.live_gateway import (
     running_gateway,
     wait_until,
 )
-from worker.protocol.gateway_messages import ResumeSession
+from worker.protocol.gateway_messages import ResumeSession, SessionMoving
 from worker.protocol.messages import read_server
 from worker.protocol.wire import WireError, json_text
 
@@ -75,14 +76,52 @@ def test_a_message_that_is_acknowledged_too_early_holds_nothing_up() -> None:
     asyncio.run(scenario())
 
 
+def test_what_a_slow_client_misses_is_counted() -> None:
+    """Answers of the worker wait for it; messages of the gateway take the place of older ones."""
+
+    async def scenario() -> None:
+        sound = json_text({"type": "partial", "audio_data": "A" * 128_000})  # a second of float32
+        socket = RecordingSocket(9)
+        socket.is_open.clear()
+        budget = ByteBudget(3 * size_of(sound))
+        end = ClientEnd(socket, budget, 30.0)  # type: ignore[arg-type]
+        end.lose(end.newest)
+        await end.send(end.offer(PREPARED))
+        for _ in range(2):
+            await end.send(sound)
+        connection = end.resume(socket, ResumeSession(token="", received=1))  # type: ignore[arg-type]
+        writing = asyncio.create_task(end.write(connection))
+        sending = asyncio.create_task(end.send(sound))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not sending.done() and budget.used == 2 * size_of(sound), "expected the answer to wait"
+        budget.max_bytes = 0
+        end.post(SessionMoving(reason="worker_lost"))
+        socket.is_open.set()
+        async with asyncio.timeout(30):
+            await sending
+        got = [json.loads(text) for text in socket.got]
+        kinds = [one["type"] for one in got]
+        assert kinds == ["session_resumed", "messages_lost", "session_moving", "partial"], kinds
+        assert (got[0]["next"], got[0]["lost"]) == (2, 0), got[0]
+        assert (got[1]["lost"], got[1]["lost_sound_s"], got[1]["next"]) == (2, 2.0, 4), got[1]
+        writing.cancel()
+        end.close()
+
+    asyncio.run(scenario())
+
+
 class RecordingSocket:
     """A connection that keeps what was sent over it, until it breaks after some messages."""
 
     def __init__(self, n_left: int):
         self.got: list[str] = []
         self._n_left = n_left
+        self.is_open = asyncio.Event()
+        self.is_open.set()
 
     async def send_text(self, text: str) -> None:
+        await self.is_open.wait()
         if self._n_left == 0:
             raise RuntimeError("the connection is lost")
         self._n_left -= 1

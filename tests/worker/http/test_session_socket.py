@@ -23,6 +23,7 @@ from tests.worker.http.client_scripts import (
 from tests.worker.http.processes import WorkerProcess
 from tests.worker.http.scripted_client import HandshakeRefused, ScriptedClient
 from tests.worker.http.small_worker import N_SLOTS
+from worker.protocol.codec import Message
 from worker.protocol.gateway_messages import SessionMoved
 from worker.protocol.messages import Paused, Prepared, Result, Resumed, Spec, Stopped, Timeout
 
@@ -44,7 +45,7 @@ def test_a_session_that_loses_its_worker_goes_on_as_an_undisturbed_one(
 
     async def story() -> list[Result]:
         results: list[Result] = []
-        moved: list[SessionMoved] = []
+        moves: list[Message] = []
         async with running_gateway(proxy.port) as gateway:
             await gateway.wait_for_slot()
             async with connect(f"ws://127.0.0.1:{gateway.port}", "adx_me") as client:
@@ -55,9 +56,10 @@ def test_a_session_that_loses_its_worker_goes_on_as_an_undisturbed_one(
                     await client.send_unit(sound_of(number))
                     while len(results) == number:
                         message = await anext(client)
-                        (results if isinstance(message, Result) else moved).append(message)
+                        (results if isinstance(message, Result) else moves).append(message)
                 await client.stop()
-        assert [one.restored for one in moved] == [1, 3, 4], f"expected all units to be rebuilt, got {moved}"
+        moved = [one.restored for one in moves if isinstance(one, SessionMoved)]
+        assert moved == [1, 3, 4] and len(moves) == 6, f"expected all units to be rebuilt, got {moves}"
         return results
 
     try:

@@ -17,7 +17,6 @@ import { Turns } from "./turns.js";
 import { Units } from "./units.js";
 
 const PICTURE_TIMEOUT_MS = 80;
-const MAX_UNANSWERED_S = 20; // of sound without an answer, after which the connection counts as broken
 const DETAILED_SLICES = 2;
 const LIVE = ["listening", "speaking"];
 const STOPPED_BY_USER = ["interrupt", "barge_in"];
@@ -148,7 +147,11 @@ export class Conversation {
       paused: (message) => this.state === "paused" && this.#setState("paused", message),
       adjusted: (message) => this.#ui.adjusted(message),
       text_inserted: () => this.#inserts.accept(),
-      session_moved: () => this.#ui.notice("moved"),
+      session_moving: ({ reason }) => {
+        this.#units.wait();
+        this.#ui.notice(`moving_${reason}`);
+      },
+      session_moved: ({ dropped }) => this.#ui.notice(dropped ? "moved_without" : "moved"),
       timeout: (message) => this.#fail(timeoutCode(message, this.state), ""),
       error: (message) => this.#onError(message),
       unreadable: (error) => this.#onUnreadable(String(error)),
@@ -174,7 +177,7 @@ export class Conversation {
     if (picture && (shown || this.#camera.detailed)) fields.max_slice_nums = DETAILED_SLICES;
     if (!session.sendUnit(samples, picture ? [picture] : [], fields)) return;
     this.#units.add(samples, fields);
-    if (this.#units.waitingS > MAX_UNANSWERED_S) this.#lose("no_answer", "");
+    if (this.#units.isOverdue) this.#lose("no_answer", "");
   }
 
   /**

@@ -6,7 +6,7 @@ const FIRST_S = 0.25;
 const MAX_S = 4;
 const MAX_KEPT_BYTES = 8 * 2 ** 20;
 const ACKNOWLEDGED_EVERY = 8; // messages
-const UNCOUNTED = ["queued", "queue_update", "queue_done", "session_resumed"];
+const UNCOUNTED = ["queued", "queue_update", "queue_done", "session_resumed", "messages_lost"];
 const LOST = 1006; // close code of a connection without a close frame
 
 export class Resumption {

@@ -119,6 +119,10 @@ export class Session {
       return;
     }
     this.#resumption.count(message);
+    if (message.type === "messages_lost") {
+      this.#close({ code: 1006, reason: "", opened: true });
+      return;
+    }
     if (this.#isResuming) {
       this.#takeResumed(message);
       return;

@@ -5,6 +5,8 @@ import { SpeechEnd } from "./speech-end.js";
 
 const RATE = 16000;
 const NEAR_MS = 600; // after speech
+const MAX_UNANSWERED_S = 20; // of sound without an answer, after which the connection counts as broken
+const MAX_MOVING_S = 90; // the same while the session waits for another worker
 
 export class Units {
   #stats;
@@ -15,6 +17,7 @@ export class Units {
   #length = 0; // samples of a message
   #waiting = []; // sent and not answered: {number, sentAt, samples, asked, sinceMs, opens, firstSound, text}
   #speech = new SpeechEnd();
+  #isMoving = false;
   #answeredMs = 0; // end of the speech that the last turn has answered
 
   /** @param {Stats} stats @param {Turns} turns @param {Outgoing} outgoing @param {Capture} capture */
@@ -41,8 +44,18 @@ export class Units {
   }
 
   /** Length of the sound without an answer, s. */
-  get waitingS() {
+  get #waitingS() {
     return this.#waiting.reduce((sum, { samples }) => sum + samples, 0) / RATE;
+  }
+
+  /** Whether so much sound has no answer that the connection counts as broken. */
+  get isOverdue() {
+    return this.#waitingS > (this.#isMoving ? MAX_MOVING_S : MAX_UNANSWERED_S);
+  }
+
+  /** The session waits for another worker: answers come later. */
+  wait() {
+    this.#isMoving = true;
   }
 
   /** Seconds since the oldest unit without an answer was sent; 0 if there is none. */
@@ -94,6 +107,7 @@ export class Units {
    */
   takeResult(message) {
     const unit = this.#waiting.shift();
+    if (this.#waitingS <= MAX_UNANSWERED_S) this.#isMoving = false;
     this.#outgoing.answered(!message.incomplete);
     if (!unit || message.incomplete) return null;
     const now = performance.now();

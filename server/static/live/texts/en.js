@@ -93,7 +93,11 @@ export const en = {
   barge_in: "Speaking stops the reply",
   barge_in_ms: "Speech that stops it, ms",
   barge_in_help: "Noise, coughs and the reply's own echo do not stop it. A longer time is safer, a shorter one is faster.",
+  notice_moving_worker_lost: "The worker of this conversation was lost. Waiting for another one.",
+  notice_moving_draining: "The worker of this conversation shuts down. Waiting for another one.",
+  notice_moving_memory: "The worker of this conversation is short of memory. Waiting for another one.",
   notice_moved: "Another worker has taken over. The conversation goes on where it was.",
+  notice_moved_without: "Another worker has taken over. A part of what you said was dropped: workers were lost at it.",
   notice_barge_in_failed: "The voice detector is not available. Use Interrupt to stop a reply.",
   delay: "Playback delay, ms",
   delay_help:

@@ -1,14 +1,17 @@
 """Sessions whose worker is lost: what is kept, who goes on, and chunks that kill every worker."""
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
 from benchmarks.serve.fake_worker import FakeWorker
-from server.live import session_journal
+from server.dispatch.workers import Worker, WorkerAddress, WorkerLease
 from server.live.inbox import ByteBudget
-from server.live.session_journal import SessionJournal
+from server.live.moves import session_journal
+from server.live.moves.rebuild import ContextRebuild, RebuildError
+from server.live.moves.session_journal import SessionJournal
 from tests.server.live.test_resumption import Talker, sample
 from tests.server.live_gateway import CHUNK, PREPARE, STOP, run, running_gateway, wait_until
 from worker.protocol.wire import json_text
@@ -141,6 +144,45 @@ def test_a_chunk_is_dropped_after_the_second_loss() -> None:
     assert talk.journal.unanswered == ()
 
 
+def test_a_turn_is_dropped_as_a_whole() -> None:
+    talk = JournalTalk().prepared()
+    for number in range(1, 6):
+        talk.unit(number, goes_on=number in (2, 3))
+    part = talk.journal.steps[3]
+    assert not talk.journal.lose_worker_at(part) and talk.journal.n_units == 5
+    assert talk.journal.lose_worker_at(talk.journal.steps[3])
+    assert [json.loads(step.messages[-1])["number"] for step in talk.journal.steps[1:]] == [1, 5]
+    assert (talk.journal.n_units, talk.journal.take_dropped().n_units, talk.journal.take_dropped().n_units) == (2, 3, 0)
+    talk.journal.clear()
+    assert talk.budget.used == 0
+
+
+def test_a_worker_that_is_lost_while_it_rebuilds_is_noticed() -> None:
+    """Its connection stays open and says nothing."""
+
+    class SilentLink:
+        async def send(self, _: object) -> None:
+            pass
+
+        async def recv(self) -> str:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def scenario() -> None:
+        worker = Worker(0, WorkerAddress("127.0.0.1", 1))
+        lease = WorkerLease(worker, "omni_duplex", "me", 0.0, 0.0)
+        rebuild = ContextRebuild(SilentLink(), lease, one_by_one=False)  # type: ignore[arg-type]
+        steps = JournalTalk().prepared().journal.steps
+        feeding = asyncio.create_task(rebuild.feed(steps))
+        await asyncio.sleep(0)
+        worker.lost.set()
+        with pytest.raises(RebuildError, match="lost") as caught:
+            await feeding
+        assert caught.value.suspect is steps[0]
+
+    asyncio.run(scenario())
+
+
 def test_a_session_goes_on_with_another_worker() -> None:
     """Units count on, the cycle of listening and speaking goes on, and unanswered chunks run there."""
 
@@ -160,8 +202,9 @@ def test_a_session_goes_on_with_another_worker() -> None:
             await talker.client.send(CHUNK, CHUNK)
             await wait_until(lambda: sample(gateway, "session_journal_bytes") > 5 * 4000, "the chunks to be sent")
             first.crash()
+            assert (await talker.take("session_moving"))["reason"] == "worker_lost"
             moved = await talker.take("session_moved")
-            assert (moved["restored"], moved["omitted"]) == (3, 0), moved
+            assert (moved["reason"], moved["restored"], moved["omitted"]) == ("worker_lost", 3, 0), moved
             for _ in range(2):
                 texts.append((await talker.take("result"))["text"])
             assert talker.units == [1, 2, 3, 4, 5], f"expected each result once, got {talker.units}"
@@ -196,9 +239,12 @@ def test_a_chunk_that_kills_two_workers_is_dropped() -> None:
                 [holder] = [worker for worker in workers if worker.sessions]
                 holder.crash()
                 workers.remove(holder)
+                await talker.take("session_moving")
                 if n_kept == 1:
                     assert (await talker.take("error"))["code"] == "quarantined"
-                assert (await talker.take("session_moved"))["repeated"] == n_kept - 1
+                moved = await talker.take("session_moved")
+                assert (moved["repeated"], moved["dropped"]) == (n_kept - 1, 2 - n_kept), moved
+            assert (moved["dropped_sound_s"], moved["dropped_pictures"]) == (0.1, 0), moved
             workers[0].think_s = 0.0
             await talker.client.send(CHUNK)
             await talker.take("result")
@@ -208,13 +254,39 @@ def test_a_chunk_that_kills_two_workers_is_dropped() -> None:
     run(scenario)
 
 
+def test_a_unit_that_kills_two_rebuilding_workers_is_dropped() -> None:
+    """It has an answer already, so its session is told what the context lacks."""
+
+    async def scenario() -> None:
+        workers = [FakeWorker(slots=1) for _ in range(4)]
+        async with workers[0], workers[1], workers[2], workers[3], running_gateway(*workers) as gateway:
+            talker = await Talker.prepared(gateway)
+            for frame in (FRAME, FRAME, None):
+                await talker.client.send(*([frame] if frame else []), CHUNK)
+                await talker.take("result")
+            for worker in workers:
+                worker.dies_rebuilding = 2
+            [holder] = [worker for worker in workers if worker.sessions]
+            holder.crash()
+            await talker.take("session_moving")
+            moved = await talker.take("session_moved")
+            assert (moved["restored"], moved["dropped"], moved["dropped_pictures"]) == (2, 1, 1), moved
+            await talker.client.send(CHUNK)
+            await talker.take("result")
+            assert talker.units == [1, 2, 3, 4], talker.units
+            assert sample(gateway, "quarantined_units_total") == 1
+
+    run(scenario)
+
+
 def test_a_session_without_another_worker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.live.moving.WAIT_S", 0.2)
+    monkeypatch.setattr("server.live.moves.moving.WAIT_S", 0.2)
 
     async def scenario() -> None:
         async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
             talker = await Talker.prepared(gateway)
             worker.crash()
+            await talker.take("session_moving")
             assert (await talker.take("error"))["code"] == "worker_lost"
             assert await talker.client.wait_closed() == (1011, "Worker lost")
             await gateway.wait_idle()
@@ -237,6 +309,7 @@ def test_a_paused_session_leaves_a_worker_that_drains() -> None:
             holder = one if one.sessions else other
             [connection] = [one for one in holder.connections if one.conversation is not None]
             await connection.send(json_text({"type": "error", "error": "draining", "code": "draining"}))
+            assert (await talker.take("session_moving"))["reason"] == "draining"
             assert (await talker.take("session_moved"))["restored"] == 1
             await talker.lose()
             await talker.resume()

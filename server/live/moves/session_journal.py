@@ -4,9 +4,11 @@ Matches the worker's answers with the client's messages, which are answered in o
 """
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from server.live.inbox import ByteBudget, Data, size_of
+from server.live.message_content import NO_INPUT, InputContent, input_content
 from server.live.streaming import TYPE_FIRST
 from worker.protocol.codes import ErrorCode
 from worker.protocol.gateway_messages import Decided
@@ -31,6 +33,7 @@ MAX_PARSED = 2**18  # a longer text that does not begin with its type is not par
 DECIDED, CHUNK, FRAME = (one.kind() for one in (Decided, AudioChunk, VideoFrame))
 PREPARE, PREPARED, RESULT, PARTIAL, ERROR = (one.kind() for one in (Prepare, Prepared, Result, Partial, Error))
 PAUSED, RESUMED, INTERRUPTED = (one.kind() for one in (Paused, Resumed, Interrupted))
+MAX_DEATHS = 2  # of workers while the answer of a message was next; then it is dropped
 STEPS = frozenset({RESULT, "adjusted", "text_inserted", PAUSED, INTERRUPTED})  # answers to what has an effect later
 ANSWERS = STEPS | {PREPARED, ERROR, RESUMED, "stopped"}
 # Errors of a picture as well as of the chunk after it: which one was refused is not known.
@@ -48,21 +51,33 @@ UNDECIDED = write(Decided(unit=1, seed=0, sampled=[], remembered=[]))
 
 
 class OpenMessage(NamedTuple):
-    """A message of the client without an answer. n_bytes: of memory."""
+    """A message of the client without an answer. n_bytes: of memory. n_deaths: workers lost while it was next."""
 
     kind: str
     data: Data
     n_bytes: int
+    n_deaths: int = 0
 
 
 class Step(NamedTuple):
-    """Messages that are sent again before one answer. is_decided: they end a unit. goes_on: its turn goes on."""
+    """Messages that are sent again before one answer.
+
+    is_decided: they end a unit. goes_on: its turn goes on. n_deaths: workers lost while the answer was next.
+    """
 
     messages: tuple[Data, ...]
     kind: str
     is_decided: bool
     n_bytes: int
     goes_on: bool = False
+    n_deaths: int = 0
+
+
+class DroppedInput(NamedTuple):
+    """What workers were lost at, and no worker gets any more. n_units: units and other messages."""
+
+    n_units: int = 0
+    content: InputContent = NO_INPUT
 
 
 class SessionJournal:
@@ -73,6 +88,8 @@ class SessionJournal:
 
     Attributes:
         n_omitted: units that are not kept any more.
+        n_omitted_pictures: of those units.
+        is_one_by_one: the worker may run chunks that wait as one unit, so none may wait while it rebuilds.
     """
 
     def __init__(self, budget: ByteBudget):
@@ -81,12 +98,14 @@ class SessionJournal:
         self._open: deque[OpenMessage] = deque()
         self._decided: Data | None = None
         self._goes_on = False  # the turn of the unit that is decided
+        self._is_speaking = False  # a turn, or its sound, goes on after the newest unit
         self._lacks_turn = False  # the newest unit that is not kept has a turn that goes on
         self._n_bytes = self._n_units = 0
         self._n_parts = self._n_skipped = 0  # partial results of the open unit: sent to the client; not sent again
-        self._suspect: Data | None = None  # the message whose answer was next when a worker was lost
+        self._dropped = DroppedInput()  # since the last `take_dropped`
+        self._sound_in, self.is_one_by_one = "base64", False
         self._is_kept, self._is_whole = True, True
-        self.n_omitted = 0
+        self.n_omitted = self.n_omitted_pictures = 0
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -107,6 +126,16 @@ class SessionJournal:
     def n_chunks(self) -> int:
         """Chunks without an answer."""
         return sum(one.kind == CHUNK for one in self._open)
+
+    @property
+    def is_at_edge(self) -> bool:
+        """Whether every message is answered, so that another worker can go on."""
+        return not self._open
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is spoken after the newest unit."""
+        return not self._is_speaking
 
     @property
     def is_paused(self) -> bool:
@@ -156,6 +185,9 @@ class SessionJournal:
     def _close(self, kind: str, header: dict[str, Any]) -> None:
         """Take the message that an answer belongs to from the open ones."""
         if kind == PREPARED:
+            spec = header.get("spec")
+            spec = spec if isinstance(spec, dict) else {}
+            self._sound_in, self.is_one_by_one = str(spec.get("sound_in")), spec.get("backlog") == "catch_up"
             self._begin()
             return
         frames: list[OpenMessage] = []
@@ -179,6 +211,8 @@ class SessionJournal:
         messages = [one.data for one in frames]
         n_bytes = message.n_bytes + sum(one.n_bytes for one in frames)
         if kind == RESULT:
+            if header.get("incomplete") is not True:
+                self._is_speaking = not (header.get("is_listen") or header.get("end_of_turn"))
             if decided is not None:
                 messages.append(decided)
                 n_bytes += size_of(decided)
@@ -202,6 +236,7 @@ class SessionJournal:
         """Keep the `prepare` that is answered, and forget what came before it."""
         self._forget_steps()
         self._decided = None
+        self._is_speaking = False
         self._n_parts = self._n_skipped = 0
         self._is_whole = False
         while self._open and not self._is_whole:
@@ -225,6 +260,7 @@ class SessionJournal:
             for step in units:  # the pieces of a unit go with it
                 self._steps.remove(step)
                 self._hold(-step.n_bytes)
+                self.n_omitted_pictures += self._content((step,)).n_pictures
                 if step.is_decided:
                     self._n_units -= 1
                     self.n_omitted += 1
@@ -237,27 +273,72 @@ class SessionJournal:
 
     # --- a lost worker -------------------------------------------------------------------------
 
-    def lose_worker(self) -> bool:
+    def lose_worker(self, *, is_death: bool = True) -> bool:
         """Prepare for another worker.
 
+        Args:
+            is_death: the worker died or hangs, so that the message whose answer was next may be why.
         Returns:
-            Whether the oldest message is dropped, with the pictures of its unit: its answer was next at two losses.
+            Whether this message is dropped, with the pictures of its unit: it was next at `MAX_DEATHS` deaths.
         """
         self._decided = None
         self._n_skipped = self._n_parts
         number = next((n for n, one in enumerate(self._open) if one.kind != FRAME), None)
-        if number is None:
-            self._suspect = None
+        if number is None or not is_death:
             return False
-        is_second = self._open[number].data is self._suspect
-        self._suspect = None if is_second else self._open[number].data
-        if is_second:
-            self._n_parts = self._n_skipped = 0
-            is_chunk = self._open[number].kind == CHUNK
-            dropped = list(self._open)[0 if is_chunk else number : number + 1]
-            self._open = deque(one for one in self._open if not any(one is gone for gone in dropped))
-            self._hold(-sum(one.n_bytes for one in dropped))
-        return is_second
+        suspect = self._open[number] = self._open[number]._replace(n_deaths=self._open[number].n_deaths + 1)
+        if suspect.n_deaths < MAX_DEATHS:
+            return False
+        self._n_parts = self._n_skipped = 0
+        dropped = list(self._open)[0 if suspect.kind == CHUNK else number : number + 1]
+        self._open = deque(one for one in self._open if not any(one is gone for gone in dropped))
+        self._hold(-sum(one.n_bytes for one in dropped))
+        self._drop(input_content([one.data for one in dropped], self._sound_in), 1)
+        return True
+
+    def lose_worker_at(self, step: Step) -> bool:
+        """Record that a worker was lost while it rebuilt a step.
+
+        Returns: whether the step is dropped, with the turn that it is a part of: a turn is rebuilt as a whole.
+        """
+        number = next((n for n, one in enumerate(self._steps) if one is step), None)
+        if number is None:
+            return False
+        step = self._steps[number] = step._replace(n_deaths=step.n_deaths + 1)
+        if step.n_deaths < MAX_DEATHS or step.kind == PREPARED:
+            return False
+        dropped = self._turn_around(step) if step.kind == RESULT else [step]
+        self._steps = deque(one for one in self._steps if not any(one is gone for gone in dropped))
+        self._hold(-sum(one.n_bytes for one in dropped))
+        n_units = sum(one.is_decided for one in dropped)
+        self._n_units -= n_units
+        self._drop(self._content(dropped), max(1, n_units))
+        return True
+
+    def take_dropped(self) -> DroppedInput:
+        """What was dropped because workers were lost at it, since the last call."""
+        dropped, self._dropped = self._dropped, DroppedInput()
+        return dropped
+
+    def _turn_around(self, step: Step) -> list[Step]:
+        """The units, with their pieces, of the turn that a step is in; without a turn its unit alone."""
+        turn: list[Step] = []
+        for one in self._steps:
+            if one.kind != RESULT:
+                continue
+            turn.append(one)
+            if one.is_decided and not one.goes_on:
+                if any(part is step for part in turn):
+                    break
+                turn = []
+        return turn
+
+    def _drop(self, content: InputContent, n_units: int) -> None:
+        before = self._dropped
+        self._dropped = DroppedInput(before.n_units + n_units, before.content + content)
+
+    def _content(self, steps: Iterable[Step]) -> InputContent:
+        return input_content([data for step in steps for data in step.messages], self._sound_in)
 
     def clear(self) -> None:
         """Forget everything and return the memory to the budget."""
@@ -274,8 +355,8 @@ class SessionJournal:
     def _forget_steps(self) -> None:
         self._hold(-sum(step.n_bytes for step in self._steps))
         self._steps.clear()
-        self._n_units = self.n_omitted = 0
-        self._lacks_turn, self._suspect = False, None
+        self._n_units = self.n_omitted = self.n_omitted_pictures = 0
+        self._lacks_turn = False
 
     def _hold(self, n_bytes: int) -> None:
         self._n_bytes += n_bytes

@@ -1,0 +1,120 @@
+"""A duplex session that has lost its worker: the slot of another one, the context there, and the input since then."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
+
+from server.dispatch.dispatcher import PendingSession
+from server.dispatch.workers import WorkerLease
+from server.live.client_end import ClientEnd
+from server.live.moves.rebuild import ContextRebuild, RebuildError
+from server.live.moves.session_journal import SessionJournal
+from server.live.relay import fragments
+from server.live.slot_wait import SlotWait
+from server.live.worker_link import WorkerDrainsError, WorkerLostError, close_link
+from server.metrics import GatewayMetrics
+from worker.protocol.codes import ErrorCode
+from worker.protocol.gateway_messages import MoveReason, SessionMoved, SessionMoving
+from worker.protocol.messages import Error
+
+LOG = logging.getLogger(__name__)
+WAIT_S = 30.0  # for a slot
+MAX_FAILED, MAX_TRIES = 3, 6  # attempts after which nothing was dropped; all attempts
+DROPPED = "The message is dropped: two workers were lost while its answer was the next one"
+
+Connect = Callable[[WorkerLease], Awaitable[ClientConnection]]
+
+
+async def move_session(
+    slots: SlotWait,
+    pending: PendingSession,
+    connect: Connect,
+    end: ClientEnd,
+    journal: SessionJournal,
+    error: WorkerLostError,
+) -> tuple[WorkerLease, ClientConnection]:
+    """Continue a session with another worker.
+
+    Args:
+        slots: gives the slot.
+        pending: the session's ticket, which has the lost worker's slot.
+        connect: connects to a worker. Raises: WorkerRefusedError; WorkerLostError.
+        end: hears of the move, and gets the error of a message that is dropped.
+        journal: what rebuilds the context.
+        error: how the worker was lost.
+    Raises: WorkerLostError without a slot or a context; SessionEnd.
+    """
+    begun = time.monotonic()
+    reason: MoveReason = "draining" if isinstance(error, WorkerDrainsError) else "worker_lost"
+    end.post(SessionMoving(reason=reason))
+    _lose_worker(journal, end, slots.metrics, is_death=reason == "worker_lost")
+    n_failed = 0
+    for n_tries in range(1, MAX_TRIES + 1):
+        slots.dispatcher.requeue(pending, was_used=n_tries == 1)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                lease, link = await slots.open(pending, connect, None, is_move=True)
+        except TimeoutError:
+            break
+        try:
+            await ContextRebuild(link, lease, one_by_one=journal.is_one_by_one).feed(journal.steps)
+            for data in journal.unanswered:
+                await link.send(fragments(data))
+        except (ConnectionClosed, RebuildError) as failed:
+            LOG.warning("session %s: attempt %d to move: %r", pending.ticket.session_id, n_tries, failed)
+            await close_link(link, graceful=False)
+            if isinstance(failed, ConnectionClosed):
+                _lose_worker(journal, end, slots.metrics, is_death=failed.rcvd is None)
+            elif failed.suspect is not None and journal.lose_worker_at(failed.suspect):
+                slots.metrics.record_quarantine()
+                continue  # what has stopped the workers is gone
+            n_failed += 1
+            if n_failed == MAX_FAILED:
+                break
+            continue
+        except BaseException:
+            await close_link(link, graceful=False)
+            raise
+        record_moved(slots, end, journal, pending, lease, reason, time.monotonic() - begun)
+        return lease, link
+    slots.metrics.record_move("failed", time.monotonic() - begun)
+    raise WorkerLostError("session", expected="another worker that continues it", got="none")
+
+
+def record_moved(
+    slots: SlotWait,
+    end: ClientEnd,
+    journal: SessionJournal,
+    pending: PendingSession,
+    lease: WorkerLease,
+    reason: MoveReason,
+    seconds: float,
+) -> None:
+    """Tell the client and the metrics of a move. seconds: without a worker."""
+    slots.dispatcher.workers.record_pause(lease, journal.is_paused)
+    slots.metrics.record_move("moved", seconds)
+    LOG.info("session %s goes on with %s after %.2f s", pending.ticket.session_id, lease.worker.name, seconds)
+    dropped = journal.take_dropped()
+    end.post(
+        SessionMoved(
+            reason=reason,
+            seconds=seconds,
+            restored=journal.n_units,
+            omitted=journal.n_omitted,
+            omitted_pictures=journal.n_omitted_pictures,
+            repeated=journal.n_chunks,
+            dropped=dropped.n_units,
+            dropped_sound_s=dropped.content.sound_s,
+            dropped_pictures=dropped.content.n_pictures,
+        )
+    )
+
+
+def _lose_worker(journal: SessionJournal, end: ClientEnd, metrics: GatewayMetrics, *, is_death: bool) -> None:
+    if journal.lose_worker(is_death=is_death):
+        metrics.record_quarantine()
+        end.post(Error(error=DROPPED, code=ErrorCode.QUARANTINED))

@@ -1,0 +1,103 @@
+"""The context of a session on another worker: what it consists of is sent there, and each answer is awaited."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
+
+from models.errors import ModelError
+from server.dispatch.workers import WorkerLease
+from server.live.moves.session_journal import ANSWERS, ERROR, INTERRUPTED, Step
+from server.live.relay import fragments
+from worker.protocol.codec import peek_header
+from worker.protocol.codes import ErrorCode
+
+REBUILD_S = 30.0
+
+
+class RebuildError(ModelError, RuntimeError):
+    """A worker does not rebuild the context, or is lost meanwhile.
+
+    suspect: the step whose answer was next, if it may be why.
+    """
+
+    suspect: Step | None = None
+
+
+class ContextRebuild:
+    """A context on a worker.
+
+    Args:
+        link: connection to the worker.
+        lease: the session's slot there.
+        one_by_one: each step waits for the answer to the one before.
+
+    Attributes:
+        fed: the steps that the worker has answered.
+    """
+
+    def __init__(self, link: ClientConnection, lease: WorkerLease, *, one_by_one: bool):
+        self._link, self._lease, self._one_by_one = link, lease, one_by_one
+        self.fed: list[Step] = []
+
+    async def feed(self, steps: Sequence[Step]) -> None:
+        """Send further steps, and wait for their answers. Raises: RebuildError, also after `REBUILD_S`."""
+        until = asyncio.get_running_loop().time() + REBUILD_S
+        for part in self._parts(steps):
+            await self._feed(part, until)
+
+    def _parts(self, steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
+        """What is sent at once: an interrupt takes effect as it arrives, so it waits for what comes before it."""
+        begin = 0
+        for end in range(1, len(steps) + 1):
+            is_last = end == len(steps)
+            if is_last or self._one_by_one or INTERRUPTED in (steps[end - 1].kind, steps[end].kind):
+                yield steps[begin:end]
+                begin = end
+
+    async def _feed(self, steps: Sequence[Step], until: float) -> None:
+        """until: time of the loop's clock."""
+        n_before = len(self.fed)
+        sending = asyncio.create_task(self._send(steps), name="rebuild-send")
+        receiving = asyncio.create_task(self._receive(steps), name="rebuild-receive")
+        lost = asyncio.create_task(self._lease.worker.lost.wait(), name="worker-lost")
+        try:
+            left_s = max(0.0, until - asyncio.get_running_loop().time())
+            done, _ = await asyncio.wait((receiving, lost), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if receiving in done:
+                receiving.result()
+                return
+            got = "none: it is lost" if done else f"{len(self.fed)} in {REBUILD_S:g} s"
+            raise self._error("answers", got, steps[len(self.fed) - n_before])
+        finally:
+            for task in (sending, receiving, lost):
+                task.cancel()
+            await asyncio.gather(sending, receiving, lost, return_exceptions=True)
+
+    async def _send(self, steps: Sequence[Step]) -> None:
+        try:
+            for step in steps:
+                for data in step.messages:
+                    await self._link.send(fragments(data))
+        except ConnectionClosed:
+            pass  # the other task ends with the close code
+
+    async def _receive(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            try:
+                while (header := peek_header(await self._link.recv())).get("type") not in ANSWERS:
+                    pass
+            except ConnectionClosed as closed:
+                # A worker that sends a close frame, such as one that shuts down, has not died of the step.
+                raise self._error(step.kind, str(closed), step if closed.rcvd is None else None) from None
+            if header["type"] == ERROR or header["type"] != step.kind:
+                is_suspect = header.get("code") not in (ErrorCode.DRAINING, ErrorCode.ENGINE)
+                got = f"{header['type']} {header.get('error', '')}"
+                raise self._error(step.kind, got, step if is_suspect else None)
+            self.fed.append(step)
+
+    def _error(self, expected: str, got: str, suspect: Step | None) -> RebuildError:
+        error = RebuildError(f"{self._lease.worker.name}: rebuilding", expected=expected, got=got)
+        error.suspect = suspect
+        return error
