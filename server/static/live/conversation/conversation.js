@@ -147,10 +147,7 @@ export class Conversation {
       paused: (message) => this.state === "paused" && this.#setState("paused", message),
       adjusted: (message) => this.#ui.adjusted(message),
       text_inserted: () => this.#inserts.accept(),
-      session_moving: ({ reason }) => {
-        this.#units.wait();
-        this.#ui.notice(`moving_${reason}`);
-      },
+      session_moving: ({ reason }) => this.#ui.notice(this.#units.waitForWorker(reason)),
       session_moved: ({ dropped }) => this.#ui.notice(dropped ? "moved_without" : "moved"),
       timeout: (message) => this.#fail(timeoutCode(message, this.state), ""),
       error: (message) => this.#onError(message),

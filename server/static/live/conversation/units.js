@@ -53,9 +53,10 @@ export class Units {
     return this.#waitingS > (this.#isMoving ? MAX_MOVING_S : MAX_UNANSWERED_S);
   }
 
-  /** The session waits for another worker: answers come later. */
-  wait() {
+  /** Answers come later: the session waits for another worker. @param {string} reason @returns {string} code of the notice */
+  waitForWorker(reason) {
     this.#isMoving = true;
+    return `moving_${reason}`;
   }
 
   /** Seconds since the oldest unit without an answer was sent; 0 if there is none. */
