@@ -4,6 +4,8 @@ import re
 
 from pydantic import ValidationError
 
+from worker.describe import cut
+
 MAX_SHOWN = 60  # characters of a value in an error
 # Names that pydantic gives the branches of a union, which are no fields.
 BRANCH = re.compile(r"(constrained-)?(int|str|float|bool)|(literal|dict|list)\[.*")
@@ -55,7 +57,8 @@ def of_validation(error: ValidationError, prefix: str = "") -> EventError:
         if isinstance(part, int):
             param += f"[{part}]"
         elif not BRANCH.fullmatch(part):
-            param += f".{part}" if param else part
+            name = cut(part)  # clients choose the names of unknown fields
+            param += f".{name}" if param else name
     param = param or "event"
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
     return EventError(code, f"{param}: {first['msg'].removeprefix('Value error, ')}", param)
