@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
+from worker.describe import cut
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import Error, write
 from worker.protocol.wire import clean, json_text
@@ -109,7 +110,7 @@ def invalid_request(error: RequestValidationError) -> ApiError:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"body: expected JSON, got {first['ctx']['error']}", code="invalid_json")
-    param = ".".join(str(part) for part in first["loc"][1:]) or None
+    param = ".".join(cut(str(part)) for part in first["loc"][1:]) or None
     message = f"{param}: {first['msg']}" if param else str(first["msg"])
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
     return ApiError(400, message, param=param, code=code)

@@ -20,6 +20,7 @@ from server.doors.live.sound.resample import (
 )
 from server.doors.live.sound.wire_sound import G711_RATE
 from server.registry.sound_upload import MAX_FILE_BYTES
+from worker.describe import cut
 from worker.protocol.base64_text import strict_base64
 from worker.protocol.messages import SYSTEM_PROMPT, Prepare
 from worker.protocol.wire import Sound
@@ -59,7 +60,7 @@ class OmniTurnDetection:
         if kind != "server_vad":
             raise _detection_refused(given.name("type"), "server_vad", kind)
         if unknown := sorted(given.given.keys() - known):
-            raise _detection_refused(given.name(unknown[0]), f"only {', '.join(sorted(known))}", "a value")
+            raise _detection_refused(given.name(cut(unknown[0])), f"only {', '.join(sorted(known))}", "a value")
         if not given.flag("interrupt_response", default=True):
             raise _detection_refused(given.name("interrupt_response"), "true, or turn_detection null", "false")
         threshold = given.number("threshold", 0.01, 1.0)
