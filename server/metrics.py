@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from server.access.limit import Limit
 from server.dispatch.dispatcher import Dispatcher
+from server.dispatch.workers import OTHER_MODELS
 from worker.protocol.codes import ErrorCode
 from worker.protocol.live_http import TransportLimit
 from worker.protocol.wire import clean
@@ -218,8 +219,9 @@ class GatewayMetrics:
         self._queue.set(len(dispatcher.queue))
         self._slots.labels("total").set(dispatcher.workers.n_slots)
         self._slots.labels("free").set(dispatcher.workers.n_free)
-        self._slots.labels("speech_total").set(dispatcher.workers.n_speech_slots)
-        self._slots.labels("speech_free").set(dispatcher.workers.n_free_speech)
+        for model in OTHER_MODELS:
+            self._slots.labels(f"{model}_total").set(dispatcher.workers.n_slots_of(model))
+            self._slots.labels(f"{model}_free").set(dispatcher.workers.n_free_of(model))
         for worker in dispatcher.workers.all:
             self._open.labels(worker.name).set(len(worker.leases))
             now = worker.state if worker.health else OFFLINE

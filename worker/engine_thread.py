@@ -83,7 +83,10 @@ class EngineThread:
         self._works = (work, *self._works) if first else (*self._works, work)
 
     def remove(self, work: EngineWork) -> None:
-        """End the work of this model, and serve it no more; on return nothing of it runs."""
+        """End the work of this model, and serve it no more; on return nothing of it runs.
+
+        Raises: EngineError if the step in flight does not end.
+        """
 
         def leave() -> None:
             self._works = [one for one in self._works if one is not work]
@@ -92,7 +95,11 @@ class EngineThread:
         if self.thread is None or not self.thread.is_alive():  # it has ended all works
             self._works = [one for one in self._works if one is not work]
             return
-        self.submit(leave).result(CLOSE_TIMEOUT_S)
+        try:
+            self.submit(leave).result(CLOSE_TIMEOUT_S)
+        except TimeoutError:
+            expected = f"the end of the step in flight within {CLOSE_TIMEOUT_S:.0f} s"
+            raise EngineError("engine", expected=expected, got="none") from None
 
     def submit(self, call: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs) -> Future[Result]:
         """Call a function on the thread. Future errors: those of the call; EngineError."""

@@ -1,18 +1,20 @@
 """One worker's settings, what it has loaded, and how that is started."""
 
+import asyncio
 import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from models.errors import ContextOverflowError
 from models.qwen3_tts.codec.config import load_speech_tokenizer_config
 from models.qwen3_tts.codec.load import TOKENIZER_FOLDER
 from models.qwen3_tts.config import load_qwen3_tts_config
 from worker.admission.session_capacity import SessionCapacity
 from worker.admission.unit_cost import measured_cost
 from worker.assembly.parts import pick_device
-from worker.compile.compile_engine import RecompileWatch
+from worker.compile.compile_engine import RecompileWatch, uncompile_engine
 from worker.compile.state import TargetState
 from worker.config.hub_id import hub_id
 from worker.config.session import EngineConfig
@@ -31,6 +33,7 @@ from worker.trace.files import recorder_for
 
 ModelName = Literal["omni", "speech"]
 SPEECH_FIELDS = {"speech_path", "speech_sessions", "speech_rows"}
+MAX_CHARS_PER_ROW = 16  # of a prompt; real text has about four characters for each token
 LOG = logging.getLogger(__name__)
 
 
@@ -93,6 +96,40 @@ class Loaded:
     @property
     def n_leases(self) -> int:
         return self.leases.total()
+
+    @property
+    def n_snapshots(self) -> int:
+        """Number of cached snapshots of prepared prompts."""
+        return self.engine.n_snapshots()
+
+    async def forget_snapshots(self) -> None:
+        """Drop the cached snapshots. Raises: EngineError."""
+        await asyncio.wrap_future(self.engine.forget_snapshots())
+
+    def plain_text(self, text: str) -> str:
+        """`text` so that names of special tokens in it have no effect in a prompt."""
+        return self.engine.parts.language.tokenizer.without_added(text)
+
+    def check_prompt(self, text: str, what: str = "system_prompt") -> None:
+        """Raises: ContextOverflowError for a text so long that tokenizing it would delay other sessions."""
+        limit = MAX_CHARS_PER_ROW * self.context_rows
+        if len(text) > limit:
+            raise ContextOverflowError(what, expected=f"at most {limit} characters", got=len(text))
+
+    @property
+    def context_rows(self) -> int:
+        """Context length of a slot."""
+        return self.engine.config.llm_len
+
+    def compile_report(self) -> dict[str, Any]:
+        """The compile report of the start, with the counters since."""
+        return self.started.report.with_live(self.watch.counts()).model_dump(mode="json")
+
+    def close(self) -> None:
+        """End all sessions, and free what the device holds beside the weights."""
+        self.engine.close()
+        self.watch.stop()
+        uncompile_engine(self.engine.parts)
 
 
 def check_speech(engine: EngineConfig) -> None:

@@ -12,16 +12,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from models.errors import ContextOverflowError, ModelError, SlotError
+from models.errors import ModelError, SlotError
+from worker.admission.lease_count import LeaseCount
 from worker.admission.session_capacity import AdmissionReport
 from worker.assembly.backend_flags import reset_backend_flags
 from worker.assembly.parts import pick_device
-from worker.compile.compile_engine import uncompile_engine
 from worker.compile.state import TargetState
 from worker.config.session import EngineConfig, SessionConfig
 from worker.conversion.conversions import Conversions
+from worker.conversion.converter import Converter
 from worker.decoding import DecodingThreads
-from worker.engine_thread import EngineThread
+from worker.engine_thread import EngineError, EngineThread
 from worker.loaded import SPEECH_FIELDS, Loaded, ModelName, WorkerSettings, check_speech, load_omni, load_speech
 from worker.loop.observer import Observer
 from worker.loop.results import UnitResult
@@ -39,7 +40,6 @@ MAX_DECODING = 2  # chat requests at a time whose pictures and sound are decoded
 MAX_DECODING_VIDEOS = 1  # the same with videos, which take up to minutes
 SETTLE_S = 1.0  # time for the start thread to end after the state changed
 WAIT_FOR_SLOT_S = 5.0
-MAX_CHARS_PER_ROW = 16  # of a prompt; real text has about four characters for each token
 
 
 class Service:
@@ -74,14 +74,20 @@ class Service:
 
     def start(self) -> None:
         """Load, compile and warm up in the background; `status` has the progress."""
-        threading.Thread(target=self._start, name="starter", daemon=True).start()
+        self._start_after(None)
 
-    def _start(self) -> None:
+    def _start_after(self, replaced: SpeechModel | None) -> None:
+        """Start as `start` does. replaced: a model that is closed before."""
+        threading.Thread(target=self._start, args=(replaced,), name="starter", daemon=True).start()
+
+    def _start(self, replaced: SpeechModel | None) -> None:
         with self._changing:
-            self._start_engine()
+            self._start_engine(replaced)
 
-    def _start_engine(self) -> None:
+    def _start_engine(self, replaced: SpeechModel | None) -> None:
         try:
+            if replaced is not None:
+                replaced.close()
             speech, loaded = self._load_models(self.settings)
         except Exception as error:
             if self.status.state is not State.DRAINING:  # a stopped start is not a failure
@@ -117,7 +123,7 @@ class Service:
                     raise
                 LOG.exception("the speech model cannot start; the omni model is served on")
         if engine.omni and loaded is None:
-            self.conversions.load(engine, self.status.progress)
+            self.conversions.load(engine, thread, self.status.progress)
             loaded = load_omni(settings, self.status, self.targets, self._observer, thread)
         return speech, loaded
 
@@ -202,7 +208,8 @@ class Service:
     @property
     def _n_open(self) -> int:
         """Leased slots of all models."""
-        return (self.loaded.n_leases if self.loaded else 0) + (self.speech.n_leased if self.speech else 0)
+        n_omni, n_speech = self.uses.total(), 0 if self.speech is None else self.speech.slots.n_leased
+        return n_omni + n_speech + self.conversions.slots.n_leased
 
     async def lease_speech(self, wait_s: float = WAIT_FOR_SLOT_S) -> tuple[SpeechModel, Callable[[], None]]:
         """The speech model, and what gives back the slot of it that is taken.
@@ -210,75 +217,66 @@ class Service:
         wait_s: limit of the wait for a free slot: one that a client has left is free after the step in flight.
         Raises: SlotError if all slots are in use; StateError if not ready, or without a speech model.
         """
-        return await with_slot(self._lease_speech, wait_s)
 
-    def _lease_speech(self) -> tuple[SpeechModel, Callable[[], None]]:
-        with self._lock:
-            speech = self.speech
-            if not self.is_ready or speech is None:
-                got = f"none: {self.speech_error}" if self.speech_error else "none"
-                raise StateError("worker", expected="one with a speech model", got=got)
-            give_back = speech.lease()
-            self.status.count_sessions(self._n_open)
+        def lease() -> tuple[SpeechModel, Callable[[], None]]:
+            with self._lock:
+                speech = self.speech
+                if not self.is_ready or speech is None:
+                    got = f"none: {self.speech_error}" if self.speech_error else "none"
+                    raise StateError("worker", expected="one with a speech model", got=got)
+                return speech, self._counted(speech.slots)
+
+        return await with_slot(lease, wait_s)
+
+    async def lease_conversion(self, wait_s: float = WAIT_FOR_SLOT_S) -> tuple[Converter, Callable[[], None]]:
+        """The voice conversion, and what gives back the slot of it that is taken; wait_s as in `lease_speech`.
+
+        Raises: SlotError if all slots are in use; SettingsError without a converter; StateError if not ready.
+        """
+
+        def lease() -> tuple[Converter, Callable[[], None]]:
+            with self._lock:
+                if not self.is_ready:
+                    raise StateError("worker", expected="one that is ready", got=self.status.state)
+                return self.conversions.converter, self._counted(self.conversions.slots)
+
+        return await with_slot(lease, wait_s)
+
+    def _counted(self, slots: LeaseCount) -> Callable[[], None]:
+        """Take a slot of another model than the omni model, with the lock held. Returns: what gives it back, once."""
+        give_back = slots.lease()
+        self.status.count_sessions(self._n_open)
 
         def release() -> None:
             with self._lock:
                 give_back()
                 self.status.count_sessions(self._n_open)
 
-        return speech, release
+        return release
 
     def session_config(self, given: dict[str, Any]) -> tuple[SessionConfig, list[str]]:
         """The worker's defaults with a client's settings, and notes on ignored keys. Raises: SettingError."""
-        engine = self._loaded().engine
+        engine = self.omni.engine
         config, notes = SessionConfig.of(engine.config.session, given)
         engine.config.check_session(config)
         return config, [*notes, *engine.parts.language.notes_on(config)]
-
-    def check_prompt(self, text: str, what: str = "system_prompt") -> None:
-        """Raises: ContextOverflowError for a text so long that tokenizing it would delay other sessions."""
-        limit = MAX_CHARS_PER_ROW * self._loaded().engine.config.llm_len
-        if len(text) > limit:
-            raise ContextOverflowError(what, expected=f"at most {limit} characters", got=len(text))
-
-    def plain_text(self, text: str) -> str:
-        """`text` so that names of special tokens in it have no effect in a prompt. Raises: StateError."""
-        return self._loaded().engine.parts.language.tokenizer.without_added(text)
-
-    @property
-    def context_rows(self) -> int:
-        """Context length of a slot."""
-        return self._loaded().engine.config.llm_len
 
     def reference(self, named: str | None = None, samples: Any = None) -> Reference | None:
         """A voice of the server by name, from samples ([n] float32 at 16 kHz), or the default one. It may take seconds.
 
         Raises: SettingsError for an unknown name; AudioError.
         """
-        loaded = self._loaded()
+        loaded = self.omni
         if named is not None:
             return loaded.shelf.of_file(voice_file(named, self.settings.ref_folder, self.settings.voice_folder))
         return loaded.default if samples is None else loaded.shelf.of_samples(samples)
 
-    def _loaded(self) -> Loaded:
-        loaded = self.loaded
-        if loaded is None:
-            raise StateError("worker", expected="a loaded model", got=self.status.state)
-        return loaded
-
-    def compile_report(self) -> dict[str, Any]:
-        """The compile report of the start, with the counters since. Raises: StateError."""
-        loaded = self._loaded()
-        return loaded.started.report.with_live(loaded.watch.counts()).model_dump(mode="json")
-
     @property
-    def n_snapshots(self) -> int:
-        """Number of cached snapshots of prepared prompts."""
-        return 0 if self.loaded is None else self.loaded.engine.n_snapshots()
-
-    async def forget_snapshots(self) -> None:
-        """Drop the cached snapshots. Raises: StateError, EngineError."""
-        await asyncio.wrap_future(self._loaded().engine.forget_snapshots())
+    def omni(self) -> Loaded:
+        """Raises: StateError without the omni model."""
+        if self.loaded is None:
+            raise StateError("worker", expected="a loaded model", got=self.status.state)
+        return self.loaded
 
     # --- other models --------------------------------------------------------------------------
 
@@ -286,7 +284,8 @@ class Service:
         """Free a model with its slots, compiled code and graphs. Returns: memory before and after, in bytes.
 
         model: None: all of them.
-        Raises: StateError while sessions of any model are open or a start runs.
+        Raises: StateError while sessions of any model are open or a start runs; EngineError if the step in flight does
+            not end, after which the worker has failed.
         """
         if not self._changing.acquire(timeout=SETTLE_S):
             raise StateError("worker: unload", expected="one that has started", got=self.status.state)
@@ -309,15 +308,16 @@ class Service:
             if speech is not None:
                 speech.close()
             if loaded is not None:
-                loaded.engine.close()
-                loaded.watch.stop()
-                uncompile_engine(loaded.engine.parts)
+                loaded.close()
             del loaded, speech
             if not is_last:
                 return release_cached(device)
             self._close_thread()
             reset_backend_flags()
             return release_memory(device)
+        except EngineError as error:
+            self._fail(error)
+            raise
         finally:
             self._changing.release()
 
@@ -353,9 +353,7 @@ class Service:
             self.settings = replace(self.settings, engine=engine)
             if changes:
                 replaced, self.speech = self.speech, None
-        if replaced is not None:
-            replaced.close()
-        self.start()
+        self._start_after(replaced)
 
     # --- the end -------------------------------------------------------------------------------
 

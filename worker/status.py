@@ -28,7 +28,7 @@ LEGAL: dict[State, frozenset[State]] = {
     S.WARMING_UP: frozenset({S.IDLE, S.FAILED, S.DRAINING}),
     S.IDLE: frozenset({S.BUSY, S.LOADING, S.UNLOADED, S.DRAINING, S.FAILED}),
     S.BUSY: frozenset({S.IDLE, S.DRAINING, S.FAILED}),
-    S.UNLOADED: frozenset({S.LOADING, S.DRAINING}),
+    S.UNLOADED: frozenset({S.LOADING, S.DRAINING, S.FAILED}),
     S.DRAINING: frozenset(),
     S.FAILED: frozenset({S.UNLOADED, S.DRAINING}),
 }

@@ -201,7 +201,7 @@ class Dispatcher:
                 # The sessions above a worker's capacity leave no free slot when they end.
                 n_excess = worker.n_excess if model == "omni" else 0
                 running += sorted(self.remaining(lease) for lease in worker.leases_of(model))[n_excess:]
-            n_free = self.workers.n_free if model == "omni" else self.workers.n_free_speech
+            n_free = self.workers.n_free_of(model)
             waits = self.eta.waits(running, n_free, [ticket.request_type for ticket in waiting])
             for position, (ticket, wait) in enumerate(zip(waiting, waits, strict=True), start=1):
                 found[ticket] = QueuePosition(position, wait, len(waiting))

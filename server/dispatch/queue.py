@@ -14,13 +14,15 @@ from typing import Literal
 from models.errors import ModelError
 
 SessionType = Literal["chat", "half_duplex_audio", "audio_duplex", "omni_duplex"]
-RequestType = SessionType | Literal["transcription", "speech"]
-Model = Literal["omni", "speech"]
+RequestType = SessionType | Literal["transcription", "speech", "conversion"]
+Model = Literal["omni", "speech", "conversion"]
 
 
 def model_of(request_type: RequestType) -> Model:
     """The model whose slots a request needs."""
-    return "speech" if request_type == "speech" else "omni"
+    if request_type == "speech" or request_type == "conversion":
+        return request_type
+    return "omni"
 
 
 class QueueFullError(ModelError, RuntimeError):

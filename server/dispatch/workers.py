@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
 from server.dispatch.queue import Model, RequestType, model_of
 from worker.protocol.gateway_messages import StartProgress, WaitReason
@@ -18,6 +18,7 @@ from worker.status import START, State
 MAX_SLOTS = 1024  # of one worker; a larger number in its /health is cut to this
 MAX_WORDS = 200  # characters of the progress of a start
 MAX_NUMBER = 2**53  # of a number from a worker
+OTHER_MODELS: tuple[Model, ...] = tuple(model for model in get_args(Model) if model != "omni")
 READY = (State.IDLE, State.BUSY)
 OFFLINE = "offline"
 # Values of `worker_status` from workers of the public implementation, whose /health has no `state`.
@@ -29,6 +30,7 @@ BUSY_NAMES: dict[RequestType, str] = {
     "half_duplex_audio": "busy_half_duplex",
     "transcription": "busy_chat",
     "speech": "busy_chat",
+    "conversion": "busy_chat",
 }
 
 
@@ -70,8 +72,8 @@ class Worker:
         health: last JSON body of /health; {} while the worker does not answer.
         active_at: monotonic s of its last message or answer.
         answered_at: Unix s of its last answer to /health.
-        n_external: slots leased by clients that do not connect through this gateway. n_external_speech: of the speech
-            model.
+        n_external: slots of the omni model leased by clients that do not connect through this gateway.
+        n_external_of: the same for other models.
         is_suspended: no slot is leased until the next answer to /health, because its free slots are uncertain.
         n_requests: results received from it.
         lost: set while the worker is unreachable.
@@ -86,7 +88,7 @@ class Worker:
     answered_at: float | None = None
     leases: list[WorkerLease] = field(default_factory=list)
     n_external: int = 0
-    n_external_speech: int = 0
+    n_external_of: dict[Model, int] = field(default_factory=dict)
     is_suspended: bool = False
     n_requests: int = 0
     lost: asyncio.Event = field(default_factory=asyncio.Event)
@@ -178,24 +180,25 @@ class Worker:
         """Number of slots that can be leased now."""
         return 0 if self.is_suspended else max(0, self.n_slots - len(self.leases_of("omni")) - self.n_external)
 
-    @property
-    def speech(self) -> dict[str, Any]:
-        """What it says of its speech model; {} without one."""
+    def about(self, model: Model) -> dict[str, Any]:
+        """What it says of a model beside the omni model; {} without it."""
         models = self.health.get("models")
-        speech = models.get("speech") if isinstance(models, dict) else None
-        return speech if isinstance(speech, dict) else {}
+        found = models.get(model) if isinstance(models, dict) else None
+        return found if isinstance(found, dict) else {}
 
-    @property
-    def n_speech_slots(self) -> int:
-        """Number of slots of its speech model; 0 while it is not ready."""
-        total = _slots(self.speech).get("total")
+    def n_slots_of(self, model: Model) -> int:
+        """Number of slots of a model; 0 while it is not ready."""
+        if model == "omni":
+            return self.n_slots
+        total = _slots(self.about(model)).get("total")
         return min(max(0, total), MAX_SLOTS) if self.is_ready and isinstance(total, int) else 0
 
-    @property
-    def n_free_speech(self) -> int:
+    def n_free_of(self, model: Model) -> int:
         """Number of those that can be leased now."""
-        n_leased = len(self.leases_of("speech")) + self.n_external_speech
-        return 0 if self.is_suspended else max(0, self.n_speech_slots - n_leased)
+        if model == "omni":
+            return self.n_free
+        n_leased = len(self.leases_of(model)) + self.n_external_of.get(model, 0)
+        return 0 if self.is_suspended else max(0, self.n_slots_of(model) - n_leased)
 
     def leases_of(self, model: Model) -> list[WorkerLease]:
         """Leases of the slots of one model."""
@@ -234,10 +237,11 @@ class Workers:
         if not (isinstance(total, int) and isinstance(free, int)):
             total, free = 1, int(health.get("worker_status") == "idle")
         worker.n_external = max(0, total - free - len(worker.leases_of("omni")))
-        slots = _slots(worker.speech)
-        total, free = slots.get("total"), slots.get("free")
-        n_used = total - free if isinstance(total, int) and isinstance(free, int) else 0
-        worker.n_external_speech = max(0, n_used - len(worker.leases_of("speech")))
+        for model in OTHER_MODELS:
+            slots = _slots(worker.about(model))
+            total, free = slots.get("total"), slots.get("free")
+            n_used = total - free if isinstance(total, int) and isinstance(free, int) else 0
+            worker.n_external_of[model] = max(0, n_used - len(worker.leases_of(model)))
 
     def record_activity(self, worker: Worker) -> None:
         """Record that the worker sent something."""
@@ -249,7 +253,7 @@ class Workers:
 
     def record_loss(self, worker: Worker) -> None:
         """Record that the worker is unreachable; its sessions end."""
-        worker.health, worker.n_external, worker.n_external_speech = {}, 0, 0
+        worker.health, worker.n_external, worker.n_external_of = {}, 0, {}
         worker.lost.set()
 
     def record_result(self, lease: WorkerLease) -> None:
@@ -281,10 +285,9 @@ class Workers:
     def _acquire(
         self, among: list[Worker], request_type: RequestType, session_id: str, owner: str, *, is_spare: bool = False
     ) -> WorkerLease | None:
-        if model_of(request_type) == "speech":
-            shares = {worker: worker.n_free_speech / worker.n_speech_slots for worker in among if worker.n_free_speech}
-        else:
-            shares = {worker: worker.n_free / worker.n_slots for worker in among if worker.n_free > 0}
+        model = model_of(request_type)
+        free = {worker: worker.n_free_of(model) for worker in among}
+        shares = {worker: n / worker.n_slots_of(model) for worker, n in free.items() if n > 0}
         if not shares:
             return None
         worker = max(shares, key=lambda one: shares[one])
@@ -321,13 +324,11 @@ class Workers:
     def n_free(self) -> int:
         return sum(worker.n_free for worker in self.all)
 
-    @property
-    def n_free_speech(self) -> int:
-        return sum(worker.n_free_speech for worker in self.all)
+    def n_free_of(self, model: Model) -> int:
+        return sum(worker.n_free_of(model) for worker in self.all)
 
-    @property
-    def n_speech_slots(self) -> int:
-        return sum(worker.n_speech_slots for worker in self.all)
+    def n_slots_of(self, model: Model) -> int:
+        return sum(worker.n_slots_of(model) for worker in self.all)
 
     @property
     def n_slots(self) -> int:

@@ -3,8 +3,11 @@
 from typing import NamedTuple
 
 from server.access.refusal import AccessRefusedError
+from server.dispatch.missing_model import MissingModel
 from worker.protocol.codes import CloseCode, ErrorCode
 from worker.protocol.messages import Error
+
+MISSING_MODEL_S = 10.0  # for which a request waits for a model that no worker serves
 
 
 class SocketClose(NamedTuple):
@@ -75,6 +78,12 @@ def queue_full(max_size: int) -> SocketClose:
     """The end of a session that found the queue full. max_size: number of tickets that may wait."""
     error = Error(error=f"Queue full ({max_size} requests)", code=ErrorCode.QUEUE_FULL)
     return SocketClose(CloseCode.TRY_AGAIN_LATER, "Queue full", "queue full", error)
+
+
+def model_missing(missing: MissingModel) -> SocketClose:
+    """The end of a request for a model that no worker serves."""
+    error = Error(error=str(missing), code=ErrorCode.BUSY)
+    return SocketClose(CloseCode.TRY_AGAIN_LATER, "No model", "no model", error, MISSING_MODEL_S)
 
 
 def limit_close(error: AccessRefusedError) -> SocketClose:

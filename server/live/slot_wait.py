@@ -16,9 +16,10 @@ from server.access.clients import Clients
 from server.access.identity import Identity
 from server.access.refusal import AccessRefusedError
 from server.dispatch.dispatcher import Dispatcher, PendingSession, QueuePosition
-from server.dispatch.queue import QueueFullError, RequestType
+from server.dispatch.missing_model import missing_model
+from server.dispatch.queue import QueueFullError, RequestType, model_of
 from server.dispatch.workers import WorkerLease
-from server.live.closes import CANCELLED, DRAINING, SessionEnd, limit_close, queue_full
+from server.live.closes import CANCELLED, DRAINING, MISSING_MODEL_S, SessionEnd, limit_close, model_missing, queue_full
 from server.live.live_sessions import LiveSessions
 from server.live.worker_link import WorkerLostError, WorkerRefusedError
 from server.metrics import GatewayMetrics
@@ -66,7 +67,7 @@ class SlotWait:
         """
         try:
             workers = self.dispatcher.workers
-            n_slots = workers.n_speech_slots if request_type == "speech" else workers.n_slots
+            n_slots = workers.n_slots_of(model_of(request_type))
             permit = self._clients.admit_session(identity, n_slots)
         except AccessRefusedError as error:
             if error.limit is not None:
@@ -88,6 +89,7 @@ class SlotWait:
         notify: Notify | None,
         *,
         is_move: bool = False,
+        needs_model: bool = False,
     ) -> tuple[WorkerLease, Opened]:
         """Wait until a worker accepts the session.
 
@@ -96,6 +98,8 @@ class SlotWait:
             connect: connects to the worker. Raises: WorkerRefusedError; WorkerLostError.
             notify: sends messages about the queue; None for a client that gets none.
             is_move: the session has had a slot, so it is counted already.
+            needs_model: the wait ends after `MISSING_MODEL_S` without any worker that serves the model, or at once if
+                none will.
         Returns:
             The lease and the result of `connect`.
         Raises:
@@ -108,7 +112,7 @@ class SlotWait:
             if pending.lease is None:
                 if self.live.draining:
                     raise SessionEnd(DRAINING)
-                await self._wait(pending, notify, is_notified)
+                await self._wait(pending, notify, is_notified=is_notified, needs_model=needs_model)
                 is_notified = True
             if pending.is_cancelled:
                 raise SessionEnd(CANCELLED)
@@ -133,12 +137,18 @@ class SlotWait:
                 return lease, opened
             self.dispatcher.requeue(pending)
 
-    async def _wait(self, pending: PendingSession, notify: Notify | None, is_notified: bool) -> None:
+    async def _wait(
+        self, pending: PendingSession, notify: Notify | None, *, is_notified: bool, needs_model: bool
+    ) -> None:
         """Send positions until the client has a slot or is cancelled.
 
-        is_notified: the client received `queued`, which contains its ticket id.
+        is_notified: the client received `queued`, which contains its ticket id. needs_model: as in `open`.
+        Raises: SessionEnd; and the errors of `notify`.
         """
+        missing_since: float | None = None
         while (position := self.dispatcher.position_of(pending)) is not None:
+            if needs_model:
+                missing_since = self._check_model(pending, missing_since)
             pending.changed.clear()  # a change while this message is sent causes another one
             if notify is not None:
                 await notify(self._update(position) if is_notified else self._queued(pending, position))
@@ -148,6 +158,17 @@ class SlotWait:
                     await pending.changed.wait()
             if pending.lease is None:
                 await asyncio.sleep(min(MAX_SPREAD_S, position.position * SPREAD_S))
+
+    def _check_model(self, pending: PendingSession, since: float | None) -> float | None:
+        """Since when no worker serves the model: `since`, now, or None if one does. Raises: SessionEnd."""
+        missing = missing_model(self.dispatcher.workers, model_of(pending.ticket.request_type))
+        if missing is None:
+            return None
+        now = time.monotonic()
+        since = now if since is None else since
+        if missing.is_final or now - since >= MISSING_MODEL_S:
+            raise SessionEnd(model_missing(missing))
+        return since
 
     def _queued(self, pending: PendingSession, position: QueuePosition) -> Queued:
         return Queued(

@@ -110,6 +110,6 @@ def _models_of(worker: Worker) -> WorkerModels:
         worker_id=worker.name,
         state=worker.state,
         omni=models.get("omni") is True,
-        speech=worker.speech or None,
+        speech=worker.about("speech") or None,
         speech_error=error if isinstance(error, str) else None,
     )

@@ -32,7 +32,7 @@ def test_client_gets_the_speech_of_the_model(worker: SpeechWorker, client: str, 
     async def scenario() -> None:
         async with running_gateway(worker.port, model={"omni": False, "speech_path": path}) as gateway:
             workers = gateway.gateway.dispatcher.workers
-            await wait_until(lambda: workers.n_free_speech > 0, "the speech model")
+            await wait_until(lambda: workers.n_free_of("speech") > 0, "the speech model")
             arguments = ("Good morning.", "--client", client, "--save", str(file))
             address = ("--base-url", f"http://127.0.0.1:{gateway.port}/v1")
             program = await asyncio.create_subprocess_exec(

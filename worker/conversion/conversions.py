@@ -9,16 +9,23 @@ import torch
 
 from models.errors import SettingsError
 from models.inputs.audio_sizes import SAMPLE_RATE
+from worker.admission.lease_count import LeaseCount
 from worker.assembly.backend_flags import resolve_compile
 from worker.assembly.parts import pick_device, pick_dtype
 from worker.config.session import EngineConfig
 from worker.conversion.converter import Converter
+from worker.conversion.unit_gate import UnitGate
+from worker.engine_thread import EngineThread
 from worker.start.voices import ReferenceSound
 from worker.voice_registry import voice_file
+
+N_SLOTS = 16  # requests; their pieces share batches
 
 
 class Conversions:
     """The converter of the loaded settings.
+
+    slots: of requests that are served at the same time.
 
     Args:
         default: file of the voice of requests without one; None: they are refused.
@@ -29,11 +36,14 @@ class Conversions:
         self._default, self._folders = default, folders
         self._converter: Converter | None = None
         self._path: Path | None = None
+        self._gate: UnitGate | None = None
+        self.slots = LeaseCount("voice conversion", N_SLOTS)
 
-    def load(self, engine: EngineConfig, progress: Callable[[str], None]) -> None:
+    def load(self, engine: EngineConfig, thread: EngineThread, progress: Callable[[str], None]) -> None:
         """Load, compile and capture what `engine.s3gen_path` names, in place of what is loaded.
 
-        Call it before the slots of a model are sized: they take the memory that is left.
+        Call it before the slots of a model are sized: they take the memory that is left. thread: of live units, which
+        come first.
         Raises: as `Converter`.
         """
         self.unload()
@@ -44,13 +54,16 @@ class Conversions:
         dtype, compiling = pick_dtype(engine.dtype, device), resolve_compile(engine, device.type).compile
         path, modes = engine.s3gen_path, engine.s3gen_modes
         self._path = path
-        self._converter = Converter(path, device=device, dtype=dtype, compile=compiling, modes=modes)
+        self._gate = gate = UnitGate(thread)
+        self._converter = Converter(path, device=device, dtype=dtype, compile=compiling, modes=modes, gate=gate)
 
     def unload(self) -> None:
         """Free the networks, graphs and compiled code."""
-        converter, self._converter = self._converter, None
+        converter, self._converter, gate, self._gate = self._converter, None, self._gate, None
         if converter is not None:
             converter.close()
+        if gate is not None:
+            gate.close()
 
     @property
     def converter(self) -> Converter:
@@ -65,7 +78,9 @@ class Conversions:
         if converter is None:
             return None
         counts = {"jobs": converter.n_jobs, "batches": converter.batches, "pieces": converter.pieces}
-        return {"path": str(path), "running": converter.is_running, **counts}
+        is_running = converter.is_running
+        slots = self.slots.body() if is_running else {"total": 0, "free": 0}
+        return {"path": str(path), "running": is_running, "slots": slots, **counts}
 
     def voice(self, named: str | None, samples: np.ndarray | None) -> ReferenceSound:
         """The sound whose voice speaks: of a name, of samples [n] at 16 kHz, or the default one. Reads files.

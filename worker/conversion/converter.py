@@ -1,17 +1,19 @@
 """Voice conversion: one S3Gen on a thread of its own, which speaks pieces of many requests together.
 
 The thread compiles, captures and replays, as compiled code belongs to a thread. On a GPU it has a stream of its own, so
-that units of the omni model do not wait for it on the host. Contains no sockets and no messages.
+that units of the omni model do not wait for it on the host, and each step waits until units leave time for it. Contains
+no sockets and no messages.
 """
 
 import hashlib
 import logging
 import queue
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,6 +32,8 @@ from models.token2wav.s3gen.synthesizer import S3Synthesizer, Utterance
 from worker.assembly.backend_flags import apply_backend_flags
 from worker.config import compile as config
 from worker.config.compile import CompileConfig
+from worker.conversion.unit_gate import UnitGate
+from worker.loop.order.step_cost import StepCost
 from worker.start.voices import ReferenceSound
 
 LOG = logging.getLogger(__name__)
@@ -95,6 +99,7 @@ class Converter:
         compile: CompileConfig,
         modes: config.S3CompileModes | None = None,
         shapes: S3Shapes | None = None,
+        gate: UnitGate | None = None,
     ):
         """
         Args:
@@ -104,10 +109,12 @@ class Converter:
             compile: with `enabled` true or false.
             modes: of each component; None = the default ones.
             shapes: bucket sizes; None = the default ones.
+            gate: what each step waits for; None: nothing.
         Raises: CheckpointError, SettingsError; the compiler's errors.
         """
         self._path, self._device, self._dtype, self._compile = path, device, dtype, compile
         self._shapes, self._modes = shapes or S3Shapes(), S3Modes(**(modes or config.S3CompileModes()).model_dump())
+        self._gate, self._preparing, self._speaking = gate, StepCost(), StepCost()
         self._jobs: queue.SimpleQueue[ConversionJob | None] = queue.SimpleQueue()
         self._voices: OrderedDict[str, S3Voice] = OrderedDict()
         self._lock, self._n_jobs, self._is_closed = threading.Lock(), 0, False
@@ -218,7 +225,8 @@ class Converter:
     def _step(self, synthesizer: S3Synthesizer, active: list[ConversionJob]) -> None:
         """Prepare new jobs, then speak the next piece of several."""
         for job in [job for job in active if job.speech_tokens is None]:
-            self._guarded(job, partial(self._prepare, synthesizer, job))
+            with self._timed(self._preparing, [job]):
+                self._guarded(job, partial(self._prepare, synthesizer, job))
         for job in [job for job in active if job.is_cancelled and not job.done.done()]:
             job.fail(ModelError("voice conversion", expected="a client that waits", got="a cancelled one"))
         active[:] = [job for job in active if not job.done.done()]
@@ -226,12 +234,9 @@ class Converter:
             return
         batch = active[: self._shapes.batch[-1]]
         active[:] = [*active[len(batch) :], *batch]  # others come next
-        try:
-            self._speak(synthesizer, batch)
-        except Exception:
-            for job in batch:  # one of them must not end the others
-                if not job.done.done():
-                    self._guarded(job, partial(self._speak, synthesizer, [job]))
+        with self._timed(self._speaking, batch):
+            if not all(job.is_cancelled for job in batch):
+                self._speak_guarded(synthesizer, batch)
         active[:] = [job for job in active if not job.done.done()]
 
     def _prepare(self, synthesizer: S3Synthesizer, job: ConversionJob) -> None:
@@ -268,6 +273,28 @@ class Converter:
             job.emit(job.joiner.push(wave, piece).cpu().numpy())
             if piece.is_last:
                 job.done.set_result(0 if job.speech_tokens is None else len(job.speech_tokens))
+
+    def _speak_guarded(self, synthesizer: S3Synthesizer, batch: list[ConversionJob]) -> None:
+        try:
+            self._speak(synthesizer, batch)
+        except Exception:
+            for job in batch:  # one of them must not end the others
+                if not job.done.done():
+                    self._guarded(job, partial(self._speak, synthesizer, [job]))
+
+    @contextmanager
+    def _timed(self, cost: StepCost, jobs: Sequence[ConversionJob]) -> Iterator[None]:
+        """Wait until units leave time for a step of these jobs, and count what it takes."""
+
+        def is_over() -> bool:
+            return self._is_closed or all(job.is_cancelled for job in jobs)
+
+        if self._gate is not None:
+            self._gate.wait(cost.seconds(time.monotonic()), is_over)
+        began = time.monotonic()
+        yield
+        if not is_over():
+            cost.count(time.monotonic() - began, time.monotonic())
 
     def _guarded(self, job: ConversionJob, step: Callable[[], None]) -> None:
         """Run a step of a job; its error ends the job alone."""

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from models.errors import ModelError, SettingsError
 from worker.config.hub_id import hub_id
 from worker.config.service import ROOT
+from worker.engine_thread import EngineError
 from worker.http.answer_conversation import AnswerConversation
 from worker.http.chat_conversation import ChatConversation
 from worker.http.chat_route import answer_chat
@@ -88,20 +89,20 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
     @app.get("/compile_report")
     async def compile_report() -> Response:
         try:
-            return JSONResponse(service.compile_report())
+            return JSONResponse(service.omni.compile_report())
         except StateError as error:
             raise HTTPException(503, str(error)) from None
 
     @app.get("/cache_info")
     async def cache_info() -> dict[str, Any]:
-        cached = service.n_snapshots
+        cached = 0 if service.loaded is None else service.loaded.n_snapshots
         return {"status": "ok", "note": f"{cached} prepared prompts are kept", "prompts": cached}
 
     @app.post("/clear_cache")
     async def clear_cache(request: Request) -> dict[str, Any]:
         _refuse_pages(request)
         try:
-            await service.forget_snapshots()
+            await service.omni.forget_snapshots()
         except ModelError as error:
             raise HTTPException(503, str(error)) from None
         return {"success": True, "message": "Cache cleared"}
@@ -133,6 +134,8 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
             memory = await asyncio.to_thread(service.unload, None if body is None else body.model)
         except StateError as error:
             raise HTTPException(409, str(error)) from None
+        except EngineError as error:
+            raise HTTPException(503, str(error)) from None
         return {"state": service.status.state, "memory": memory}
 
     @app.post("/model/load", status_code=202)

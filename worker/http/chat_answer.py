@@ -58,12 +58,12 @@ class ChatAnswer:
         Raises: as `MediaDecoder.decode`; ContextOverflowError for much too long text.
         """
         service = self._service
-        service.check_prompt("".join(turn.text for turn in turns), "text of messages")
+        service.omni.check_prompt("".join(turn.text for turn in turns), "text of messages")
         items = [item for turn in turns if not isinstance(turn.content, str) for item in turn.content]
         self._has_media = self._has_media or not all(isinstance(item, TextContent) for item in items)
         has_video = any(isinstance(item, VideoContent) for item in items)
         async with service.decoding_videos if has_video else self._decoding():
-            return await asyncio.to_thread(self._decoder.decode, turns, service.context_rows)
+            return await asyncio.to_thread(self._decoder.decode, turns, service.omni.context_rows)
 
     def _decoding(self) -> AbstractAsyncContextManager[None]:
         """What to hold while media are decoded or cut."""

@@ -209,7 +209,7 @@ class DuplexConversation:
         config, notes = self._service.session_config(given)
         if not message.deferred_finalize:
             notes.append("setting deferred_finalize has no effect: a unit is always finalized after its result")
-        self._service.check_prompt(message.system_prompt)
+        self._service.omni.check_prompt(message.system_prompt)
         async with self._service.preparing:
             prompt = await asyncio.to_thread(prepared_prompt, self._service, message)
         preparing = self._handle.prepare(prompt, config)  # an error before this line keeps the previous context
@@ -231,7 +231,7 @@ class DuplexConversation:
             raise not_now(ErrorCode.NOT_PREPARED, "Not prepared yet", "adjust", "a prepared session")
         config = self._handle.config.adjusted(message.settings())
         if message.system_prompt is not None:
-            self._service.check_prompt(message.system_prompt)
+            self._service.omni.check_prompt(message.system_prompt)
         async with self._service.preparing:
             change = await asyncio.to_thread(adjustment, self._service, message, self._prompt)
         try:

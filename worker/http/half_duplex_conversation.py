@@ -213,7 +213,7 @@ class HalfDuplexConversation:
     def _system(self, message: HalfDuplexPrepare) -> tuple[list[str | np.ndarray], Voice | None]:
         """The system message, and the voice of the answers. Slow: call on a thread."""
         system = message.system()
-        self._service.check_prompt("".join(part for part in system if isinstance(part, str)))
+        self._service.omni.check_prompt("".join(part for part in system if isinstance(part, str)))
         sound = next((part for part in system if isinstance(part, np.ndarray)), None)
         if not message.config.tts.enabled:
             return system, None

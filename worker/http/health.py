@@ -119,7 +119,7 @@ def _busy_name(service: Service, n_paused: int) -> str:
     uses = service.uses
     if n_paused and n_paused == uses.total():
         return "duplex_paused"
-    return next((use.value for use in SlotUse if uses[use]), SlotUse.DUPLEX)
+    return next((use.value for use in SlotUse if uses[use]), SlotUse.CHAT)  # none: of texts and conversions alone
 
 
 @cache

@@ -2,14 +2,13 @@
 
 import asyncio
 import secrets
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
-from models.errors import SlotError
 from models.qwen3_tts.streams import SpokenRequest
+from worker.admission.lease_count import LeaseCount
 from worker.compile.state import RegionState
 from worker.engine_thread import EngineThread
 from worker.protocol.speech_messages import SpeakRequest
@@ -25,7 +24,7 @@ Arguments = TypeVarTuple("Arguments")
 class SpeechModel:
     """A speech model on the engine thread.
 
-    regions: state of each captured region, by name.
+    regions: state of each captured region, by name. slots: of requests that are served at the same time.
     """
 
     def __init__(
@@ -38,6 +37,7 @@ class SpeechModel:
     ):
         """name: as configured. thread: runs it from `start` on."""
         self.parts, self.regions = parts, dict(regions)
+        self.slots = LeaseCount("speech model", parts.n_slots)
         self._name, self._thread = name, thread
         self._loop = SpeechLoop(parts.streams)
         self._voices = SpeechVoices(
@@ -45,8 +45,6 @@ class SpeechModel:
         )
         # Threads of its own: a new voice waits for units to leave time, and asyncio's threads prepare live sessions.
         self._threads = ThreadPoolExecutor(parts.n_slots, "speech")
-        self._lock = threading.Lock()
-        self._n_leased = 0
 
     def start(self) -> None:
         """Begin to serve."""
@@ -57,33 +55,6 @@ class SpeechModel:
         self._thread.remove(self._loop)
         self._threads.shutdown(wait=False, cancel_futures=True)
         release_speech(self.parts)
-
-    # --- slots ---------------------------------------------------------------------------------
-
-    @property
-    def n_slots(self) -> int:
-        """Requests that are served at the same time."""
-        return self.parts.n_slots
-
-    @property
-    def n_leased(self) -> int:
-        return self._n_leased
-
-    def lease(self) -> Callable[[], None]:
-        """Take a slot. Returns: what gives it back, once. Raises: SlotError if all are in use."""
-        with self._lock:
-            if self._n_leased >= self.n_slots:
-                raise SlotError("speech model", expected="a free slot", got=f"all {self.n_slots} in use")
-            self._n_leased += 1
-        is_held = True
-
-        def release() -> None:
-            nonlocal is_held
-            with self._lock:
-                self._n_leased -= is_held
-                is_held = False
-
-        return release
 
     # --- speech --------------------------------------------------------------------------------
 
@@ -132,7 +103,7 @@ class SpeechModel:
             "kind": TASKS[config.tts_model_type],
             "speakers": list(config.speakers),
             "languages": sorted(config.languages),
-            "slots": {"total": self.n_slots, "free": self.n_slots - self._n_leased},
+            "slots": self.slots.body(),
             "frames": self._loop.n_frames,
             "late_sounds": self._loop.n_sounds_late,
             "graphs": sum(one.n_graphs for one in self.regions.values()),

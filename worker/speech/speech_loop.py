@@ -5,7 +5,6 @@ and only if some client would hear a gap otherwise. Contains no sockets and no t
 """
 
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,12 +20,10 @@ from models.qwen3_tts.prompt import Array
 from models.qwen3_tts.runaway import CodesEnd
 from models.qwen3_tts.streams import SpeechStreams, SpokenPart, SpokenRequest
 from worker.engine_thread import EngineError
+from worker.loop.order.step_cost import StepCost
 
 LOG = logging.getLogger(__name__)
 LEAD_S = 0.5  # of sound that a client has; with less, its frames do not wait for units
-UNMEASURED_S = 0.1  # of a kind of step before its first one
-AVERAGED = 0.1  # share of the newest step in the mean of a kind
-HALF_LIFE_S = 5.0  # of what a slow step took above the mean, so that it does not hold back later ones for ever
 
 Result = TypeVar("Result")
 
@@ -61,34 +58,13 @@ class SpokenUtterance:
     _sound_until: float | None = field(default=None, init=False)  # when what was sent has been played
 
 
-@dataclass
-class _Cost:
-    """Seconds that one kind of step takes: their mean, or more for some seconds after a slow one."""
-
-    _mean: float = 0.0
-    _slow: float = 0.0
-    _at: float | None = None  # clock reading of `_slow`
-
-    def count(self, seconds: float, now: float) -> None:
-        """Count a step that has ended now."""
-        slow = 0.0 if self._at is None else self.seconds(now)
-        self._mean += AVERAGED * (seconds - self._mean)
-        self._slow, self._at = max(seconds, slow), now
-
-    def seconds(self, now: float) -> float:
-        """What a step is expected to take."""
-        if self._at is None:
-            return UNMEASURED_S
-        return self._mean + max(0.0, self._slow - self._mean) * math.exp2((self._at - now) / HALF_LIFE_S)
-
-
 class _Task(NamedTuple):
     """A start or a call that waits.
 
     cost: of its kind. refuse: called in place of `run` if there will be no time for it.
     """
 
-    cost: _Cost
+    cost: StepCost
     run: Callable[[], None]
     refuse: Callable[[Exception], None]
 
@@ -100,7 +76,7 @@ class SpeechLoop:
         self._streams, self._clock = streams, clock
         self._tasks: deque[_Task] = deque()
         self._running: dict[int, SpokenUtterance] = {}
-        self._frame, self._prompt, self._call = _Cost(), _Cost(), _Cost()
+        self._frame, self._prompt, self._call = StepCost(), StepCost(), StepCost()
         self.n_frames = self.n_sounds_late = 0
 
     # --- commands, on the engine thread --------------------------------------------------------
@@ -192,7 +168,7 @@ class SpeechLoop:
         soon = self._clock() + LEAD_S
         return any(one._sound_until is None or one._sound_until < soon for one in self._running.values())
 
-    def _timed(self, cost: _Cost, run: Callable[[], None]) -> float:
+    def _timed(self, cost: StepCost, run: Callable[[], None]) -> float:
         began = self._clock()
         run()
         now = self._clock()

@@ -65,6 +65,10 @@ class TurnPath(StrEnum):
     SPEAK = "/ws/speak"  # of the speech model
 
 
+# What occupies slots of another model than the omni model.
+REQUEST_TYPES: dict[TurnPath, RequestType] = {TurnPath.SPEAK: "speech", TurnPath.CONVERSION: "conversion"}
+
+
 @dataclass(frozen=True)
 class TurnRequest:
     """The request to a worker. fields: of the path's request; the worker checks them."""
@@ -224,11 +228,11 @@ class DoorTurn:
 
     async def _run(self) -> None:
         slots, session = self._slots, self._session
-        kind: RequestType = "speech" if self._path is TurnPath.SPEAK else "chat"
+        kind = REQUEST_TYPES.get(self._path, "chat")
         session.pending = pending = slots.submit(kind, session.session_id, session.identity)
         try:
             while True:
-                lease, link = await slots.open(pending, self._connect, self._notify)
+                lease, link = await slots.open(pending, self._connect, self._notify, needs_model=True)
                 begun = time.monotonic()
                 try:
                     if await self._converse(lease, link):

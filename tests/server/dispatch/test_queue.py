@@ -1,5 +1,6 @@
 """The dispatcher under any order of events: no ticket is lost or overtaken, no slot is leased twice."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from server.dispatch.dispatcher import Dispatcher, PendingSession
 from server.dispatch.eta import Eta, EtaConfig
+from server.dispatch.missing_model import missing_model
 from server.dispatch.queue import Queue, QueueFullError, Ticket
 from server.dispatch.spare_slots import SpareSlot
 from server.dispatch.workers import WorkerAddress, Workers
@@ -305,14 +307,32 @@ def test_tickets_wait_for_slots_of_their_own_model() -> None:
     assert [one and (one.position, one.queue_length) for one in positions] == [(1, 2), (2, 2), (1, 1)]
     dispatcher.finish(running[1])
     assert waiting[2].lease is not None and waiting[0].lease is None, "earlier chats do not hold up a text"
-    assert (workers.n_free, workers.n_free_speech, workers.n_excess) == (0, 0, 0)
+    assert (workers.n_free, workers.n_free_of("speech"), workers.n_excess) == (0, 0, 0)
     dispatcher.finish(running[0])
     assert waiting[0].lease is not None
     slots["free"] = 0
     workers.record_health(workers.all[0], {**body("IDLE", 1, 0), "models": {"speech": {"slots": slots}}})
     dispatcher.finish(waiting[2])
-    assert workers.n_free_speech == 1, "the slot was this gateway's"
+    assert workers.n_free_of("speech") == 1, "the slot was this gateway's"
     workers.record_health(workers.all[0], {**body("IDLE", 1, 0), "models": {"speech": {"slots": slots}}})
-    assert workers.n_free_speech == 0, "a program without this gateway has it"
+    assert workers.n_free_of("speech") == 0, "a program without this gateway has it"
     workers.record_health(workers.all[0], body("IDLE", 1, 0))  # its speech model was unloaded
-    assert workers.n_speech_slots == 0 and workers.n_free_speech == 0
+    assert workers.n_slots_of("speech") == 0 and workers.n_free_of("speech") == 0
+
+
+def test_models_that_no_worker_serves() -> None:
+    workers = Workers([WorkerAddress("127.0.0.1", 1000), WorkerAddress("127.0.0.1", 1001)])
+    first, second = workers.all
+    found = partial(missing_model, workers)
+    assert found("speech") is None, "no worker has answered yet"
+    workers.record_health(first, {**body("IDLE", 1, 1), "models": {"speech": None, "speech_error": None}})
+    gone = found("speech")
+    assert gone and not gone.is_final and str(gone) == "speech model: expected one that is loaded, got none"
+    assert found("omni") is None and (other := found("conversion")) and other.is_final
+    workers.record_health(second, body("LOADING", 0, 0))
+    assert found("speech") is None, "the second worker may serve it soon"
+    workers.record_health(second, {**body("FAILED", 0, 0), "error": "no memory"})
+    failed = found("speech")
+    assert failed and not failed.is_final and str(failed).endswith("got none: no memory"), "it may be restarted"
+    workers.record_health(first, {**body("IDLE", 1, 1), "models": {"speech": None, "speech_error": "no weights"}})
+    assert (final := found("speech")) and final.is_final and str(final).endswith("no weights")

@@ -1,6 +1,7 @@
 """The converter: sounds of single calls in batches and pieces, voices, faults of one request, the end."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from tests.models.token2wav.s3gen import tiny_s3gen
 from worker.config.compile import CompileConfig
 from worker.conversion import converter
 from worker.conversion.converter import ConversionJob, ConversionSource, Converter
+from worker.conversion.unit_gate import UnitGate
+from worker.engine_thread import EngineThread
 from worker.start.voices import ReferenceSound
 
 SHAPES = S3Shapes(batch=(1, 2), speech_tokens=(4, 20), prompt=(50,), sound=(60, 120))
@@ -146,3 +149,47 @@ def test_end_fails_what_waits(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         Client(running, ConversionSource(speech_tokens=tokens(4)))
     with pytest.raises(CheckpointError, match="absent"):
         opened(path.with_name("absent.safetensors"))
+
+
+class Units:
+    """An `EngineWork` of units that are in flight, and leave no time, until `rest`."""
+
+    def __init__(self) -> None:
+        self.is_idle, self.n_runs = False, 0
+
+    def slack_s(self) -> float:
+        return float("inf") if self.is_idle else -0.1
+
+    def run(self, slack_s: float) -> None:
+        self.n_runs += 1
+
+    def after_others(self, seconds: float) -> None: ...
+
+    def fail(self, error: Exception) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def test_conversions_wait_for_units(path: Path) -> None:
+    thread, units = EngineThread(torch.device("cpu")), Units()
+    thread.start()
+    gate, plain = UnitGate(thread), CompileConfig(enabled=False)
+    made = Converter(path, device=torch.device("cpu"), dtype=torch.float32, compile=plain, shapes=SHAPES, gate=gate)
+    try:
+        thread.add(units, first=True)
+        waiting, left = (Client(made, ConversionSource(speech_tokens=tokens(4))) for _ in range(2))
+        left.job.cancel()
+        n_runs = units.n_runs
+        while units.n_runs < n_runs + 100:
+            time.sleep(0.001)
+        assert not waiting.parts and made.pieces == 0, "units have no time to spare"
+        units.is_idle = True
+        assert len(waiting.sound()) == 4 * 960
+        units.is_idle = False
+        end = Client(made, ConversionSource(speech_tokens=tokens(4)))
+    finally:
+        made.close()
+        gate.close()
+        thread.close()
+    with pytest.raises(ModelError):
+        end.job.done.result(WAIT_S)

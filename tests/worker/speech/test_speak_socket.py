@@ -11,7 +11,8 @@ import pytest
 
 from assets.build_tiny_speech import SPEAKERS, WIDTH, build
 from server.registry.voices import VoiceRegistry
-from tests.worker.speech.served import FRAME, SpeechWorker, sound_of, speech_worker
+from tests.worker.speech.served import FRAME, PATIENCE_S, SpeechWorker, sound_of, speech_worker
+from worker import engine_thread
 from worker.protocol.speech_messages import SpeakRequest
 from worker.protocol.wire import Sound
 from worker.speech.requests import SENTENCE, PlannedSpeech
@@ -146,7 +147,7 @@ def test_refusals_name_what_was_expected(worker: SpeechWorker, request_: dict[st
     worker.wait_free()
 
 
-def test_models_are_unloaded_and_replaced(worker: SpeechWorker, data: Path) -> None:
+def test_models_are_unloaded_and_replaced(worker: SpeechWorker, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Base model takes the place of the CustomVoice one: it clones sounds and registered voices, and designs none."""
     client, service = worker.client, worker.service
     with worker.talk(is_open=True) as talk:
@@ -181,6 +182,18 @@ def test_models_are_unloaded_and_replaced(worker: SpeechWorker, data: Path) -> N
     assert "speaker_embedding: expected 32 numbers, got 2" in worker.refused(speaker_embedding=[0.0, 1.0])
     assert worker.speak(speaker_embedding=[0.1] * WIDTH, max_frames=2)[1][-1]["type"] == "done"
     assert "voice: expected one of" in worker.refused(voice="missing")
+
+    monkeypatch.setattr(engine_thread, "CLOSE_TIMEOUT_S", 0.05)
+    assert service._thread is not None
+    is_over = threading.Event()
+    service._thread.submit(is_over.wait, PATIENCE_S)
+    same = {"speech_path": str(data / "base")}
+    assert client.post("/model/load", json=same).status_code == 202
+    assert client.post("/model/load", json=same).status_code == 409, "one change at a time"
+    worker.wait_until(lambda: service.status.state == "FAILED", "an end of the load whose thread does not answer")
+    assert "the end of the step in flight" in worker.health()["error"]
+    assert client.get("/livez").status_code == 503, "the worker is restarted"
+    is_over.set()
 
     memory = client.post("/model/unload", json={"model": "speech"})
     assert memory.status_code == 200 and worker.health()["models"]["speech"] is None

@@ -1,6 +1,7 @@
 """One voice conversion and its sound. Contains no sockets, JSON or tensors."""
 
 import asyncio
+from collections.abc import Callable
 
 import numpy as np
 
@@ -20,20 +21,21 @@ MIN_SOURCE_S = 0.5
 
 
 class ConversionConversation(AnswerConversation[ConversionRequest]):
-    """A sound, or given speech tokens, in another voice; it occupies a slot."""
+    """A sound, or given speech tokens, in another voice. It has a slot of the voice conversion."""
 
     def __init__(self, service: Service, metrics: WorkerMetrics, name: str):
         super().__init__(service, metrics, name)
         self._reports_usage = True
         self._job: ConversionJob | None = None
+        self._release: Callable[[], None] | None = None
 
     def _read(self, text: str) -> ConversionRequest:
         return read_conversion(read_object(text))
 
     async def _respond(self, request: ConversionRequest) -> ReplyResult:
         conversions, loop = self._service.conversions, asyncio.get_running_loop()
-        converter, source = conversions.converter, _source_of(request)
-        await self._answer.lease()  # so that queue, limits and drains count it as every other request
+        source = _source_of(request)
+        converter, self._release = await self._service.lease_conversion()
         async with self._service.preparing:
             samples = None if request.ref_audio_data is None else request.ref_audio_data.samples("ref_audio_data")
             voice = await asyncio.to_thread(conversions.voice, request.ref_audio_path, samples)
@@ -57,6 +59,8 @@ class ConversionConversation(AnswerConversation[ConversionRequest]):
         super().leave()
         if self._job is not None:
             self._job.cancel()
+        if self._release is not None:
+            self._release()
 
 
 def _source_of(request: ConversionRequest) -> ConversionSource:

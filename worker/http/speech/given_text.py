@@ -27,7 +27,7 @@ class SpeechConversation(AnswerConversation[SpeechRequest]):
         if request.messages:
             messages = await self._answer.decode(request.messages)
         else:
-            messages = [ChatMessage("user", (self._service.plain_text(text),))]
+            messages = [ChatMessage("user", (self._service.omni.plain_text(text),))]
         speech = request.tts.model_copy(update={"enabled": True, "language": language_of(text)})
         messages, voice = await self._answer.with_voice(messages, speech, "voice_cloning")
         if voice is None:

@@ -82,6 +82,8 @@ export const en = {
   kind_half_duplex: "half duplex",
   kind_half_duplex_audio: "half duplex",
   kind_transcription: "transcription",
+  kind_speech: "text to speak",
+  kind_conversion: "voice conversion",
   kind_duplex: "full duplex",
   kind_audio_duplex: "voice",
   kind_omni_duplex: "video",

@@ -82,6 +82,8 @@ export const zh = {
   kind_half_duplex: "半双工",
   kind_half_duplex_audio: "半双工",
   kind_transcription: "转写",
+  kind_speech: "朗读文本",
+  kind_conversion: "变声",
   kind_duplex: "全双工",
   kind_audio_duplex: "语音",
   kind_omni_duplex: "视频",

@@ -15,6 +15,7 @@ import websockets
 from assets.build_tiny_speech import build
 from benchmarks.tts import arrivals
 from server.doors.core.sound_formats import FORMAT_NAMES, MEDIA_TYPES
+from server.live import slot_wait
 from tests.server.doors.core.test_sound_formats import decoded
 from tests.server.live_gateway import RunningGateway, running_gateway, wait_until
 from tests.worker.speech.served import FRAME, N_SLOTS, SpeechWorker, speech_worker
@@ -37,7 +38,7 @@ async def gateway_of(worker: SpeechWorker, *, omni: bool = False) -> AsyncIterat
     engine = worker.service.settings.engine
     async with running_gateway(worker.port, model={"omni": omni, "speech_path": engine.speech_path}) as gateway:
         workers = gateway.gateway.dispatcher.workers
-        await wait_until(lambda: workers.n_free_speech == N_SLOTS, "free slots of the speech model")
+        await wait_until(lambda: workers.n_free_of("speech") == N_SLOTS, "free slots of the speech model")
         yield gateway
 
 
@@ -194,7 +195,10 @@ def test_benchmark_hears_every_text(worker: SpeechWorker) -> None:
     run(worker, scenario)
 
 
-def test_administrators_swap_the_model(worker: SpeechWorker, tmp_path: Path) -> None:
+def test_administrators_swap_the_model(worker: SpeechWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests for a model that is unloaded, or that could not be loaded, end with the reason."""
+    monkeypatch.setattr(slot_wait, "MISSING_MODEL_S", 0.0)
+
     async def scenario(gateway: RunningGateway) -> None:
         http = gateway.http
 
@@ -210,12 +214,20 @@ def test_administrators_swap_the_model(worker: SpeechWorker, tmp_path: Path) -> 
         folder = await asyncio.to_thread(build, tmp_path / "designs", "voice_design")
         await post("load", 202, speech_path=str(folder))
         workers = gateway.gateway.dispatcher.workers
-        await wait_until(lambda: workers.all[0].speech.get("kind") == "VoiceDesign", "the other model")
+        await wait_until(lambda: workers.all[0].about("speech").get("kind") == "VoiceDesign", "the other model")
         response = await http.post(PATH, json={**ASKED, "instructions": "A calm voice.", "task_type": "VoiceDesign"})
         assert response.status_code == 200, response.text
         memory = (await post("unload", 200, model="speech"))["memory"]
         assert memory["before"] > 0 < memory["after"]
-        await wait_until(lambda: workers.n_speech_slots == 0, "no speech model")
+        await wait_until(lambda: workers.n_slots_of("speech") == 0, "no speech model")
+        refused = await http.post(PATH, json=ASKED)
+        assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+        assert "speech model: expected one that is loaded, got none" in refused.json()["error"]["message"]
+        (folder / "model.safetensors").write_bytes(b"no weights")
+        await post("load", 202, speech_path=str(folder))
+        await wait_until(lambda: workers.all[0].state == "FAILED", "a start that fails")
+        refused = await http.post(PATH, json=ASKED)
+        assert refused.status_code == 503 and "model.safetensors" in refused.json()["error"]["message"], refused.text
         assert (await post("load", 404, worker_id="worker_9"))["detail"]
 
     run(worker, scenario)

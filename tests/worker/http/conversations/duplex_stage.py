@@ -103,7 +103,7 @@ class Stage:
             lease=lease,
             settings=replace(SETTINGS, **settings),
             session_config=lambda given: (SessionConfig(), []),
-            check_prompt=lambda text: None,
+            omni=SimpleNamespace(check_prompt=lambda text: None),
             count_unit=lambda event, arrived: None,
             start_after_ms=lambda session: None,
             preparing=asyncio.Semaphore(),

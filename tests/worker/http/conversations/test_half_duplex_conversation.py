@@ -75,7 +75,7 @@ class Stage:
         service = SimpleNamespace(
             lease=self.lease,
             settings=replace(SETTINGS, **settings),
-            check_prompt=lambda text: None,
+            omni=SimpleNamespace(check_prompt=lambda text: None),
             preparing=asyncio.Semaphore(),
             decoders=DecodingThreads(),
             reference=lambda **given: None,
