@@ -43,7 +43,7 @@ from server.doors.model_routes import model_routes
 from server.doors.realtime.routes import REALTIME_PATHS, add_realtime_sockets
 from server.doors.realtime.secret_routes import secret_routes
 from server.doors.realtime.socket import RealtimeDoor
-from server.doors.speech.live_text import LIVE_TEXT_PATH, add_live_text_socket
+from server.doors.speech.live_text import LIVE_TEXT_PATH, LiveTextDoor, add_live_text_socket
 from server.doors.speech.routes import SpeechDoor, speech_routes
 from server.doors.voices import VoiceNames
 from server.live.http_chat import HttpChats
@@ -78,6 +78,7 @@ from server.routes.status import status_routes
 from server.routes.voices import voice_routes
 from server.security_headers import SecurityHeaders
 from server.unknown_page import on_http_error
+from worker.config.access import ClientLimits
 from worker.version import VERSION
 
 REFUSED: dict[int | str, dict[str, Any]] = {
@@ -91,8 +92,8 @@ REFUSED: dict[int | str, dict[str, Any]] = {
 class Gateway:
     """The objects that the routes use.
 
-    http: client for the workers. peers: processes of calls. default_voice: sound file for sessions without a voice of
-    their own.
+    http: client for the workers. peers: processes of calls. client_limits: of each client. default_voice: sound
+    file for sessions without a voice of their own.
     session_limits: of sessions of the OpenAI API. live_barge_in_ms: speech that silences a GPT-Live reply; 0: none.
     slot_window: context of the workers' slots. picture_urls: fetches pictures from allowed hosts.
     log_folder: of the launcher.
@@ -118,6 +119,7 @@ class Gateway:
     turns: ChatTurns
     transcriber: Transcriber
     peers: PeerProcesses
+    client_limits: ClientLimits
     default_voice: Path | None = None
     apps: Apps = field(default_factory=Apps)
     session_limits: SessionLimits = field(default_factory=SessionLimits)
@@ -165,7 +167,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     app.include_router(model_routes(names))
     speech = SpeechDoor(turns, names, voice_names, admission)
     app.include_router(speech_routes(speech))
-    add_live_text_socket(app, speech)
+    add_live_text_socket(app, LiveTextDoor(speech, gateway.client_limits, gateway.access.count))
     app.include_router(conversion_routes(ConversionDoor(turns, names, voice_names, admission)))
     app.include_router(completion_routes(ChatDoor(turns, names, voice_names, admission, gateway.picture_urls)))
     add_sockets(app, gateway.sockets, admission)

@@ -222,6 +222,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         ChatTurns(slots, recordings),
         Transcriber(slots, is_enabled=config.api.transcriptions > 0),
         PeerProcesses(service.webrtc, metrics),
+        service.limits,
         audio.ref_audio_path,
         apps,
         SessionLimits(audio_mode_s=config.api.audio_mode_s, video_mode_s=config.api.video_mode_s),

@@ -271,7 +271,7 @@ class FakeWorker:
                 }
                 for conversation in self._conversations
             ],
-            "models": {"omni": True, "speech": None, "speech_error": None, "conversion": None},
+            "models": {"omni": True, "speech": None, "speech_path": None, "speech_error": None, "conversion": None},
             "model": {
                 "path": "null",
                 "random_weights": False,

@@ -18,5 +18,7 @@ class Limit(StrEnum):
     PIXELS = "megapixels_per_s"
     METRICS = "metrics_per_s"
     SECRETS = "client_secrets"
+    LIVE_TEXT = "live_text_s"
+    LIVE_TEXT_IDLE = "live_text_idle_s"
     DAY_REQUESTS = "requests_per_day"
     DAY_MINUTES = "minutes_per_day"

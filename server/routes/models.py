@@ -21,12 +21,17 @@ REFUSED: dict[int | str, dict[str, Any]] = {
 
 
 class WorkerModels(BaseModel):
-    """The models of a worker. omni: whether it is loaded. speech: what the worker says of its speech model."""
+    """The models of a worker.
+
+    omni: whether it is loaded. speech: what the worker says of its speech model. speech_path: in its settings.
+    speech_error: why the latest one was not loaded.
+    """
 
     worker_id: str
     state: str | None
     omni: bool
     speech: dict[str, Any] | None
+    speech_path: str | None
     speech_error: str | None
 
 
@@ -105,11 +110,12 @@ def model_admin_routes(dispatcher: Dispatcher, http: httpx.AsyncClient) -> APIRo
 def _models_of(worker: Worker) -> WorkerModels:
     models = worker.health.get("models")
     models = models if isinstance(models, dict) else {"omni": worker.is_ready}
-    error = models.get("speech_error")
+    path, error = models.get("speech_path"), models.get("speech_error")
     return WorkerModels(
         worker_id=worker.name,
         state=worker.state,
         omni=models.get("omni") is True,
         speech=worker.about("speech") or None,
+        speech_path=path if isinstance(path, str) else None,
         speech_error=error if isinstance(error, str) else None,
     )

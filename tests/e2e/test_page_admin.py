@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 from websockets.sync.client import ClientConnection, connect
 
 from tests.e2e.browser import press_start
@@ -125,8 +125,41 @@ def test_admin_switches_apps_and_stores_durations(browser: Browser, server: Serv
         assert got == 33, f"expected 33, got {got}"
 
 
-def test_admin_adds_and_deletes_voice(browser: Browser, server: ServerProcess) -> None:
+class SpeechModels:
+    """Answers of `/api/admin/models` of a worker whose speech model is unloaded. changes: what was asked."""
+
+    def __init__(self, page: Page):
+        self.changes: list[tuple[str, dict[str, Any]]] = []
+        slots, kind = {"total": 4, "free": 3}, "CustomVoice"
+        counts = {"texts": 1234, "frames": 5678, "late_sounds": 0, "graphs": 9, "bytes": 4_520_000_000}
+        self._speech: dict[str, Any] | None = {"path": "voices", "kind": kind, "slots": slots, **counts}
+        page.route("**/api/admin/models**", self._answer)
+
+    def _answer(self, route: Route) -> None:
+        if route.request.method == "POST":
+            self.changes.append((route.request.url.rpartition("/")[2], route.request.post_data_json))
+            self._speech = None
+            route.fulfill(json={"state": "IDLE", "memory": None})
+            return
+        states = {"speech_path": "voices", "speech_error": None if self._speech else "no memory"}
+        worker = {"worker_id": "worker_0", "state": "IDLE", "omni": True, "speech": self._speech, **states}
+        route.fulfill(json={"workers": [worker]})
+
+
+def test_admin_unloads_and_loads_models_and_adds_and_deletes_voice(browser: Browser, server: ServerProcess) -> None:
     with opened(browser, server, "/admin?lang=en") as page:
+        assert page.is_hidden("#models"), "the worker has no speech model"
+        models, row = SpeechModels(page), page.locator("#models li")
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # refreshes
+        used = "CustomVoice · 1 of 4 slots in use · 1,234 texts · 5,678 frames, 0 late sounds"
+        expect(row).to_contain_text(f"{used} · 9 graphs · weights 4.52 GB")
+        row.get_by_role("button", name="Unload: worker_0").click()
+        page.click("dialog[open] button:has-text('Unload')")
+        expect(row).to_contain_text("no memory")
+        row.get_by_role("button", name="Load: worker_0", exact=True).click()
+        expect(page.locator("#said")).to_have_text("worker_0 loads.")
+        unloading = ("unload", {"worker_id": "worker_0", "model": "speech"})
+        assert models.changes == [unloading, ("load", {"worker_id": "worker_0"})]
         page.set_input_files("#voice-file", str(VOICE))
         page.fill("#voice-name", "An added voice")
         page.click("#voice-send")

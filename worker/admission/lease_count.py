@@ -12,10 +12,12 @@ class LeaseCount:
     Args:
         what: the model, for errors.
         n_slots: requests that are served at the same time.
+
+    n_leases: so far, also those that were given back.
     """
 
     def __init__(self, what: str, n_slots: int):
-        self.n_slots, self._what = n_slots, what
+        self.n_slots, self.n_leases, self._what = n_slots, 0, what
         self._lock, self._n_leased = threading.Lock(), 0
 
     @property
@@ -28,6 +30,7 @@ class LeaseCount:
             if self._n_leased >= self.n_slots:
                 raise SlotError(self._what, expected="a free slot", got=f"all {self.n_slots} in use")
             self._n_leased += 1
+            self.n_leases += 1
         is_held = True
 
         def release() -> None:

@@ -91,3 +91,15 @@ class ClientLimits(Settings):
         le=3600,
         description="seconds for which a WebSocket's client may take no data, or leave a ping unanswered",
     )
+    live_text_s: float = Field(
+        600.0,
+        ge=0.1,
+        le=86_400,
+        description="seconds for which one utterance of `/v1/audio/speech/stream` may have a slot of the speech model",
+    )
+    live_text_idle_s: float = Field(
+        60.0,
+        ge=0.1,
+        le=86_400,
+        description="seconds for which a client of `/v1/audio/speech/stream` may send nothing while text is expected",
+    )

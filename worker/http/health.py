@@ -87,6 +87,7 @@ def health(
         "models": {
             "omni": loaded is not None,
             "speech": None if service.speech is None else service.speech.body(),
+            "speech_path": None if settings.engine.speech_path is None else str(settings.engine.speech_path),
             "speech_error": service.speech_error,
             "conversion": service.conversions.body(),
         },

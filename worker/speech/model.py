@@ -104,6 +104,8 @@ class SpeechModel:
             "speakers": list(config.speakers),
             "languages": sorted(config.languages),
             "slots": self.slots.body(),
+            "texts": self.slots.n_leases,
+            "bytes": self.parts.n_bytes,
             "frames": self._loop.n_frames,
             "late_sounds": self._loop.n_sounds_late,
             "graphs": sum(one.n_graphs for one in self.regions.values()),

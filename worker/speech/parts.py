@@ -34,6 +34,7 @@ class SpeechParts:
     Attributes:
         folder: of the checkpoint.
         sampling: that the checkpoint states.
+        n_bytes: of all weights.
     """
 
     folder: Path
@@ -41,6 +42,7 @@ class SpeechParts:
     tokenizer: PromptTokenizer
     sampling: FrameSampling
     streams: SpeechStreams
+    n_bytes: int
 
     @property
     def runner(self) -> TalkerRunner:
@@ -67,6 +69,8 @@ def build_speech(folder: Path, config: EngineConfig, device: torch.device) -> Sp
     speaker = None
     if model_config.tts_model_type == "base":
         speaker = load_speaker_encoder(folder, device=device, dtype=torch.float32)
+    modules = [model, codec_parts, *([] if speaker is None else [speaker])]
+    n_bytes = sum(weight.nbytes for module in modules for weight in module.parameters())
     by_kernels = uses_kernels(config.compile, device)
     if config.compile.enabled_on(device.type):
         apply_backend_flags(config.compile, device)
@@ -78,7 +82,7 @@ def build_speech(folder: Path, config: EngineConfig, device: torch.device) -> Sp
     runner = TalkerRunner(model, n_slots=n_slots, max_len=config.speech_rows, shapes=shapes)
     streams = SpeechStreams(runner, SpeechCodec(codec_parts, speaker, n_slots=n_slots))
     tokenizer = PromptTokenizer.load(folder, model_config)
-    return SpeechParts(folder, model_config, tokenizer, load_sampling(folder), streams)
+    return SpeechParts(folder, model_config, tokenizer, load_sampling(folder), streams, n_bytes)
 
 
 def compile_speech(parts: SpeechParts, config: EngineConfig, progress: Progress) -> dict[str, RegionState]:

@@ -166,6 +166,7 @@ class DoorTurn:
         self._has_begun = self._is_sent = False
         self._later: list[str] = []  # messages after the request
         self._n_later_sent = 0  # of them to the worker in `_link`
+        self.slot_given = asyncio.Event()  # set when a worker has accepted the turn
         self._link: ClientConnection | None = None
         self._sending = asyncio.Lock()
 
@@ -234,6 +235,7 @@ class DoorTurn:
             while True:
                 lease, link = await slots.open(pending, self._connect, self._notify, needs_model=True)
                 begun = time.monotonic()
+                self.slot_given.set()
                 try:
                     if await self._converse(lease, link):
                         return

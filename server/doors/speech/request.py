@@ -1,7 +1,7 @@
 """The request of `POST /v1/audio/speech`. Contains no voices' files and no turn."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast, get_args
 
 from server.doors.core.request_fields import RequestFields
@@ -13,6 +13,7 @@ from worker.describe import shown
 from worker.protocol.speech_messages import MAX_EMBEDDED, MAX_WIDTH, SpeechTask
 
 MAX_INPUT = 4096  # characters
+SPLITS = ("none", "sentence", "clause")
 TASKS: tuple[SpeechTask, ...] = get_args(SpeechTask)
 
 
@@ -30,6 +31,7 @@ class SpeechOrder:
         ref_audio: a sound file in base64 whose voice speaks, with or without `data:...,`; None: that of `voice`.
         seed: of all random draws; None: a new one.
         speak: fields of the worker's `SpeakRequest` that only the speech model reads.
+        in_parts: of live text: the sound leaves as it is made, not as one message.
     """
 
     model: str
@@ -41,6 +43,7 @@ class SpeechOrder:
     ref_audio: str | None = None
     seed: int | None = None
     speak: Mapping[str, object] = field(default_factory=dict)
+    in_parts: bool = True
 
 
 def speech_order(body: bytes) -> SpeechOrder:
@@ -53,19 +56,35 @@ def speech_order(body: bytes) -> SpeechOrder:
     return order_of(fields, text)
 
 
-def order_of(fields: RequestFields, text: str = "", *, default_model: str | None = None) -> SpeechOrder:
+def live_order(fields: RequestFields, default_model: str) -> SpeechOrder:
+    """The order in a `session.config` of live text, with the names of vLLM-Omni. Raises: ApiError.
+
+    default_model: of a config that names none.
+    """
+    if fields.flag("word_timestamps"):
+        raise invalid("word_timestamps", expected="false: words are not aligned", got="true")
+    if fields.has("split_granularity"):  # the text is one utterance, spoken while it arrives
+        fields.choice("split_granularity", SPLITS)
+    order = order_of(fields, default_model=default_model, default_format="wav")
+    return replace(order, in_parts=fields.flag("stream_audio", default=True))
+
+
+def order_of(
+    fields: RequestFields, text: str = "", *, default_model: str | None = None, default_format: FormatName = "mp3"
+) -> SpeechOrder:
     """The order in fields. Raises: ApiError.
 
     Args:
         text: to speak; "" if it comes later.
         default_model: of a request that names none; None: it must name one.
+        default_format: of a request that names none.
     """
     speed = fields.number("speed", MIN_SPEED, MAX_SPEED)
     return SpeechOrder(
         model=fields.text("model", default_model),
         text=text,
-        voice=voice_name(fields, "voice"),
-        format=cast(FormatName, fields.choice("response_format", FORMAT_NAMES, "mp3")),
+        voice=voice_name(fields, "voice" if fields.has("voice") or not fields.has("speaker") else "speaker"),
+        format=cast(FormatName, fields.choice("response_format", FORMAT_NAMES, default_format)),
         speed=1.0 if speed is None else speed,
         stream=cast(Literal["audio", "sse"], fields.choice("stream_format", STREAM_FORMATS, "audio")),
         ref_audio=fields.text("ref_audio", "") or None,
@@ -93,7 +112,7 @@ def speak_fields(fields: RequestFields) -> dict[str, object]:
         "speaker_embedding": vector,
         "task": fields.choice("task_type", TASKS) if fields.has("task_type") else None,
         "max_frames": fields.whole("max_new_tokens", 1, 100_000),
-        "first_chunk_frames": fields.whole("initial_codec_chunk_frames", 1, 8),
+        "first_chunk_frames": fields.whole("initial_codec_chunk_frames", 0, 8),
         "sampling": {name: value for name, value in sampling.items() if value is not None},
     }
     return {name: value for name, value in found.items() if value is False or value}

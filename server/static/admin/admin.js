@@ -8,6 +8,7 @@ import { addTexts, chooseLanguage, onLanguage, setPlain, t } from "../shared/i18
 import { applyTheme } from "../shared/theme.js";
 import { Metrics } from "./metrics-text.js";
 import { Presets, Voices } from "./panels/library.js";
+import { Models } from "./panels/models.js";
 import { Overview } from "./panels/overview.js";
 import { Queue } from "./panels/queue.js";
 import { Recordings } from "./panels/recordings.js";
@@ -26,9 +27,10 @@ chooseLanguage();
 
 const overview = new Overview();
 const workers = new Workers();
+const models = new Models(act);
 const queue = new Queue(act);
 const slow = [new Switches(act), new Eta(act), new Voices(act), new Presets(), new Recordings(act)];
-const panels = [overview, workers, queue, ...slow];
+const panels = [overview, workers, models, queue, ...slow];
 let round = 0;
 let isRefreshing = false;
 let trouble = null; // message of the last failure
@@ -48,7 +50,7 @@ async function refreshFast() {
 async function refresh(all = false) {
   if (isRefreshing) return;
   isRefreshing = true;
-  const jobs = [refreshFast(), ...(all ? slow.map((panel) => panel.refresh()) : [])];
+  const jobs = [refreshFast(), models.refresh(), ...(all ? slow.map((panel) => panel.refresh()) : [])];
   const failed = (await Promise.allSettled(jobs)).find(({ status }) => status === "rejected");
   isRefreshing = false;
   showTrouble(failed ? t("trouble", { text: failed.reason.message }) : null);

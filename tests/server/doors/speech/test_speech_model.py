@@ -19,6 +19,7 @@ from server.live import slot_wait
 from tests.server.doors.core.test_sound_formats import decoded
 from tests.server.live_gateway import RunningGateway, running_gateway, wait_until
 from tests.worker.speech.served import FRAME, N_SLOTS, SpeechWorker, speech_worker
+from worker.config.access import ClientLimits
 from worker.protocol.speech_messages import SPEECH_VOICES
 
 PATH, STREAM = "/v1/audio/speech", "/v1/audio/speech/stream"
@@ -34,9 +35,9 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpeechWorker]:
 
 
 @asynccontextmanager
-async def gateway_of(worker: SpeechWorker, *, omni: bool = False) -> AsyncIterator[RunningGateway]:
-    engine = worker.service.settings.engine
-    async with running_gateway(worker.port, model={"omni": omni, "speech_path": engine.speech_path}) as gateway:
+async def gateway_of(worker: SpeechWorker, *, omni: bool = False, **service: Any) -> AsyncIterator[RunningGateway]:
+    model = {"omni": omni, "speech_path": worker.service.settings.engine.speech_path}
+    async with running_gateway(worker.port, model=model, **service) as gateway:
         workers = gateway.gateway.dispatcher.workers
         await wait_until(lambda: workers.n_free_of("speech") == N_SLOTS, "free slots of the speech model")
         yield gateway
@@ -140,50 +141,109 @@ def test_requests_wait_for_the_slots_of_their_model(worker: SpeechWorker) -> Non
     run(worker, scenario)
 
 
-def test_live_text_is_spoken_while_it_arrives(worker: SpeechWorker) -> None:
+async def until_done(socket: websockets.ClientConnection) -> tuple[bytes, list[dict[str, Any]]]:
+    """The sound of one utterance, and its messages up to `session.done`."""
+    sound, told = b"", list[dict[str, Any]]()
+    while not told or told[-1]["type"] != "session.done":
+        message = await socket.recv()
+        if isinstance(message, bytes):
+            sound += message
+        else:
+            told.append(json.loads(message))
+            assert told[-1]["type"] != "error", told
+    return sound, told
+
+
+def test_live_texts_are_spoken_while_they_arrive(worker: SpeechWorker) -> None:
+    """Utterances follow each other on one connection, each with the latest settings."""
+
     async def scenario(gateway: RunningGateway) -> None:
         async with websockets.connect(f"ws://127.0.0.1:{gateway.port}{STREAM}", proxy=None) as socket:
-            config = {"type": "session.config", "voice": "serena", "response_format": "pcm", "max_new_tokens": 12}
-            await socket.send(json.dumps(config))
-            await socket.send(json.dumps({"type": "input.text", "text": "One two three "}))
-            assert json.loads(await socket.recv()) == {"type": "audio.start", "sentence_index": 0, "format": "pcm"}
+
+            async def send(kind: str, **fields: Any) -> None:
+                await socket.send(json.dumps({"type": kind, **fields}))
+
+            await send("session.config", speaker="serena", response_format="pcm", max_new_tokens=12)
+            await send("input.text", text="")
+            await send("input.text", text="One two three ")
+            start = {
+                "type": "audio.start",
+                "utterance_index": 0,
+                "sentence_index": 0,
+                "sentence_text": "One two three ",
+            }
+            assert json.loads(await socket.recv()) == {**start, "format": "pcm", "sample_rate": 24_000, "channels": 1}
             first = await socket.recv()
             assert isinstance(first, bytes) and len(first) == 2 * FRAME, "sound comes before the end of the text"
-            await socket.send(json.dumps({"type": "input.text", "text": "four five."}))
-            await socket.send(json.dumps({"type": "input.done"}))
-            messages = [message async for message in socket]
-        sound = first + b"".join(message for message in messages if isinstance(message, bytes))
-        done, ended = (json.loads(message) for message in messages if isinstance(message, str))
-        assert done == {"type": "audio.done", "sentence_index": 0, "total_bytes": len(sound), "error": False}
-        assert ended["type"] == "session.done" and ended["usage"]["output_tokens"] == len(sound) // (2 * FRAME)
-        assert socket.close_code == 1000
+            await send("input.text", text="four five.")
+            await send("input.done")
+            await send("session.config", stream_audio=False, max_new_tokens=2, split_granularity="sentence")
+            await send("input.text", text="Six.")  # while the first utterance is spoken
+            await send("input.done")
+            rest, (done, ended) = await until_done(socket)
+            place = {"utterance_index": 0, "sentence_index": 0}
+            n_bytes = len(first + rest)
+            assert done == {"type": "audio.done", **place, "total_bytes": n_bytes, "error": False}
+            assert ended["usage"]["output_tokens"] == n_bytes // (2 * FRAME) and ended["total_sentences"] == 1
+            assert json.loads(await socket.recv())["format"] == "wav"
+            whole = await socket.recv()
+            assert isinstance(whole, bytes) and len(whole) == 44 + 2 * 2 * FRAME, "one frame has the whole file"
+            _, (done, ended) = await until_done(socket)
+            assert (ended["utterance_index"], done["total_bytes"]) == (1, len(whole))
+            await send("input.text", text=" ")
+            await send("input.done")
+            assert (await until_done(socket))[1][0]["total_sentences"] == 0, "an utterance without text"
+            await send("session.close")
+            await socket.wait_closed()
+            assert socket.close_code == 1000
 
     run(worker, scenario)
 
 
-WRONG: list[tuple[list[dict[str, str]], str]] = [
+WRONG: list[tuple[list[dict[str, Any]], str]] = [
     ([{"type": "input.text", "text": "Hi"}], "type"),
     ([{"type": "session.config", "model": "tiny"}], "model"),
     ([{"type": "session.config", "voice": "missing"}, {"type": "input.text", "text": "Hi there "}], "voice"),
+    ([{"type": "session.config", "word_timestamps": True}], "word_timestamps"),
     ([{"type": "session.config"}, {"type": "input.audio"}], "type"),
-    ([{"type": "session.config"}, {"type": "input.done"}], "input"),
+    ([{"type": "session.config"}, {"type": "input.text", "text": "Hi "}, {"type": "session.config"}], "type"),
+    ([{"type": "session.config"}, {"type": "input.text", "text": 5}], "input"),
 ]
+
+
+async def last_error(gateway: RunningGateway, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The error that ends a connection with these messages."""
+    found = []
+    async with websockets.connect(f"ws://127.0.0.1:{gateway.port}{STREAM}", proxy=None) as socket:
+        for message in messages:
+            await socket.send(json.dumps(message))
+        with suppress(websockets.ConnectionClosed):
+            while True:
+                if isinstance(received := await socket.recv(), str):
+                    found.append(json.loads(received))
+    assert found[-1]["type"] == "error" and socket.close_code == 1008, (messages, found)
+    error: dict[str, Any] = found[-1]["error"]
+    return error
 
 
 def test_errors_of_live_text_end_the_connection(worker: SpeechWorker) -> None:
     async def scenario(gateway: RunningGateway) -> None:
         for messages, param in WRONG:
-            found = []
-            async with websockets.connect(f"ws://127.0.0.1:{gateway.port}{STREAM}", proxy=None) as socket:
-                for message in messages:
-                    await socket.send(json.dumps(message))
-                with suppress(websockets.ConnectionClosed):
-                    while True:
-                        found.append(json.loads(await socket.recv()))
-            assert found[-1]["type"] == "error" and found[-1]["error"]["param"] == param, found
-            assert socket.close_code == 1008
+            error = await last_error(gateway, messages)
+            assert error["param"] == param, (messages, error)
 
     run(worker, scenario, omni=True)
+
+
+@pytest.mark.parametrize("limit", ["live_text_s", "live_text_idle_s"])
+def test_silent_clients_lose_their_slot(worker: SpeechWorker, limit: str) -> None:
+    async def scenario(gateway: RunningGateway) -> None:
+        begun = [{"type": "session.config"}, {"type": "input.text", "text": "Hi "}]
+        error = await last_error(gateway, begun)
+        assert error["code"] == "limit_reached" and limit in str(error["message"])
+        assert f'limits_total{{limit="{limit}"}} 1.0' in (await gateway.http.get("/metrics")).text
+
+    run(worker, scenario, limits=ClientLimits(**{limit: 0.1}))
 
 
 def test_benchmark_hears_every_text(worker: SpeechWorker) -> None:
@@ -210,6 +270,7 @@ def test_administrators_swap_the_model(worker: SpeechWorker, tmp_path: Path, mon
 
         [shown] = (await http.get("/api/admin/models")).json()["workers"]
         assert shown["speech"]["kind"] == "CustomVoice" and shown["omni"] is False
+        assert shown["speech"]["path"] == shown["speech_path"] and shown["speech"]["bytes"] > 1000
         assert "config.json" in (await post("load", 400, speech_path=str(tmp_path)))["detail"]
         folder = await asyncio.to_thread(build, tmp_path / "designs", "voice_design")
         await post("load", 202, speech_path=str(folder))
