@@ -15,6 +15,7 @@ from worker.protocol.messages import Error
 
 OPEN_S = 15.0  # longer than a worker waits for a free slot
 CLOSE_S = 3.0
+PING_S, PONG_S = 5.0, 15.0  # between pings; for the answer, after which the connection counts as lost
 MAX_FRAME = 64 * 2**20
 
 
@@ -44,6 +45,8 @@ async def open_socket(
             max_size=MAX_FRAME,
             open_timeout=timeout,
             close_timeout=CLOSE_S,
+            ping_interval=PING_S,
+            ping_timeout=PONG_S,
         )
     except InvalidStatus as error:
         raise Refused(address.url, error.response.status_code) from None

@@ -3,6 +3,7 @@
 Uses files, signals and process groups. Does not decide when a process starts again.
 """
 
+import logging
 import os
 import re
 import shutil
@@ -14,9 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 
+LOG = logging.getLogger(__name__)
 PARENT_DEATH = Path(__file__).with_name("parent_death.py")
 TAIL_BYTES = 64 * 1024  # at the end of a log that are searched for the last message
 MAX_MESSAGE_CHARS = 300
@@ -80,10 +83,10 @@ class ChildProcess:
         return 0 if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start the process. Raises: OSError if the system cannot create the process or the log."""
+        """Start the process, also without a log if that cannot be opened. Raises: OSError."""
         assert self.poll() is not None or self._process is None, "expected no running process"
         command = [sys.executable, "-IS", str(PARENT_DEATH), str(os.getpid()), *self.program.command]
-        with self.log.open("ab") as log:
+        with self._open_log() as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
                 command,
@@ -97,6 +100,13 @@ class ChildProcess:
         self._status = None
         with suppress(OSError):  # the process stays under supervision without a pid file, such as on a full disk
             self.pid_file.write_text(f"{self.pid}\n")
+
+    def _open_log(self) -> BinaryIO:
+        try:
+            return self.log.open("ab")
+        except OSError as error:  # such as in a folder that became read-only
+            LOG.warning("%s writes no log: %s", self.program.name, error)
+            return open(os.devnull, "ab")
 
     def poll(self) -> int | None:
         """Exit status, negative for a signal; None while the process runs and before the first start.

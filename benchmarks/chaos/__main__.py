@@ -7,6 +7,7 @@ docs/reliability.md explains the tables.
 import argparse
 import asyncio
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -97,6 +98,7 @@ def main(arguments: list[str] | None = None) -> None:
         "table": [],
         "kill": None,
     }
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the processes of the system end before this one
     try:
         asyncio.run(measure(options, result))
     except KeyboardInterrupt:

@@ -31,17 +31,16 @@ CONFIG = {
 SPEC = Spec(sound_in="pcm16", sound_out="pcm16", resume=True)
 RETRY_S = 0.25  # between attempts to begin again
 DEADLINE_S = 1.0
-PHASE_S = 0.25  # by which the sessions' units are apart
+PHASE = 0.25  # of the time between two units, by which those of the sessions are apart
 
 
 class Fingerprint(NamedTuple):
-    """What is the same in two runs of a unit with the same ids."""
+    """What is the same in two runs of a unit with the same text ids. The speech of a turn begins anew after a move."""
 
     is_listen: bool
     text: str
     end_of_turn: bool
     n_tokens: int
-    n_speech_tokens: int
     context_rows: int
 
 
@@ -84,6 +83,7 @@ class LiveClient:
         url: of the gateway, or of a proxy in front of it.
         name: id of the session.
         seed: of the session, and which second of the sound is its first.
+        pace_s: between two units.
 
     Attributes:
         units: in the order of sending.
@@ -95,6 +95,7 @@ class LiveClient:
     url: str
     name: str
     seed: int
+    pace_s: float = 1.0
     units: list[Unit] = field(default_factory=list)
     notices: list[Notice] = field(default_factory=list)
     moves: list[SessionMoved] = field(default_factory=list)
@@ -103,6 +104,11 @@ class LiveClient:
     prepared: asyncio.Event = field(default_factory=asyncio.Event)
     _is_over: bool = False
     _waiting: list[Unit] = field(default_factory=list)
+
+    @property
+    def n_answered(self) -> int:
+        """Units with a result."""
+        return sum(unit.fingerprint is not None for unit in self.units)
 
     def stop(self) -> None:
         """Send no further unit."""
@@ -148,7 +154,7 @@ class LiveClient:
     async def _send(self, client: DuplexClient) -> None:
         """Send units in real time; after a break, those of the time since then are not sent."""
         seconds = sounds()
-        await asyncio.sleep(PHASE_S * (self.seed % 4))
+        await asyncio.sleep(PHASE * self.pace_s * (self.seed % 4))
         begun, n_sent = time.monotonic(), 0
         while not self._is_over:
             unit = Unit(len(self.units), time.monotonic(), self.n_begun)
@@ -156,7 +162,7 @@ class LiveClient:
             self._waiting.append(unit)
             await client.send_unit(seconds[(n_sent + 3 * self.seed) % len(seconds)])
             n_sent += 1
-            await asyncio.sleep(begun + n_sent - time.monotonic())
+            await asyncio.sleep(begun + n_sent * self.pace_s - time.monotonic())
 
     async def _receive(self, client: DuplexClient) -> None:
         async for message in client:
@@ -181,7 +187,6 @@ class LiveClient:
             message.text,
             message.end_of_turn,
             message.n_tokens,
-            message.n_tts_tokens,
             message.kv_cache_length,
         )
         if message.audio_data is not None:
@@ -200,11 +205,12 @@ class LiveGroup:
     Args:
         urls: one for each session.
         name: prefix of their ids.
+        pace_s: between two units of a session.
     """
 
-    def __init__(self, urls: Sequence[str], name: str):
+    def __init__(self, urls: Sequence[str], name: str, pace_s: float = 1.0):
         # The prefix is that of sessions without pictures.
-        self.clients = [LiveClient(url, f"adx_{name}_{number}", number) for number, url in enumerate(urls)]
+        self.clients = [LiveClient(url, f"adx_{name}_{number}", number, pace_s) for number, url in enumerate(urls)]
         self._begin = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 

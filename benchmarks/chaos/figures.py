@@ -28,9 +28,9 @@ class SessionFigures:
     name: of the session. recovery: to the first result after the fault. silence: the longest time between two results.
     lost_units: units without a result. lost_text: characters, and lost_sound: seconds, that the undisturbed run has in
     units of the same conversation and that were not received. n_before, n_same_before: units that were answered before
-    the fault, and those with the same decision, text and numbers as undisturbed; n_after, n_same_after: later ones.
+    the fault, and those with the same decision, text and context as undisturbed; n_after, n_same_after: later ones.
     late: units whose result took more than a second. begun_again: conversations after the first one. moves: to another
-    worker.
+    worker. difference: the first unit that is not the same.
     """
 
     name: str
@@ -46,6 +46,7 @@ class SessionFigures:
     late: int
     begun_again: int
     moves: int
+    difference: str = ""
 
 
 def session_figures(client: LiveClient, undisturbed: Undisturbed, at: float) -> SessionFigures:
@@ -56,7 +57,7 @@ def session_figures(client: LiveClient, undisturbed: Undisturbed, at: float) -> 
     counts = {True: 0, False: 0}
     same = {True: 0, False: 0}
     lost_units = lost_text = 0
-    lost_sound = 0.0
+    lost_sound, difference = 0.0, ""
     for unit, expected in zip(client.units, undisturbed.units, strict=False):
         if unit.n_begun:
             continue
@@ -69,6 +70,8 @@ def session_figures(client: LiveClient, undisturbed: Undisturbed, at: float) -> 
         is_same = unit.fingerprint == expected.fingerprint
         counts[is_before] += 1
         same[is_before] += is_same
+        if not (is_same or difference):
+            difference = f"unit {unit.number}: expected {expected.fingerprint}, got {unit.fingerprint}"
         if is_same:
             lost_sound += max(0.0, expected.sound_s - unit.sound_s)
     return SessionFigures(
@@ -85,6 +88,7 @@ def session_figures(client: LiveClient, undisturbed: Undisturbed, at: float) -> 
         late=sum(unit.is_late for unit in client.units),
         begun_again=client.n_begun,
         moves=len(client.moves),
+        difference=difference,
     )
 
 

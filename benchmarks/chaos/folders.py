@@ -6,9 +6,9 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-SIZE = "48m"
+SIZE = "256m"
 FILLER = "filler"
-STEP = 2**16
+STEP = 2**20
 
 
 class SmallDisk:

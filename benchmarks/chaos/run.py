@@ -17,6 +17,7 @@ from benchmarks.chaos.system import N_WORKERS, System
 
 N_SESSIONS = 4
 AFTER_S = 5.0
+UNDISTURBED_PACE_S = 0.4  # each unit has its own decision however late it comes
 KILLS_OF_A_GROUP = 4  # a session may lose five workers
 MAX_RECOVERY_S = 60.0
 
@@ -32,8 +33,10 @@ class References:
         """At least so many units of each session."""
         if n_units > self._n_units:
             await self._system.wait_ready()
-            async with LiveGroup([self._system.url] * N_SESSIONS, f"reference_{n_units}") as group:
-                await asyncio.sleep(n_units + 1)
+            urls, name = [self._system.url] * N_SESSIONS, f"undisturbed_{n_units}"
+            async with LiveGroup(urls, name, UNDISTURBED_PACE_S) as group:
+                while min(client.n_answered for client in group.clients) < n_units:
+                    await asyncio.sleep(0.1)
             self._sessions, self._n_units = [Undisturbed.of(client) for client in group.clients], n_units
         return self._sessions
 

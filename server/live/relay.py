@@ -24,7 +24,7 @@ from server.live.recorder import STAMPED, Recorder
 from server.live.worker_link import WorkerDrainsError, WorkerLostError
 from server.metrics import GatewayMetrics
 from worker.protocol.codec import peek_header
-from worker.protocol.codes import CloseCode, ErrorCode
+from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
 from worker.protocol.messages import Error, Paused, Prepared, Result, Resumed, write
 
 FRAGMENT = 2**20  # characters or bytes
@@ -145,6 +145,9 @@ class Relay:
                     if self._is_over:  # workers of the public implementation send no close frame
                         return WorkerClose(CloseCode.NORMAL, "")
                     raise WorkerLostError(self._lease.worker.name, expected="a close frame", got="none") from None
+                if closed.rcvd.reason == CloseReason.ENGINE and self._journal is not None and self._journal.can_rebuild:
+                    expected, got = "an engine that runs", "one that failed"
+                    raise WorkerLostError(self._lease.worker.name, expected=expected, got=got) from None
                 code = CloseCode.NORMAL if closed.rcvd.code == CloseCode.NO_STATUS else closed.rcvd.code
                 return WorkerClose(code, closed.rcvd.reason)
             received_at = time.monotonic()

@@ -125,8 +125,9 @@ def test_full_disk_does_not_end_supervision(root: Path, tmp_path: Path, monkeypa
         "worker 0", "worker_0", (sys.executable, "-c", "import time; time.sleep(60)"), "http://127.0.0.1:1"
     )
     child = ChildProcess(program, tmp_path, root)
+    child.log.mkdir()  # cannot be opened, also by root
     child.start()
-    assert child.is_running, "expected a process without a pid file, got none"
+    assert child.is_running, "expected a process without a log and a pid file, got none"
     child.kill()
     wait_until(lambda: not child.is_running, "the end of the process")
 

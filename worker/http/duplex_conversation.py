@@ -379,7 +379,8 @@ class DuplexConversation:
         if code is ErrorCode.INTERNAL:
             LOG.error("session %s: %s", self.name, error, exc_info=error)
         self._metrics.error(code)
-        self._send(Error.of(error, code))
+        if not (self._spec.resume and isinstance(error, EngineError)):  # with a gateway the session goes on elsewhere
+            self._send(Error.of(error, code))
 
     async def _answer_error(self, error: Exception) -> ConversationEnd | None:
         """Send an error in order. Returns: the end of the conversation, if the error ends it."""

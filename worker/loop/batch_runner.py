@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from models.errors import AudioError, ContextOverflowError, ImageError
+import torch
+
+from models.errors import AudioError, ContextOverflowError, ImageError, ModelError
 from models.stages.step_types import Counters
 from models.stages.unit_steps import UnitSteps
 from worker.loop.job import Job
@@ -24,6 +26,22 @@ CLIENT_ERRORS = (AudioError, ContextOverflowError, ImageError)  # a client has c
 
 Result = TypeVar("Result", covariant=True)
 Params = ParamSpec("Params")
+
+
+class DeviceLostError(ModelError, RuntimeError):
+    """The device fails every call, as a GPU does after an illegal access until its process ends."""
+
+
+def check_device(error: Exception, device: torch.device) -> None:
+    """Tell a device that is lost from a call that failed. Raises: DeviceLostError."""
+    if isinstance(error, DeviceLostError):
+        raise error
+    if not isinstance(error, torch.AcceleratorError):
+        return
+    try:
+        torch.get_device_module(device).synchronize()
+    except torch.AcceleratorError as lost:
+        raise DeviceLostError(f"device {device}", expected="a working one", got=str(lost).split("\n")[0]) from error
 
 
 class BatchStage(Protocol[Result]):
@@ -83,12 +101,16 @@ class Overlap:
 
 
 class BatchRunner:
-    """The jobs in flight. Every call that may raise because of one of them goes through here."""
+    """The jobs in flight. Every call that may raise because of one of them goes through here.
+
+    A device that is lost is the failure of none of them: DeviceLostError ends the engine's thread.
+    """
 
     def __init__(self, unit_steps: UnitSteps, voices: VoiceManager, observer: Observer, clock: Callable[[], float]):
         self.unit_steps, self.voices, self.observer, self.clock = unit_steps, voices, observer, clock
         self.jobs: list[Job] = []
         self.overlap = Overlap()
+        self._device = unit_steps.device
 
     # --- jobs ----------------------------------------------------------------------------------
 
@@ -122,12 +144,15 @@ class BatchRunner:
     def run_with_retry(self, jobs: list[Job], stage: BatchStage[Result]) -> list[tuple[Job, Result]]:
         """Run a batch; if it fails, undo it and run each job alone. Returns: the jobs that succeeded and their
         results.
+
+        Raises: DeviceLostError.
         """
         if not jobs:
             return []
         try:
             return list(zip(jobs, stage.run(jobs), strict=True))
         except Exception as error:
+            check_device(error, self._device)
             if len(jobs) > 1:
                 LOG.warning("a batch of %d failed and is run again one by one: %s", len(jobs), error)
             for job in jobs:
@@ -144,6 +169,7 @@ class BatchRunner:
         try:
             call(job, *args, **kwargs)
         except Exception as error:
+            check_device(error, self._device)
             self.fail(job, error)
 
     def guard_speech(
@@ -153,6 +179,7 @@ class BatchRunner:
         try:
             call(job, *args, **kwargs)
         except Exception as error:
+            check_device(error, self._device)
             self.disable_speech(job, error)
 
     # --- failure -------------------------------------------------------------------------------

@@ -103,14 +103,13 @@ class GptLiveConnection:
         self._writer = EventWriter(client)
         self._send = GptLiveEventSender(self._writer.put)
         self._opened_at = self._accepted_at = time.monotonic()
-        self._expires_at = int(time.time() + context.limits.session_s)
         self._session = GptLiveSession(
             self._send,
             context.model_names,
             context.voices,
             live.identity,
             f"sess_{secrets.token_hex(12)}",
-            self._expires_at,
+            int(time.time() + context.limits.session_s),
             time.monotonic,
             context.transcriber,
             context.live_barge_in_ms,
@@ -240,7 +239,7 @@ class GptLiveConnection:
         while True:
             await asyncio.sleep(POLL_S)
             now = time.monotonic()
-            if time.time() >= self._expires_at:
+            if now - self._opened_at >= self._context.limits.session_s:
                 raise GptLiveOverError(EXPIRED)
             is_idle = now - self._accepted_at > self._context.limits.idle_s
             if is_idle or (now - self._opened_at > START_S and not self._session.configured.is_set()):

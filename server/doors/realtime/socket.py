@@ -106,15 +106,14 @@ class RealtimeConnection:
         self._client, self._context, self._live = client, context, live
         self._writer = EventWriter(client)
         self._has_begun = False
-        self._accepted_at = time.monotonic()
-        self._expires_at = time.time() + context.limits.session_s
+        self._begun_at = self._accepted_at = time.monotonic()
         self._send = EventSender(self._writer.put)
         used = SessionContext(
             context.voices,
             context.turns,
             context.transcriber,
             live.identity,
-            int(self._expires_at),
+            int(time.time() + context.limits.session_s),
             time.monotonic,
             context.slot,
             lambda: context.usage.left(live.identity),
@@ -288,9 +287,10 @@ class RealtimeConnection:
             await asyncio.sleep(DRAIN_POLL_S)
             if self._session.is_duplex:
                 self._session.lane.check_idle()
-            if time.time() >= self._expires_at:
+            now = time.monotonic()
+            if now - self._begun_at >= self._context.limits.session_s:
                 raise SessionOverError(expired(self._context.limits.session_s))
-            if time.monotonic() - self._accepted_at > self._context.limits.idle_s:
+            if now - self._accepted_at > self._context.limits.idle_s:
                 raise SessionOverError(IDLE)
             is_quiet = self._session.response is None and not self._session.is_playing
             if self._context.slots.live.draining and is_quiet:
