@@ -16,7 +16,7 @@ from clients.resumption import ConnectionChange
 from worker.config.service import ROOT
 from worker.loop.results import SOUND_RATE
 from worker.media import read_units
-from worker.protocol.gateway_messages import SessionMoved
+from worker.protocol.gateway_messages import SessionMoved, SessionMoving
 from worker.protocol.messages import Error, Result, Spec
 
 VIDEO = ROOT / "assets/warmup.mp4"
@@ -61,7 +61,7 @@ class Unit:
         return self.answered_at is not None and self.answered_at - self.sent_at > DEADLINE_S
 
 
-class Notice(NamedTuple):
+class FaultSign(NamedTuple):
     """Something that tells of a fault. at: monotonic s."""
 
     at: float
@@ -76,7 +76,7 @@ def sounds() -> Sequence[np.ndarray]:
 
 
 @dataclass
-class LiveClient:
+class ChaosClient:
     """One session at real-time pace. If its conversation ends it begins another one, as a user does.
 
     Args:
@@ -97,7 +97,7 @@ class LiveClient:
     seed: int
     pace_s: float = 1.0
     units: list[Unit] = field(default_factory=list)
-    notices: list[Notice] = field(default_factory=list)
+    notices: list[FaultSign] = field(default_factory=list)
     moves: list[SessionMoved] = field(default_factory=list)
     session_id: str = ""
     n_begun: int = 0
@@ -169,6 +169,8 @@ class LiveClient:
             if isinstance(message, SessionMoved):
                 self.moves.append(message)
                 self._note("session_moved")
+            elif isinstance(message, SessionMoving):
+                self._note(message.type)
             elif isinstance(message, Result | Error):
                 self._answer(message)
 
@@ -196,7 +198,7 @@ class LiveClient:
         self._note("connection replaced" if change.is_back else "connection lost")
 
     def _note(self, text: str) -> None:
-        self.notices.append(Notice(time.monotonic(), "client", text))
+        self.notices.append(FaultSign(time.monotonic(), "client", text))
 
 
 class LiveGroup:
@@ -210,7 +212,7 @@ class LiveGroup:
 
     def __init__(self, urls: Sequence[str], name: str, pace_s: float = 1.0):
         # The prefix is that of sessions without pictures.
-        self.clients = [LiveClient(url, f"adx_{name}_{number}", number, pace_s) for number, url in enumerate(urls)]
+        self.clients = [ChaosClient(url, f"adx_{name}_{number}", number, pace_s) for number, url in enumerate(urls)]
         self._begin = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 

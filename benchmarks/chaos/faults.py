@@ -10,7 +10,7 @@ from functools import partial
 
 import websockets
 
-from benchmarks.chaos.clients import LiveGroup, Notice
+from benchmarks.chaos.clients import FaultSign, LiveGroup
 from benchmarks.chaos.figures import FaultRow
 from benchmarks.chaos.network import FaultyProxy
 from benchmarks.chaos.system import N_WORKERS, System
@@ -59,7 +59,7 @@ class Scene:
         self.row.back_s = ready - self.row.at
 
     def notice(self, who: str, text: str) -> None:
-        self.row.notices.append(Notice(time.monotonic(), who, text))
+        self.row.notices.append(FaultSign(time.monotonic(), who, text))
 
 
 Cause = Callable[[Scene], Awaitable[None]]

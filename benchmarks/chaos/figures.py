@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.chaos.clients import LiveClient, Notice, Unit
+from benchmarks.chaos.clients import ChaosClient, FaultSign, Unit
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Undisturbed:
     units: tuple[Unit, ...]
 
     @classmethod
-    def of(cls, client: LiveClient) -> "Undisturbed":
+    def of(cls, client: ChaosClient) -> "Undisturbed":
         return cls(tuple(client.units))
 
 
@@ -49,7 +49,7 @@ class SessionFigures:
     difference: str = ""
 
 
-def session_figures(client: LiveClient, undisturbed: Undisturbed, at: float) -> SessionFigures:
+def session_figures(client: ChaosClient, undisturbed: Undisturbed, at: float) -> SessionFigures:
     """Compare a session with its undisturbed run. at: time of the fault, monotonic s."""
     answers = sorted(unit.answered_at for unit in client.units if unit.fingerprint and unit.answered_at)
     after = [moment for moment in answers if moment >= at]
@@ -103,7 +103,7 @@ class FaultRow:
 
     name: str
     what: str
-    notices: list[Notice] = field(default_factory=list)
+    notices: list[FaultSign] = field(default_factory=list)
     hit: list[SessionFigures] = field(default_factory=list)
     neighbours: list[SessionFigures] = field(default_factory=list)
     at: float = 0.0

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from benchmarks.chaos.clients import LiveClient, LiveGroup
+from benchmarks.chaos.clients import ChaosClient, LiveGroup
 from benchmarks.chaos.faults import BEFORE_S, Fault, Scene
 from benchmarks.chaos.figures import FaultRow, Undisturbed, percentiles, session_figures
 from benchmarks.chaos.network import FaultyProxy
@@ -111,13 +111,13 @@ async def _kill_once(system: System, group: LiveGroup) -> dict[str, Any]:
     return {"at": at, "sessions": sessions, "back_s": time.monotonic() - at}
 
 
-def _next_result(client: LiveClient, at: float) -> float | None:
+def _next_result(client: ChaosClient, at: float) -> float | None:
     """Seconds to the first result after a time; None without one in the same conversation."""
     found = [one.answered_at for one in client.units if one.fingerprint and one.answered_at and not one.n_begun]
     return next((moment - at for moment in sorted(found) if moment >= at), None)
 
 
-def _transcript(client: LiveClient, expected: Undisturbed, at: float) -> dict[str, Any]:
+def _transcript(client: ChaosClient, expected: Undisturbed, at: float) -> dict[str, Any]:
     figures = session_figures(client, expected, at)
     return {
         "is_same_before": figures.n_same_before == figures.n_before,

@@ -15,7 +15,7 @@ from typing import Any, Self
 import httpx
 import psutil
 
-from benchmarks.chaos.clients import Notice
+from benchmarks.chaos.clients import FaultSign
 from benchmarks.chaos.folders import SmallDisk
 from benchmarks.serve.processes import ROOT, free_port
 
@@ -47,7 +47,7 @@ SIGNS = {
 class Tail:
     """New lines of a file that match a sign, with the times at which they were seen."""
 
-    def __init__(self, who: str, path: Path, notices: list[Notice]):
+    def __init__(self, who: str, path: Path, notices: list[FaultSign]):
         self._who, self._path, self._notices = who, path, notices
         self._signs = [re.compile(sign) for sign in SIGNS[who]]
         self._position, self._rest = 0, b""
@@ -64,7 +64,7 @@ class Tail:
                 text = line.decode(errors="replace")
                 found = next((match for sign in self._signs if (match := sign.search(text))), None)
                 if found is not None:
-                    self._notices.append(Notice(time.monotonic(), self._who, found[0][:300]))
+                    self._notices.append(FaultSign(time.monotonic(), self._who, found[0][:300]))
 
 
 class System:
@@ -82,7 +82,7 @@ class System:
 
     def __init__(self, folder: Path, *flags: str):
         self.folder, self.port = folder, free_port()
-        self.notices: list[Notice] = []
+        self.notices: list[FaultSign] = []
         self._flags = flags
         self._worker_port = free_port()
         self.disks = {name: SmallDisk(folder / name) for name in ("logs", "data", "cache")}

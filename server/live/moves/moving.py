@@ -17,7 +17,7 @@ from server.live.relay import fragments
 from server.live.slot_wait import SlotWait
 from server.live.worker_link import WorkerDrainsError, WorkerLostError, close_link
 from server.metrics import GatewayMetrics
-from worker.protocol.codes import ErrorCode
+from worker.protocol.codes import CloseReason, ErrorCode
 from worker.protocol.gateway_messages import MoveReason, SessionMoved, SessionMoving
 from worker.protocol.messages import Error
 
@@ -68,7 +68,7 @@ async def move_session(
             LOG.warning("session %s: attempt %d to move: %r", pending.ticket.session_id, n_tries, failed)
             await close_link(link, graceful=False)
             if isinstance(failed, ConnectionClosed):
-                _lose_worker(journal, end, slots.metrics, is_death=failed.rcvd is None)
+                _lose_worker(journal, end, slots.metrics, is_death=_is_death(failed))
             elif failed.suspect is not None and journal.lose_worker_at(failed.suspect):
                 slots.metrics.record_quarantine()
                 continue  # what has stopped the workers is gone
@@ -112,6 +112,11 @@ def record_moved(
             dropped_pictures=dropped.content.n_pictures,
         )
     )
+
+
+def _is_death(closed: ConnectionClosed) -> bool:
+    """Whether a worker has ended, or its engine."""
+    return closed.rcvd is None or closed.rcvd.reason == CloseReason.ENGINE
 
 
 def _lose_worker(journal: SessionJournal, end: ClientEnd, metrics: GatewayMetrics, *, is_death: bool) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chaos import __main__ as chaos
-from benchmarks.chaos.clients import Fingerprint, LiveClient, LiveGroup, Notice, Unit
+from benchmarks.chaos.clients import ChaosClient, FaultSign, Fingerprint, LiveGroup, Unit
 from benchmarks.chaos.figures import FaultRow, SessionFigures, Undisturbed, cells, session_figures
 from benchmarks.chaos.network import FaultyProxy
 from benchmarks.chaos.run import _summary
@@ -25,7 +25,7 @@ def unit(number: int, text: str, took_s: float | None = 0.25, sound_s: float = 1
 def figures(*units: Unit, at: float = 2.0) -> SessionFigures:
     """Of a session with these units, whose undisturbed run says `a`, `bb`, `ccc` and `dddd`."""
     undisturbed = Undisturbed(tuple(unit(number, letter * (number + 1)) for number, letter in enumerate("abcd")))
-    client = LiveClient("ws://x", "adx", 0, units=list(units), n_begun=max(one.n_begun for one in units))
+    client = ChaosClient("ws://x", "adx", 0, units=list(units), n_begun=max(one.n_begun for one in units))
     return session_figures(client, undisturbed, at)
 
 
@@ -44,7 +44,7 @@ def test_a_session_is_compared_with_its_undisturbed_run() -> None:
 def test_rows_name_who_noticed_and_what_is_lost() -> None:
     ends = figures(unit(0, "a"), unit(1, "bb"), unit(2, "ccc", None))
     goes_on = figures(unit(0, "a"), unit(1, "bb"), unit(2, "ccc", 1.5))
-    notices = [Notice(2.5, "launcher", "b"), Notice(2.25, "gateway", "a"), Notice(1.5, "worker", "c")]
+    notices = [FaultSign(2.5, "launcher", "b"), FaultSign(2.25, "gateway", "a"), FaultSign(1.5, "worker", "c")]
     row = FaultRow("kill", "kill -9", notices, [goes_on, ends], [goes_on], at=2.0, back_s=4.0)
     expected = [
         *("kill -9", "gateway 0.25 s, launcher 0.50 s", "1.50 s; 1 without; process 4.0 s", "1.0 s"),
