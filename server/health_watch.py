@@ -1,41 +1,60 @@
-"""Polls /health of every worker and records the answers."""
+"""Polls /health of every worker and records the answers, for a gateway and for the authority of a cluster."""
 
 import asyncio
 import logging
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import httpx
 
-from server.dispatch.dispatcher import Dispatcher
-from server.dispatch.workers import Worker
+from server.dispatch.workers import Worker, Workers
 from server.live.worker_link import is_connection_refused
-from server.metrics import GatewayMetrics
 
 LOG = logging.getLogger(__name__)
 POLL_S = 1.0
+
+
+class SlotSource(Protocol):
+    """Gives workers' slots."""
+
+    @property
+    def workers(self) -> Workers:
+        """The workers to watch."""
+
+    def dispatch(self) -> None:
+        """Assign slots that may have become free."""
 
 
 class HealthWatch:
     """One polling task for each worker.
 
     Args:
+        dispatcher: is called after each answer.
+        on_worker_lost: called with the name of a worker that becomes unreachable.
         http: client for the workers.
         timeout: seconds without any message or answer after which a worker counts as lost.
     """
 
-    def __init__(self, dispatcher: Dispatcher, metrics: GatewayMetrics, http: httpx.AsyncClient, timeout: float):
-        self._dispatcher, self._metrics, self._http, self._timeout = dispatcher, metrics, http, timeout
-        self._tasks: list[asyncio.Task[None]] = []
+    def __init__(
+        self, dispatcher: SlotSource, on_worker_lost: Callable[[str], None], http: httpx.AsyncClient, timeout: float
+    ):
+        self._dispatcher, self._on_worker_lost, self._http, self._timeout = dispatcher, on_worker_lost, http, timeout
+        self._tasks: dict[Worker, asyncio.Task[None]] = {}
 
     def start(self) -> None:
-        for worker in self._dispatcher.workers.all:
-            self._tasks.append(asyncio.create_task(self._run(worker), name=f"watch {worker.name}"))
+        """Watch all workers. A further call watches new ones, and ends the tasks of those that are removed."""
+        known = self._dispatcher.workers.all
+        for worker in [one for one in self._tasks if one not in known]:
+            self._tasks.pop(worker).cancel()
+        for worker in known:
+            if worker not in self._tasks:
+                self._tasks[worker] = asyncio.create_task(self._run(worker), name=f"watch {worker.name}")
 
     async def stop(self) -> None:
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _run(self, worker: Worker) -> None:
         while True:
@@ -68,7 +87,7 @@ class HealthWatch:
     def _on_lost(self, worker: Worker, error: Exception) -> None:
         if worker.health:
             LOG.warning("%s (%s) is lost: %s", worker.name, worker.address, str(error) or type(error).__name__)
-            self._metrics.record_worker_lost(worker.name)
+            self._on_worker_lost(worker.name)
         self._dispatcher.workers.record_loss(worker)
 
 

@@ -7,6 +7,7 @@ import argparse
 import ipaddress
 import logging
 import os
+import platform
 import re
 import ssl
 import sys
@@ -56,6 +57,12 @@ def parser() -> argparse.ArgumentParser:
     workers = parser.add_mutually_exclusive_group()
     workers.add_argument("--workers", metavar="HOST:PORT,...", help="addresses of the workers")
     workers.add_argument("--num-workers", type=int, metavar="N", help="number of workers on this machine; default: 1")
+    workers.add_argument(
+        "--authority", metavar="HOST:PORT", help="authority of a cluster, which names the workers (docs/cluster.md)"
+    )
+    parser.add_argument(
+        "--gateway-name", metavar="NAME", help="with --authority: unlike that of other gateways; default: HOST:PORT"
+    )
     scheme = parser.add_mutually_exclusive_group()
     scheme.add_argument("--https", action="store_true", help="use TLS; default if a certificate is configured")
     scheme.add_argument("--http", action="store_true", help="use plain HTTP; default without a certificate")
@@ -89,7 +96,8 @@ def main(argv: list[str] | None = None) -> int:
         log.set_up(log.level_of(args.log_level, os.environ))
         flags = {key: getattr(args, name) for name, key in FLAGS.items()}
         config, notes = load_config(args.config, flags=flags, environ=os.environ)
-        addresses = worker_addresses(args, config)
+        addresses = [] if args.authority else worker_addresses(args, config)
+        authority = None if args.authority is None else addresses_in(args.authority)[0]
         tls = certificate(config, https=args.https, http=args.http)
         Presets.load()
         start_key = os.environ.pop(START_KEY_VARIABLE, None)
@@ -116,6 +124,8 @@ def main(argv: list[str] | None = None) -> int:
         start_key=start_key,
         worker_secret=os.environ.pop(WORKER_SECRET_VARIABLE, None),
         spans=spans_of(os.environ),
+        authority=None if authority is None else f"ws://{authority}",
+        gateway_name=args.gateway_name or f"{platform.node()}:{config.service.gateway_port}",
     )
     with bound_socket:
         return serve(config, bound_socket, options)
@@ -129,14 +139,19 @@ def worker_addresses(args: argparse.Namespace, config: Config) -> list[WorkerAdd
         if not 1 <= n <= max_workers:
             raise SettingsError("--num-workers", expected=f"1 to {max_workers}", got=n)
         return [WorkerAddress("127.0.0.1", config.service.worker_base_port + index) for index in range(n)]
+    return addresses_in(args.workers)
+
+
+def addresses_in(given: str) -> list[WorkerAddress]:
+    """The addresses in a list with commas. Raises: SettingsError."""
     addresses = []
-    for text in args.workers.split(","):
+    for text in given.split(","):
         host, _, port = text.strip().rpartition(":")
         if not HOST.fullmatch(host) or not PORT.fullmatch(port) or not 1 <= int(port) <= MAX_PORT:
             raise SettingsError("--workers", expected="HOST:PORT, or several separated by commas", got=repr(text))
         addresses.append(WorkerAddress(host, int(port)))
     if len(set(addresses)) < len(addresses):
-        raise SettingsError("--workers", expected="each address once", got=args.workers)
+        raise SettingsError("--workers", expected="each address once", got=given)
     return addresses
 
 

@@ -20,6 +20,8 @@ from starlette.types import Message
 from server.access.access import Access
 from server.access.usage import UsageTask
 from server.app import Gateway, build_app
+from server.cluster.link import AuthorityLink
+from server.cluster.shared_dispatcher import SharedDispatcher
 from server.dispatch.dispatcher import Dispatcher
 from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue
@@ -83,7 +85,8 @@ class ServeOptions:
     preset_folder: presets that come with the server; None: only the user's own.
     default_lang: language of the pages for visitors who have not chosen one. loopback_only: the gateway listens on a
     loopback address. start_key: a key for this run, with an administrator's rights. worker_secret: what the
-    workers demand; None: nothing. spans: records sessions as traces; None: nothing does.
+    workers demand; None: nothing. spans: records sessions as traces; None: nothing does. authority: URL of that of a
+    cluster, which names the workers; None: this gateway gives the slots itself. gateway_name: in the cluster.
     """
 
     workers: Sequence[WorkerAddress]
@@ -95,6 +98,8 @@ class ServeOptions:
     start_key: str | None = field(default=None, repr=False)
     worker_secret: str | None = field(default=None, repr=False)
     spans: TraceSpans | None = None
+    authority: str | None = None
+    gateway_name: str = ""
 
     @property
     def worker_headers(self) -> dict[str, str]:
@@ -143,6 +148,9 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
         quotas.start()
         usage = UsageTask(gateway.access.usage)
         usage.start()
+        link = authority_link(gateway, watch, options)
+        if link is not None:
+            link.start()
         await gateway.peers.start()
         try:
             await stop.wait()
@@ -150,6 +158,8 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
         finally:
             server.should_exit = True
             await serving
+            if link is not None:
+                await link.stop()
             await watch.stop()
             await retention.stop()
             await loop_watch.stop()
@@ -179,12 +189,11 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         service.eta_ema_alpha,
         service.eta_ema_min_samples,
     )
-    dispatcher = Dispatcher(
-        Workers(options.workers, headers=options.worker_headers),
-        Queue(service.max_queue_size),
-        Eta(eta),
-        max_spare=config.api.transcriptions,
-    )
+    workers, queue = Workers(options.workers, headers=options.worker_headers), Queue(service.max_queue_size)
+    if options.authority is None:
+        dispatcher = Dispatcher(workers, queue, Eta(eta), max_spare=config.api.transcriptions)
+    else:
+        dispatcher = SharedDispatcher(workers, queue, Eta(eta))
     metrics = GatewayMetrics()
     audio = config.audio
     recordings = recordings_of(service.data_dir, metrics, is_enabled=config.recording.enabled)
@@ -231,7 +240,17 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         picture_urls=PictureUrls(config.api.image_hosts),
         log_folder=options.diagnostics_folder,
     )
-    return gateway, HealthWatch(dispatcher, metrics, http, service.worker_timeout_s)
+    return gateway, HealthWatch(dispatcher, metrics.record_worker_lost, http, service.worker_timeout_s)
+
+
+def authority_link(gateway: Gateway, watch: HealthWatch, options: ServeOptions) -> AuthorityLink | None:
+    """The connection to the authority, which is not started yet; None without one."""
+    dispatcher = gateway.dispatcher
+    if options.authority is None or not isinstance(dispatcher, SharedDispatcher):
+        return None
+    dispatcher.on_workers = watch.start
+    headers = options.worker_headers
+    return AuthorityLink(dispatcher, gateway.access.usage, options.authority, options.gateway_name, headers=headers)
 
 
 async def build_routes(app: FastAPI) -> None:

@@ -69,9 +69,15 @@ peers
 doors.model_routes doors.speech doors.conversion doors.chat doors.realtime doors.gpt_live doors.dialects
 doors.calls
 health_watch loop_watch routes
+cluster.messages
+cluster.authority
+cluster.shared_dispatcher cluster.store
+cluster.link
 app
 serving
 main
+cluster.service
+cluster.__main__
 """
 LAYERS = {"models": MODELS, "worker": WORKER, "server": SERVER}
 # What a package may import of the others: whole packages, or nodes of them.

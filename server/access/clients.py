@@ -16,7 +16,7 @@ from starlette.types import Scope
 from server.access.connection_pace import MB, MEGAPIXEL, ClientBuckets, ConnectionPace
 from server.access.identity import Identity
 from server.access.limit import Limit
-from server.access.refusal import limit_reached
+from server.access.refusal import AccessRefusedError, limit_reached
 from server.access.token_bucket import TokenBucket
 from server.access.usage import DayUsage
 from worker.config.access import ClientLimits
@@ -42,9 +42,13 @@ class _Client:
 
 @dataclass(eq=False)
 class SessionPermit:
-    """The right to one session, from its ticket to its end. charged_s: seconds that are counted already."""
+    """The right to one session, from its ticket to its end.
+
+    limit: sessions that its client may have; None: any number. charged_s: seconds that are counted already.
+    """
 
     identity: Identity
+    limit: int | None
     _release: Callable[["SessionPermit"], None]
     _usage: DayUsage
     charged_s: float = 0.0
@@ -178,15 +182,9 @@ class Clients:
         client = self._of(identity)
         limit = self._session_limit(identity, n_slots)
         if limit is not None and client.n_sessions >= limit:
-            raise limit_reached(
-                Limit.SESSIONS,
-                "sessions at once",
-                expected=f"at most {limit}",
-                got="one more",
-                retry_after_s=BUSY_RETRY_S,
-            )
+            raise sessions_refusal(limit)
         client.n_sessions += 1
-        return SessionPermit(identity, self._end_session, self._usage)
+        return SessionPermit(identity, limit, self._end_session, self._usage)
 
     def _session_limit(self, identity: Identity, n_slots: int) -> int | None:
         if identity.has_key:
@@ -197,6 +195,14 @@ class Clients:
 
     def _end_session(self, permit: SessionPermit) -> None:
         self._of(permit.identity).n_sessions -= 1
+
+
+def sessions_refusal(limit: int | None) -> AccessRefusedError:
+    """The refusal of a client that has its sessions already. limit: their number."""
+    expected = f"at most {limit}"
+    return limit_reached(
+        Limit.SESSIONS, "sessions at once", expected=expected, got="one more", retry_after_s=BUSY_RETRY_S
+    )
 
 
 def _is_local(identity: Identity) -> bool:

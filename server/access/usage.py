@@ -53,6 +53,7 @@ class DayUsage:
     def __init__(self, path: Path, clock: Callable[[], float] = time.time):
         self._path, self._clock = path, clock
         self._stored = _read(path) or _StoredUsage(day=self._day)
+        self._others = _StoredUsage(day=self._day)
         self._is_saved = True
 
     @property
@@ -70,14 +71,31 @@ class DayUsage:
             self._stored = _StoredUsage(day=self._day)
         return self._stored.keys.setdefault(name, KeyUsage())
 
+    @property
+    def own(self) -> tuple[int, dict[str, KeyUsage]]:
+        """The day, and what this gateway has counted in it."""
+        day = self._day
+        return day, dict(self._stored.keys) if self._stored.day == day else {}
+
+    def add_others(self, day: int, keys: dict[str, KeyUsage]) -> None:
+        """Take what the other gateways of the cluster have counted, in place of what they had before."""
+        self._others = _StoredUsage(day=day, keys=keys)
+
+    def total_of(self, name: str) -> KeyUsage:
+        """The use of a key today at all gateways."""
+        own, others = self.of(name), self._others.keys.get(name)
+        if others is None or self._others.day != self._day:
+            return own
+        return KeyUsage(requests=own.requests + others.requests, session_s=own.session_s + others.session_s)
+
     def count_request(self, identity: Identity) -> None:
         """Count a request of a key. Raises: AccessRefusedError if its requests of today are used up."""
         if not identity.has_key:
             return
-        used, limit = self.of(identity.name), identity.limits.requests_per_day
-        if limit is not None and used.requests >= limit:
+        limit = identity.limits.requests_per_day
+        if limit is not None and self.total_of(identity.name).requests >= limit:
             raise self._refusal(Limit.DAY_REQUESTS, "requests", f"at most {limit}")
-        used.requests += 1
+        self.of(identity.name).requests += 1
         self._is_saved = False
 
     def left(self, identity: Identity) -> list[dict[str, Any]]:
@@ -85,14 +103,14 @@ class DayUsage:
         limit = identity.limits.requests_per_day
         if not identity.has_key or limit is None:
             return []
-        remaining = max(0, limit - self.of(identity.name).requests)
+        remaining = max(0, limit - self.total_of(identity.name).requests)
         reset_s = round(self.until_tomorrow_s, 3)
         return [{"name": "requests", "limit": limit, "remaining": remaining, "reset_seconds": reset_s}]
 
     def has_used_minutes(self, identity: Identity) -> bool:
         """Whether the key's minutes of today are used up."""
         limit = identity.limits.minutes_per_day
-        return identity.has_key and limit is not None and self.of(identity.name).session_s >= 60 * limit
+        return identity.has_key and limit is not None and self.total_of(identity.name).session_s >= 60 * limit
 
     def check_minutes(self, identity: Identity) -> None:
         """Raises: AccessRefusedError if the minutes of today are used up."""

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, get_args
+from typing import Literal, Protocol, get_args
 
 from server.access.clients import SessionPermit
 from server.dispatch.eta import Eta
@@ -16,6 +16,7 @@ from server.dispatch.spare_slots import SpareSlot, SpareSlots
 from server.dispatch.workers import WorkerLease, Workers
 
 MODELS: tuple[Model, ...] = get_args(Model)
+Refusal = Literal["queue_full", "sessions"]
 MAX_POSITIONS_AGE_S = 0.2  # age up to which computed positions and estimates are reused
 
 
@@ -34,13 +35,14 @@ class PendingSession:
     """One client, from its ticket to its end.
 
     lease: None while it waits. permit: counts the session for its client. changed: set when its lease, position or
-    cancellation may have changed. trace: records the session; None: nothing does. earlier_s, earlier_units: time and
-    results with workers that it has left.
+    cancellation may have changed. refusal: why the cluster's authority refuses it; None: it does not. trace: records
+    the session; None: nothing does. earlier_s, earlier_units: time and results with workers that it has left.
     """
 
     ticket: Ticket
     lease: WorkerLease | None = None
     is_cancelled: bool = False
+    refusal: Refusal | None = None
     permit: SessionPermit | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     trace: SessionObserver | None = None
@@ -189,23 +191,24 @@ class Dispatcher:
         for pending in self._pending.values():
             pending.changed.set()
 
+    # --- a shared queue ------------------------------------------------------------------------
+
+    async def answered(self, pending: PendingSession) -> None:
+        """Wait until it is known whether a new ticket has a slot, a position or a refusal: here at once."""
+
+    def cancel_elsewhere(self, ticket_id: str, owner: str | None) -> bool:
+        """Cancel a ticket that waits at another gateway: here there is none, so False."""
+        return False
+
+    def may_use(self, lease: WorkerLease) -> bool:
+        """Whether a connection to the worker may begin with a lease: here always."""
+        return True
+
     # --- positions and times -------------------------------------------------------------------
 
     def positions(self) -> dict[Ticket, QueuePosition]:
         """Positions of all waiting tickets among those for the same model, in the order of the queue."""
-        found: dict[Ticket, QueuePosition] = {}
-        for model in MODELS:
-            waiting = self.queue.waiting_for(model)
-            running: list[float] = []
-            for worker in self.workers.all:
-                # The sessions above a worker's capacity leave no free slot when they end.
-                n_excess = worker.n_excess if model == "omni" else 0
-                running += sorted(self.remaining(lease) for lease in worker.leases_of(model))[n_excess:]
-            n_free = self.workers.n_free_of(model)
-            waits = self.eta.waits(running, n_free, [ticket.request_type for ticket in waiting])
-            for position, (ticket, wait) in enumerate(zip(waiting, waits, strict=True), start=1):
-                found[ticket] = QueuePosition(position, wait, len(waiting))
-        return {ticket: found[ticket] for ticket in self.queue}
+        return positions_in(self.queue, self.workers, self.eta, self.remaining)
 
     def position_of(self, pending: PendingSession) -> QueuePosition | None:
         """The client's position in the queue; None if it does not wait."""
@@ -229,3 +232,25 @@ class Dispatcher:
     def remaining(self, lease: WorkerLease) -> float:
         """Expected remaining seconds of a session; 0 for a slot that is given back on demand."""
         return 0.0 if lease.is_spare else self.eta.remaining(lease.request_type, self.elapsed(lease))
+
+
+def positions_in(
+    queue: Queue, workers: Workers, eta: Eta, remaining: Callable[[WorkerLease], float]
+) -> dict[Ticket, QueuePosition]:
+    """Positions of all waiting tickets among those for the same model, in the order of the queue.
+
+    remaining: expected remaining seconds of a lease.
+    """
+    found: dict[Ticket, QueuePosition] = {}
+    for model in MODELS:
+        waiting = queue.waiting_for(model)
+        running: list[float] = []
+        for worker in workers.all:
+            # The sessions above a worker's capacity leave no free slot when they end.
+            n_excess = worker.n_excess if model == "omni" else 0
+            running += sorted(remaining(lease) for lease in worker.leases_of(model))[n_excess:]
+        n_free = workers.n_free_of(model)
+        waits = eta.waits(running, n_free, [ticket.request_type for ticket in waiting])
+        for position, (ticket, wait) in enumerate(zip(waiting, waits, strict=True), start=1):
+            found[ticket] = QueuePosition(position, wait, len(waiting))
+    return {ticket: found[ticket] for ticket in queue}

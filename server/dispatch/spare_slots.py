@@ -58,10 +58,15 @@ class SpareSlots:
             self._workers.release(slot.lease)
             slot.lease = None
 
-    def update(self) -> None:
+    def adopt(self, slot: SpareSlot, lease: WorkerLease) -> None:
+        """Take a request whose slot was lent before. lease: of its slot."""
+        slot.lease = lease
+        self._lent.append(slot)
+
+    def update(self) -> list[SpareSlot]:
         """Reclaim as many slots as tickets wait and as workers are over their capacity, the newest first.
 
-        Lend free slots if no ticket waits.
+        Lend free slots if no ticket waits. Returns: the requests that have a slot since now.
         """
         n_waiting = len(self._queue.waiting_for("omni"))
         n_missing = n_waiting + self._workers.n_excess - sum(slot.is_reclaimed for slot in self._lent)
@@ -71,6 +76,7 @@ class SpareSlots:
             slot.is_reclaimed = True
             slot.on_reclaim()
             n_missing -= 1
+        granted = []
         while self._waiting and not n_waiting:
             slot = self._waiting[0]
             slot.lease = self._workers.acquire_spare(
@@ -80,3 +86,5 @@ class SpareSlots:
                 break
             self._lent.append(self._waiting.pop(0))
             slot.granted.set()
+            granted.append(slot)
+        return granted

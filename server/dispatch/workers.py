@@ -50,7 +50,7 @@ class WorkerLease:
     """One slot of one worker, leased to one session.
 
     since: monotonic s. started_at: Unix s. n_units: results received so far. owner: whose session it is.
-    is_spare: it is given back as soon as a session needs it.
+    is_spare: it is given back as soon as a session needs it. is_used: a connection to the worker was begun with it.
     """
 
     worker: "Worker"
@@ -62,6 +62,7 @@ class WorkerLease:
     paused: bool = False
     owner: str = ""
     is_spare: bool = False
+    is_used: bool = False
 
 
 @dataclass(eq=False)
@@ -75,6 +76,7 @@ class Worker:
         n_external: slots of the omni model leased by clients that do not connect through this gateway.
         n_external_of: the same for other models.
         is_suspended: no slot is leased until the next answer to /health, because its free slots are uncertain.
+        is_draining: no slot is leased any more; its sessions go on.
         n_requests: results received from it.
         lost: set while the worker is unreachable.
         headers: of every request to it.
@@ -90,6 +92,7 @@ class Worker:
     n_external: int = 0
     n_external_of: dict[Model, int] = field(default_factory=dict)
     is_suspended: bool = False
+    is_draining: bool = False
     n_requests: int = 0
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     probe: "asyncio.Task[None] | None" = None
@@ -178,7 +181,9 @@ class Worker:
     @property
     def n_free(self) -> int:
         """Number of slots that can be leased now."""
-        return 0 if self.is_suspended else max(0, self.n_slots - len(self.leases_of("omni")) - self.n_external)
+        if self.is_suspended or self.is_draining:
+            return 0
+        return max(0, self.n_slots - len(self.leases_of("omni")) - self.n_external)
 
     def about(self, model: Model) -> dict[str, Any]:
         """What it says of a model beside the omni model; {} without it."""
@@ -197,8 +202,9 @@ class Worker:
         """Number of those that can be leased now."""
         if model == "omni":
             return self.n_free
-        n_leased = len(self.leases_of(model)) + self.n_external_of.get(model, 0)
-        return 0 if self.is_suspended else max(0, self.n_slots_of(model) - n_leased)
+        if self.is_suspended or self.is_draining:
+            return 0
+        return max(0, self.n_slots_of(model) - len(self.leases_of(model)) - self.n_external_of.get(model, 0))
 
     def leases_of(self, model: Model) -> list[WorkerLease]:
         """Leases of the slots of one model."""
@@ -211,7 +217,7 @@ def _slots(health: dict[str, Any]) -> dict[str, Any]:
 
 
 class Workers:
-    """All workers, in the order of their addresses."""
+    """All workers, in the order of their addresses or, of a cluster, of their registration."""
 
     def __init__(
         self,
@@ -219,10 +225,27 @@ class Workers:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         headers: Mapping[str, str] | None = None,
+        *,
+        packs: bool = False,
     ):
-        """headers: of every request to a worker."""
+        """headers: of every request to a worker. packs: fill one worker after another instead of all alike."""
         self.all = [Worker(index, address, headers=headers or {}) for index, address in enumerate(addresses)]
-        self._clock, self._wall_clock = clock, wall_clock
+        self._clock, self._wall_clock, self._headers, self._packs = clock, wall_clock, headers or {}, packs
+
+    def add(self, index: int, address: WorkerAddress) -> Worker:
+        """Add a worker, which counts as offline until its first answer to /health."""
+        worker = Worker(index, address, headers=self._headers)
+        self.all.append(worker)
+        return worker
+
+    def remove(self, worker: Worker) -> None:
+        """Remove a worker. Its sessions count as lost."""
+        self.all.remove(worker)
+        self.record_loss(worker)
+
+    def find(self, address: WorkerAddress) -> Worker | None:
+        """The worker at this address; None if there is none."""
+        return next((worker for worker in self.all if worker.address == address), None)
 
     # --- health --------------------------------------------------------------------------------
 
@@ -272,7 +295,10 @@ class Workers:
     # --- slots ---------------------------------------------------------------------------------
 
     def acquire(self, request_type: RequestType, session_id: str, owner: str = "") -> WorkerLease | None:
-        """Lease a slot of the worker with the largest share of free slots; None if there is no free slot."""
+        """Lease a slot of the worker with the largest share of free slots; None if there is no free slot.
+
+        Workers that are packed lend the smallest share first.
+        """
         return self._acquire(self.all, request_type, session_id, owner)
 
     def acquire_spare(
@@ -290,7 +316,13 @@ class Workers:
         shares = {worker: n / worker.n_slots_of(model) for worker, n in free.items() if n > 0}
         if not shares:
             return None
-        worker = max(shares, key=lambda one: shares[one])
+        worker = (min if self._packs else max)(shares, key=lambda one: shares[one])
+        return self.lease(worker, request_type, session_id, owner, is_spare=is_spare)
+
+    def lease(
+        self, worker: Worker, request_type: RequestType, session_id: str, owner: str, *, is_spare: bool = False
+    ) -> WorkerLease:
+        """Record the lease of a slot of this worker, whether or not one is free."""
         now, wall_now = self._clock(), self._wall_clock()
         lease = WorkerLease(worker, request_type, session_id, now, wall_now, owner=owner, is_spare=is_spare)
         worker.leases.append(lease)

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from server.access.identity import Identity
+from server.dispatch.dispatcher import QueuePosition
 from server.dispatch.workers import WorkerLease
 from server.live.closes import BUSY, CANCELLED, DRAINING, SessionEnd
 from server.live.inbox import ByteBudget, ClientDisconnected
@@ -86,13 +87,15 @@ class HttpChats:
     async def _run(self, session: LiveSession, body: bytes) -> ForwardedAnswer:
         slots, begun = self._slots, time.monotonic()
         session.pending = pending = slots.submit("chat", session.session_id, session.identity)
-        position = slots.dispatcher.position_of(pending)
+        position: QueuePosition | None = None
 
         async def check(lease: WorkerLease) -> None:
             await probe(slots.http, lease.worker)
 
         recorder = Recorder(self._recordings, Kind.CHAT, session.session_id, session.identity)
         try:
+            await slots.answered(pending)
+            position = slots.dispatcher.position_of(pending)
             for n_tries in range(1, MAX_TRIES + 1):
                 lease, _ = await slots.open(pending, check, None)
                 waited_s = time.monotonic() - begun

@@ -12,8 +12,9 @@ from typing import TypeVar
 
 import httpx
 
-from server.access.clients import Clients
+from server.access.clients import Clients, sessions_refusal
 from server.access.identity import Identity
+from server.access.limit import Limit
 from server.access.refusal import AccessRefusedError
 from server.dispatch.dispatcher import Dispatcher, PendingSession, QueuePosition
 from server.dispatch.missing_model import missing_model
@@ -63,7 +64,7 @@ class SlotWait:
             session_id: its id.
             identity: whose session it is.
         Raises:
-            SessionEnd if the queue is full, or a limit of the client is reached.
+            SessionEnd if the queue is full, or a limit of the client is reached. In a cluster `answered` raises it.
         """
         try:
             workers = self.dispatcher.workers
@@ -81,6 +82,19 @@ class SlotWait:
         if self._spans is not None:
             pending.trace = SessionTrace(self._spans, request_type)
         return pending
+
+    async def answered(self, pending: PendingSession) -> None:
+        """Wait until it is known whether a new ticket has a slot or a position: at once without a cluster.
+
+        Raises: SessionEnd if the cluster's queue is full, or its client has its sessions at other gateways.
+        """
+        await self.dispatcher.answered(pending)
+        if pending.refusal == "queue_full":
+            raise SessionEnd(queue_full(self.dispatcher.queue.max_size))
+        if pending.refusal == "sessions":
+            error = sessions_refusal(None if pending.permit is None else pending.permit.limit)
+            self.metrics.record_limit(Limit.SESSIONS)
+            raise SessionEnd(limit_close(error))
 
     async def open(
         self,
@@ -112,12 +126,18 @@ class SlotWait:
             if pending.lease is None:
                 if self.live.draining:
                     raise SessionEnd(DRAINING)
-                await self._wait(pending, notify, is_notified=is_notified, needs_model=needs_model)
-                is_notified = True
+                await self.answered(pending)
+                is_notified = await self._wait(pending, notify, is_notified=is_notified, needs_model=needs_model)
+            if pending.refusal is not None:
+                await self.answered(pending)  # raises
             if pending.is_cancelled:
                 raise SessionEnd(CANCELLED)
             lease = pending.lease
             assert lease is not None, "expected a lease or a cancellation"
+            if not self.dispatcher.may_use(lease):
+                LOG.warning("session %s waits again: its lease has expired", session_id)
+                self.dispatcher.requeue(pending)
+                continue
             try:
                 opened = await connect(lease)
             except WorkerRefusedError as refused:
@@ -139,11 +159,11 @@ class SlotWait:
 
     async def _wait(
         self, pending: PendingSession, notify: Notify | None, *, is_notified: bool, needs_model: bool
-    ) -> None:
+    ) -> bool:
         """Send positions until the client has a slot or is cancelled.
 
         is_notified: the client received `queued`, which contains its ticket id. needs_model: as in `open`.
-        Raises: SessionEnd; and the errors of `notify`.
+        Returns: whether the client has received `queued` now. Raises: SessionEnd; and the errors of `notify`.
         """
         missing_since: float | None = None
         while (position := self.dispatcher.position_of(pending)) is not None:
@@ -158,6 +178,7 @@ class SlotWait:
                     await pending.changed.wait()
             if pending.lease is None:
                 await asyncio.sleep(min(MAX_SPREAD_S, position.position * SPREAD_S))
+        return is_notified
 
     def _check_model(self, pending: PendingSession, since: float | None) -> float | None:
         """Since when no worker serves the model: `since`, now, or None if one does. Raises: SessionEnd."""

@@ -21,7 +21,7 @@ def access_routes(access: Access) -> APIRouter:
     router = APIRouter()
 
     def describe(key: ApiKey) -> KeyInfo:
-        used = access.usage.of(key.name)
+        used = access.usage.total_of(key.name)
         return KeyInfo(
             name=key.name,
             is_admin=key.is_admin,

@@ -8,6 +8,8 @@ from server.registry.gateway_state import GatewayState
 from server.routes.bodies import EtaRequest, EtaStatus, QueueStatus, Success, TicketFound, TicketUnknown
 from server.routes.status_report import eta_status, queue_status, ticket_status
 
+MAX_TICKET_ID = 100  # characters
+
 
 def queue_routes(dispatcher: Dispatcher, state: GatewayState) -> APIRouter:
     router = APIRouter()
@@ -22,8 +24,11 @@ def queue_routes(dispatcher: Dispatcher, state: GatewayState) -> APIRouter:
 
     @router.delete("/api/queue/{ticket_id}")
     async def cancel(ticket_id: str, request: Request) -> Success:
-        ticket = dispatcher.queue.find(ticket_id)
-        is_owned = ticket is not None and identity_of(request).owns(ticket.owner)
+        ticket, identity = dispatcher.queue.find(ticket_id), identity_of(request)
+        if ticket is None:
+            owner = None if identity.is_admin else identity.owner
+            return Success(success=dispatcher.cancel_elsewhere(ticket_id[:MAX_TICKET_ID], owner))
+        is_owned = identity.owns(ticket.owner)
         return Success(success=is_owned and dispatcher.cancel(ticket_id))
 
     @router.get("/api/config/eta")

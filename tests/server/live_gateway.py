@@ -21,11 +21,12 @@ from websockets.http11 import Request, Response
 
 from benchmarks.serve.fake_worker import FakeWorker
 from server.app import Gateway, build_app
+from server.cluster.link import AuthorityLink
 from server.dispatch.workers import WorkerAddress
 from server.doors.core.picture_urls import PictureUrls
 from server.doors.live.door_context import SessionLimits
 from server.health_watch import HealthWatch
-from server.serving import HTTP_LIMITS, ServeOptions, build_gateway
+from server.serving import HTTP_LIMITS, ServeOptions, authority_link, build_gateway
 from server.tracing import TraceSpans
 from tests.server.routes.asgi_gateway import with_own_data_dir
 from worker.config.service import default_config
@@ -104,12 +105,13 @@ async def connect_to(port: int, name: str = "omni_me", path: str = "/ws/duplex/"
 
 @dataclass
 class RunningGateway:
-    """A gateway that accepts connections. http: client for its HTTP API."""
+    """A gateway that accepts connections. http: client for its HTTP API. link: to the authority of a cluster."""
 
     port: int
     gateway: Gateway
     http: httpx.AsyncClient
     watch: HealthWatch
+    link: AuthorityLink | None = None
 
     async def connect(self, name: str = "omni_me", **options: Any) -> Client:
         return await connect_to(self.port, name, **options)
@@ -142,6 +144,8 @@ async def running_gateway(
     picture_urls: PictureUrls | None = None,
     model: Json | None = None,
     spans: TraceSpans | None = None,
+    authority: str | None = None,
+    gateway_name: str = "",
     **service: Any,
 ) -> AsyncIterator[RunningGateway]:
     """A gateway in front of these workers.
@@ -155,6 +159,7 @@ async def running_gateway(
         picture_urls: fetches pictures.
         model: settings of the section `model`.
         spans: records sessions.
+        authority, gateway_name: of a cluster.
         service: settings of the section `service`.
     """
     config = with_own_data_dir(default_config())
@@ -163,13 +168,14 @@ async def running_gateway(
     config = config.model_copy(update={"model": config.model.model_copy(update=model or {})})
     addresses = [WorkerAddress("127.0.0.1", one if isinstance(one, int) else one.port) for one in workers]
     plain = {"trust_env": False, "verify": False}  # loading the CA certificates takes longer than most tests
+    served = ServeOptions(addresses, reports, spans=spans, authority=authority, gateway_name=gateway_name)
     with listen("127.0.0.1", 0) as bound_socket:
         port = bound_socket.getsockname()[1]
         async with (
             httpx.AsyncClient(limits=HTTP_LIMITS, **plain) as worker_http,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_S, **plain) as http,
         ):
-            gateway, watch = build_gateway(config, worker_http, ServeOptions(addresses, reports, spans=spans))
+            gateway, watch = build_gateway(config, worker_http, served)
             if session_limits is not None:
                 gateway = replace(gateway, session_limits=session_limits)
             if picture_urls is not None:
@@ -178,15 +184,20 @@ async def running_gateway(
             serving = asyncio.create_task(server.serve([bound_socket]))
             await wait_until(lambda: server.started or serving.done(), "the gateway to start")
             watch.start()
+            link = authority_link(gateway, watch, served)
+            if link is not None:
+                link.start()
             gateway.recordings.open()
             expected = sum(isinstance(one, FakeWorker) and one.is_ready for one in workers)
             await wait_until(lambda: gateway.dispatcher.workers.n_ready >= expected, f"{expected} workers to be ready")
             try:
-                yield RunningGateway(port, gateway, http, watch)
+                yield RunningGateway(port, gateway, http, watch, link)
             finally:
                 gateway.live.close_all()
                 server.should_exit = True
                 await serving
+                if link is not None:
+                    await link.stop()
                 await watch.stop()
                 await gateway.peers.stop()
                 await asyncio.to_thread(gateway.recordings.close)

@@ -79,7 +79,7 @@ class RunningCalls:
         """
         slots, identity = self._context.slots, live.identity
         process = self._processes.choose()
-        pending = ticket_within_wait(slots, live)
+        pending = await ticket_within_wait(slots, live)
         pace = self._clients.pace_of(identity, {})
 
         async def refuse(error: AccessRefusedError) -> None:

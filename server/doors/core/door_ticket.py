@@ -12,7 +12,7 @@ from server.live.slot_wait import SlotWait
 MAX_WAIT_S = 10.0  # for a slot
 
 
-def ticket_within_wait(slots: SlotWait, session: LiveSession) -> PendingSession:
+async def ticket_within_wait(slots: SlotWait, session: LiveSession) -> PendingSession:
     """A ticket of the session for a slot that is expected within `MAX_WAIT_S`.
 
     Raises: ApiError, with status 503 and `retry-after` if there is none.
@@ -23,6 +23,14 @@ def ticket_within_wait(slots: SlotWait, session: LiveSession) -> PendingSession:
         pending = slots.submit("audio_duplex", session.session_id, session.identity)
     except SessionEnd as end:
         raise error_of_end(end) from None
+    try:
+        await slots.answered(pending)
+    except SessionEnd as end:
+        slots.dispatcher.finish(pending)
+        raise error_of_end(end) from None
+    except BaseException:
+        slots.dispatcher.finish(pending)
+        raise
     position = slots.dispatcher.position_of(pending)
     if position is not None and (position.wait_s > MAX_WAIT_S or not slots.dispatcher.workers.n_ready):
         slots.dispatcher.finish(pending)

@@ -78,7 +78,7 @@ class GptLiveDoor:
             refusal = context.admission.refusal(websocket, "audio_duplex")
             if refusal is not None:
                 raise ApiError(403, refusal)
-            pending = ticket_within_wait(context.slots, live)
+            pending = await ticket_within_wait(context.slots, live)
         except ApiError as error:
             await websocket.send_denial_response(error.response())
             return

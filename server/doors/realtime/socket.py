@@ -63,7 +63,7 @@ class RealtimeDoor:
         try:
             config = self._admitted(websocket)
             session = LiveSession(f"adx_rt_{time.time_ns():x}", Kind.DUPLEX, identity_of(websocket))
-            pending = ticket_within_wait(context.slots, session)
+            pending = await ticket_within_wait(context.slots, session)
         except ApiError as error:
             await websocket.send_denial_response(error.response())
             return

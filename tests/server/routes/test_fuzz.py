@@ -44,7 +44,7 @@ def test_arbitrary_health_does_not_break_responses(health: object) -> None:
         workers = Workers([WorkerAddress("127.0.0.1", 1)])
         dispatcher, metrics = Dispatcher(workers, Queue(10), Eta(EtaConfig())), GatewayMetrics()
         async with httpx.AsyncClient(transport=httpx.MockTransport(answer), trust_env=False, verify=False) as http:
-            await HealthWatch(dispatcher, metrics, http, 1.0)._poll(workers.all[0])
+            await HealthWatch(dispatcher, metrics.record_worker_lost, http, 1.0)._poll(workers.all[0])
         for _ in range(3):
             dispatcher.submit("omni_duplex", "x")
         assert workers.n_slots >= len(workers.leases) >= 0

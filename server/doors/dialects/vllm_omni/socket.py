@@ -68,7 +68,7 @@ class VllmOmniDoor:
             names = context.model_names
             model = names.resolve_for(query.get("model") or names.served, identity)
             if query.get("autostart", "").lower() not in FALSE and query.get("resume", "").lower() not in TRUE:
-                pending = ticket_within_wait(context.slots, live)
+                pending = await ticket_within_wait(context.slots, live)
         except ApiError as error:
             await websocket.send_denial_response(error.response())
             return
@@ -215,7 +215,7 @@ class OmniConnection:
     async def _begin(self) -> None:
         """Begin the session that the client has configured. Raises: SessionOverError without a slot."""
         try:
-            pending = ticket_within_wait(self._door.context.slots, self.run.live)
+            pending = await ticket_within_wait(self._door.context.slots, self.run.live)
         except ApiError as refused:
             error = EventError("resource_exhausted", refused.message, type="rate_limit_error")
             await self._end(DoorEnd(CloseCode.TRY_AGAIN_LATER, "error", "queue full", error))

@@ -1,0 +1,400 @@
+"""The one place of a cluster that gives workers' slots to the tickets of all gateways, in the order of their arrival.
+
+Contains no I/O; the clock is passed in. A lease belongs to a gateway and ends with it: a gateway that renews nothing
+for `ttl_s` seconds loses its leases and tickets. A gateway that connects again claims what it has, so a new authority
+learns all leases and tickets from the gateways; `term` orders its tickets behind those of earlier ones.
+"""
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from itertools import count
+
+from server.cluster.messages import (
+    Beat,
+    Cancel,
+    Cancelled,
+    Claim,
+    ClusterWorkers,
+    Finish,
+    FromAuthority,
+    Granted,
+    Hello,
+    Numbered,
+    Place,
+    Places,
+    Reclaim,
+    Requeue,
+    Submit,
+    TicketRefused,
+    Welcome,
+    WorkerEntry,
+)
+from server.dispatch.dispatcher import MODELS, positions_in
+from server.dispatch.eta import Eta
+from server.dispatch.queue import Queue, QueueFullError, Ticket, model_of
+from server.dispatch.spare_slots import SpareSlot, SpareSlots
+from server.dispatch.workers import Worker, WorkerAddress, WorkerLease, Workers
+
+TTL_S = 15.0
+RECOVERY_S = 5.0  # after a start: for the gateways of the authority before to claim their leases
+TERM_BITS = 32  # numbers of one term
+Tell = Callable[[FromAuthority], None]
+
+
+@dataclass(eq=False)
+class Entry:
+    """One ticket of a gateway. claim: as it was submitted. lease: None while it waits. spare: of a spare slot."""
+
+    claim: Claim
+    ticket: Ticket
+    gateway: "GatewayRecord"
+    lease: WorkerLease | None = None
+    spare: SpareSlot | None = None
+
+    @property
+    def held(self) -> WorkerLease | None:
+        """Its slot, also a spare one."""
+        return self.lease if self.spare is None else self.spare.lease
+
+
+@dataclass(eq=False)
+class GatewayRecord:
+    """One gateway.
+
+    address: at which other gateways reach it. tell: sends it a message; None while it is not connected. expires_at:
+    monotonic s at which its leases and tickets end. entries: by ticket id, in their order of arrival here.
+    """
+
+    name: str
+    address: str
+    expires_at: float
+    tell: Tell | None = None
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+
+class Authority:
+    """All gateways, their tickets and leases.
+
+    Args:
+        workers: with their health, which `look` reads.
+        queue: waiting tickets of connected gateways.
+        eta: expected durations.
+        term: higher than that of every authority before.
+        known: names of gateways that may still serve sessions of an earlier term.
+        max_spare: slots of one worker that are lent at the same time while no session waits.
+        ttl_s, recovery_s: see `TTL_S` and `RECOVERY_S`.
+        clock: monotonic s.
+
+    Attributes:
+        n_granted: leases so far.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        queue: Queue,
+        eta: Eta,
+        *,
+        term: int = 1,
+        known: Collection[str] = (),
+        max_spare: int = 0,
+        ttl_s: float = TTL_S,
+        recovery_s: float = RECOVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.workers, self.queue, self.eta, self.term, self.ttl_s = workers, queue, eta, term, ttl_s
+        self.gateways: dict[str, GatewayRecord] = {}
+        self.n_granted = 0
+        self._spare = SpareSlots(workers, queue, max_spare)
+        self._clock = clock
+        self._numbers = count((term << TERM_BITS) + 1)
+        self._awaited, self._recovered_at = set(known), clock() + recovery_s
+        self._entries: dict[str, Entry] = {}
+        self._are_places_old = False
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether gateways of an earlier term may still claim leases, so that no slot is given away."""
+        return bool(self._awaited) and self._clock() < self._recovered_at
+
+    # --- gateways ------------------------------------------------------------------------------
+
+    def connect(self, hello: Hello, tell: Tell) -> GatewayRecord:
+        """Take up a gateway, whose connection before, if any, no longer counts.
+
+        Args:
+            hello: its name and what it claims.
+            tell: sends it a message.
+        """
+        gateway = self.gateways.setdefault(hello.gateway, GatewayRecord(hello.gateway, hello.address, 0.0))
+        gateway.address, gateway.tell = hello.address, tell
+        gateway.expires_at = self._clock() + self.ttl_s
+        tell(Welcome(term=self.term, ttl_s=self.ttl_s))
+        tell(self.worker_list())
+        claims = {claim.ticket: claim for claim in hello.claims}
+        for ticket_id in [one for one in gateway.entries if one not in claims]:
+            self._drop(gateway.entries[ticket_id])
+        for claim in claims.values():
+            self._claim(gateway, claim)
+        self._awaited.discard(hello.gateway)
+        self._are_places_old = True
+        self.look()
+        return gateway
+
+    def _claim(self, gateway: GatewayRecord, claim: Claim) -> None:
+        """Make what is known of a ticket equal to what its gateway says."""
+        entry = self._entries.get(claim.ticket)
+        if entry is not None and entry.gateway is not gateway:
+            return
+        worker = self.workers.find(address_of(claim.worker)) if claim.worker else None
+        if entry is None and not claim.number and worker is None:  # its `submit` was lost
+            self.submit(gateway, Submit(claim=claim))
+            return
+        if entry is None:
+            entry = self._add(gateway, claim)
+        elif entry.held is not None and entry.held.worker is worker:
+            return
+        self._release(entry)
+        if worker is None:
+            if entry.spare is not None:
+                self._spare.add(entry.spare)
+            elif entry.ticket not in self.queue:
+                self.queue.reinsert(entry.ticket)
+            return
+        self.queue.remove(entry.ticket)
+        lease = self.workers.lease(worker, claim.request_type, claim.session, claim.owner, is_spare=claim.is_spare)
+        # The worker counted the slot as one of a session that it does not know from here.
+        model = model_of(claim.request_type)
+        if model == "omni":
+            worker.n_external = max(0, worker.n_external - 1)
+        else:
+            worker.n_external_of[model] = max(0, worker.n_external_of.get(model, 0) - 1)
+        if entry.spare is None:
+            entry.lease = lease
+        else:
+            self._spare.adopt(entry.spare, lease)
+
+    def disconnect(self, gateway: GatewayRecord, tell: Tell) -> None:
+        """Record that a connection is lost. Its tickets keep their place, and its leases go on until they expire."""
+        if gateway.tell is tell:
+            gateway.tell = None
+            for entry in gateway.entries.values():
+                self.queue.remove(entry.ticket)
+                if entry.spare is not None and entry.spare.lease is None:
+                    self._spare.remove(entry.spare)
+            self._are_places_old = True
+            self.look()
+
+    def beat(self, gateway: GatewayRecord, beat: Beat) -> None:
+        """Renew the leases of a gateway."""
+        gateway.expires_at = self._clock() + self.ttl_s
+        _tell(gateway, beat)
+
+    # --- tickets -------------------------------------------------------------------------------
+
+    def submit(self, gateway: GatewayRecord, message: Submit) -> None:
+        """Take a new ticket, or refuse it."""
+        claim = message.claim
+        if claim.ticket in self._entries:
+            return
+        n_sessions = 0
+        if claim.limit is not None:
+            n_sessions = sum(one.claim.owner == claim.owner and one.spare is None for one in self._entries.values())
+        if claim.limit is not None and not claim.is_spare and n_sessions >= claim.limit:
+            _tell(gateway, TicketRefused(ticket=claim.ticket, why="sessions"))
+            return
+        entry = self._add(gateway, claim)
+        if entry.spare is not None:
+            self._spare.add(entry.spare)
+            self.look()
+            return
+        model = model_of(claim.request_type)
+        if self.queue.head(model) is None and not self.is_recovering:
+            lease = self.workers.acquire(claim.request_type, claim.session, claim.owner)
+            if lease is not None:
+                self._grant(entry, lease)
+                return
+        try:
+            self.queue.append(entry.ticket)
+        except QueueFullError:
+            self._forget(entry)
+            _tell(gateway, TicketRefused(ticket=claim.ticket, why="queue_full"))
+            return
+        _tell(gateway, Numbered(ticket=claim.ticket, number=entry.ticket.number))
+        self._are_places_old = True
+        self._update_spare()
+
+    def requeue(self, gateway: GatewayRecord, message: Requeue) -> None:
+        """Take back a slot; the ticket returns to its place."""
+        entry = gateway.entries.get(message.ticket)
+        if entry is None or entry.lease is None:
+            return
+        if message.is_worker_unsure:
+            self.workers.suspend(entry.lease.worker)
+        self._release(entry)
+        self.queue.reinsert(entry.ticket)
+        self._are_places_old = True
+        self.look()
+
+    def finish(self, gateway: GatewayRecord, message: Finish) -> None:
+        """Remove a ticket, whether it waits or has a slot."""
+        entry = gateway.entries.get(message.ticket)
+        if entry is None:
+            return
+        if message.n_units and entry.spare is None:
+            self.eta.record(entry.claim.request_type, message.held_s)
+        self._drop(entry)
+        self.look()
+
+    def cancel(self, message: Cancel) -> None:
+        """Remove a waiting ticket of any gateway, if it belongs to the owner."""
+        entry = self._entries.get(message.ticket)
+        if entry is None or entry.ticket not in self.queue:
+            return
+        if message.owner is None or message.owner == entry.claim.owner:
+            _tell(entry.gateway, Cancelled(ticket=message.ticket))
+            self._drop(entry)
+
+    # --- slots ---------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Give free slots to the first tickets. Call this whenever a slot may have become free, and once a second."""
+        self._expire()
+        if self.is_recovering:
+            return
+        for model in MODELS:
+            while (ticket := self.queue.head(model)) is not None:
+                lease = self.workers.acquire(ticket.request_type, ticket.session_id, ticket.owner)
+                if lease is None:
+                    break
+                self.queue.remove(ticket)
+                self._grant(self._entries[ticket.ticket_id], lease)
+                self._are_places_old = True
+        self._update_spare()
+
+    def _grant(self, entry: Entry, lease: WorkerLease) -> None:
+        entry.lease = lease
+        self._tell_granted(entry, lease)
+
+    def _tell_granted(self, entry: Entry, lease: WorkerLease) -> None:
+        self.n_granted += 1
+        granted = Granted(ticket=entry.claim.ticket, number=entry.ticket.number, worker=str(lease.worker.address))
+        _tell(entry.gateway, granted)
+
+    def _update_spare(self) -> None:
+        for slot in self._spare.update():
+            assert slot.lease is not None, "expected a lease of a slot that is lent"
+            self._tell_granted(self._entries[slot.session_id], slot.lease)
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for gateway in [one for one in self.gateways.values() if now >= one.expires_at]:
+            del self.gateways[gateway.name]
+            gateway.tell = None
+            for entry in list(gateway.entries.values()):
+                if entry.held is not None:  # the gateway may still use it: the worker's next answer tells
+                    self.workers.suspend(entry.held.worker)
+                self._drop(entry)
+
+    # --- workers -------------------------------------------------------------------------------
+
+    def add_worker(self, address: WorkerAddress) -> Worker:
+        """Register a worker; one that is known and drains accepts sessions again."""
+        worker = self.workers.find(address)
+        if worker is None:
+            worker = self.workers.add(1 + max((one.index for one in self.workers.all), default=-1), address)
+        worker.is_draining = False
+        self.tell_workers()
+        return worker
+
+    def drain_worker(self, worker: Worker) -> None:
+        """Lease no more slots of a worker."""
+        worker.is_draining = True
+        self.tell_workers()
+
+    def remove_worker(self, worker: Worker) -> None:
+        """Forget a worker. Sessions that it still has move to others."""
+        self.workers.remove(worker)
+        self.tell_workers()
+
+    def worker_list(self) -> ClusterWorkers:
+        """All workers, for gateways."""
+        return ClusterWorkers(
+            workers=[
+                WorkerEntry(index=one.index, address=str(one.address), is_draining=one.is_draining)
+                for one in self.workers.all
+            ]
+        )
+
+    def tell_workers(self) -> None:
+        """Send the list of workers to all gateways."""
+        listed = self.worker_list()
+        for gateway in self.gateways.values():
+            _tell(gateway, listed)
+
+    # --- places --------------------------------------------------------------------------------
+
+    def tell_places(self, *, is_due: bool = False) -> None:
+        """Send waiting tickets' places to their gateways if they may have changed. is_due: send them in any case."""
+        if not self._are_places_old and not (is_due and len(self.queue)):
+            return
+        self._are_places_old = False
+        places: dict[GatewayRecord, list[Place]] = {}
+        for ticket, found in positions_in(self.queue, self.workers, self.eta, self._remaining).items():
+            place = Place(
+                ticket=ticket.ticket_id,
+                position=found.position,
+                wait_s=found.wait_s,
+                queue_length=found.queue_length,
+            )
+            places.setdefault(self._entries[ticket.ticket_id].gateway, []).append(place)
+        for gateway, own in places.items():
+            _tell(gateway, Places(places=own))
+
+    def _remaining(self, lease: WorkerLease) -> float:
+        return 0.0 if lease.is_spare else self.eta.remaining(lease.request_type, self._clock() - lease.since)
+
+    # --- entries -------------------------------------------------------------------------------
+
+    def _add(self, gateway: GatewayRecord, claim: Claim) -> Entry:
+        now = self._clock()
+        number = claim.number or next(self._numbers)
+        ticket = Ticket(number, claim.request_type, claim.session, claim.owner, now, time.time(), claim.ticket)
+        entry = Entry(claim, ticket, gateway)
+        if claim.is_spare:
+
+            def on_reclaim() -> None:
+                _tell(gateway, Reclaim(ticket=claim.ticket))
+
+            entry.spare = SpareSlot(claim.request_type, claim.ticket, claim.owner, on_reclaim)
+        gateway.entries[claim.ticket] = self._entries[claim.ticket] = entry
+        return entry
+
+    def _drop(self, entry: Entry) -> None:
+        if self.queue.remove(entry.ticket):
+            self._are_places_old = True
+        self._release(entry)
+        self._forget(entry)
+
+    def _forget(self, entry: Entry) -> None:
+        del self._entries[entry.claim.ticket], entry.gateway.entries[entry.claim.ticket]
+
+    def _release(self, entry: Entry) -> None:
+        """Return the slot of a ticket, if it has one."""
+        if entry.spare is not None:
+            self._spare.remove(entry.spare)
+        elif entry.lease is not None:
+            self.workers.release(entry.lease)
+            entry.lease = None
+
+
+def address_of(text: str) -> WorkerAddress:
+    """An address from its text, HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return WorkerAddress(host, int(port) if port.isdecimal() else 0)
+
+
+def _tell(gateway: GatewayRecord, message: FromAuthority) -> None:
+    if gateway.tell is not None:
+        gateway.tell(message)

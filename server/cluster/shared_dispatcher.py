@@ -1,0 +1,293 @@
+"""The dispatcher of a gateway whose queue and leases are those of a cluster: an authority gives the slots.
+
+The gateway keeps what it was given. Without the authority its sessions go on, their slots stay theirs, and new sessions
+wait. Contains no sockets: `AuthorityLink` sends and receives.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from server.access.clients import SessionPermit
+from server.cluster.authority import address_of
+from server.cluster.messages import (
+    Beat,
+    Cancel,
+    Cancelled,
+    Claim,
+    ClusterWorkers,
+    Finish,
+    FromAuthority,
+    FromGateway,
+    Granted,
+    Hello,
+    Numbered,
+    Place,
+    Places,
+    Reclaim,
+    Requeue,
+    Submit,
+    TicketRefused,
+    Welcome,
+)
+from server.dispatch.dispatcher import Dispatcher, PendingSession, QueuePosition
+from server.dispatch.eta import Eta
+from server.dispatch.queue import Queue, RequestType, Ticket
+from server.dispatch.spare_slots import SpareSlot
+from server.dispatch.workers import WorkerLease, Workers
+
+ANSWER_S = 2.0  # for the authority's answer to a new ticket, before its client is told that it waits
+
+
+class SharedDispatcher(Dispatcher):
+    """Tickets of this gateway, with slots from the authority.
+
+    Args:
+        workers: those of the cluster, which the authority names.
+        queue: the tickets of this gateway that wait.
+        eta: expected durations, for positions while the authority is away.
+        clock: monotonic s.
+
+    Attributes:
+        tell: sends a message; None while there is no connection.
+        on_workers: called after the list of workers has changed.
+    """
+
+    def __init__(self, workers: Workers, queue: Queue, eta: Eta, clock: Callable[[], float] = time.monotonic):
+        super().__init__(workers, queue, eta, clock)
+        self.tell: Callable[[FromGateway], None] | None = None
+        self.on_workers: Callable[[], None] = _nothing
+        self.term, self._ttl_s, self._valid_until = 0, 0.0, 0.0
+        self._claims: dict[str, Claim] = {}
+        self._sessions: dict[str, PendingSession] = {}
+        self._spares: dict[str, SpareSlot] = {}
+        self._places: dict[str, Place] = {}
+        self._answers: dict[str, asyncio.Event] = {}
+        self._beats: dict[int, float] = {}  # number -> monotonic s when it was sent
+
+    # --- tickets -------------------------------------------------------------------------------
+
+    def submit(self, request_type: RequestType, session_id: str, permit: SessionPermit | None = None) -> PendingSession:
+        owner = "" if permit is None else permit.identity.owner
+        ticket = self.queue.new_ticket(request_type, session_id, owner)
+        pending = PendingSession(ticket, permit=permit)
+        limit = None if permit is None else permit.limit
+        self.queue.reinsert(ticket)
+        self._pending[ticket] = self._sessions[ticket.ticket_id] = pending
+        self._answers[ticket.ticket_id] = asyncio.Event()
+        self._claim(ticket, limit=limit)
+        return pending
+
+    def borrow(
+        self, request_type: RequestType, session_id: str, owner: str, on_reclaim: Callable[[], None]
+    ) -> SpareSlot:
+        slot = SpareSlot(request_type, session_id, owner, on_reclaim)
+        ticket = self.queue.new_ticket(request_type, session_id, owner)
+        self._spares[ticket.ticket_id] = slot
+        self._claim(ticket, is_spare=True)
+        return slot
+
+    def _claim(self, ticket: Ticket, *, is_spare: bool = False, limit: int | None = None) -> None:
+        claim = Claim(
+            ticket=ticket.ticket_id,
+            number=0,
+            request_type=ticket.request_type,
+            session=ticket.session_id,
+            owner=ticket.owner,
+            is_spare=is_spare,
+            limit=limit,
+        )
+        self._claims[claim.ticket] = claim
+        self._tell(Submit(claim=claim))
+
+    def give_back(self, slot: SpareSlot) -> None:
+        ticket_id = next((name for name, one in self._spares.items() if one is slot), None)
+        if ticket_id is None:
+            return
+        del self._spares[ticket_id]
+        if slot.lease is not None:
+            self.workers.release(slot.lease)
+            slot.lease = None
+        self._forget(ticket_id)
+        self._tell(Finish(ticket=ticket_id))
+
+    def requeue(self, pending: PendingSession, *, was_used: bool = False) -> None:
+        lease = pending.lease
+        is_unsure = lease is not None and (lease.worker.is_suspended or lease.worker.lost.is_set())
+        ticket_id = pending.ticket.ticket_id
+        self._places.pop(ticket_id, None)
+        self._answers[ticket_id] = asyncio.Event()
+        super().requeue(pending, was_used=was_used)
+        self._claims[ticket_id] = self._claims[ticket_id].model_copy(update={"worker": ""})
+        self._tell(Requeue(ticket=ticket_id, is_worker_unsure=is_unsure))
+
+    def finish(self, pending: PendingSession) -> None:
+        held_s, lease = self.held(pending), pending.lease
+        n_units = pending.earlier_units + (0 if lease is None else lease.n_units)
+        super().finish(pending)
+        if self._sessions.pop(pending.ticket.ticket_id, None) is not None:
+            self._forget(pending.ticket.ticket_id)
+            self._tell(Finish(ticket=pending.ticket.ticket_id, n_units=n_units, held_s=held_s))
+
+    def cancel(self, ticket_id: str) -> bool:
+        if not super().cancel(ticket_id):
+            return False
+        self._tell(Finish(ticket=ticket_id))
+        self._end(ticket_id)
+        return True
+
+    def cancel_elsewhere(self, ticket_id: str, owner: str | None) -> bool:
+        """Cancel a ticket that waits at another gateway, if it is there and belongs to the owner.
+
+        owner: None: an administrator cancels it. Returns: whether the authority was asked.
+        """
+        self._tell(Cancel(ticket=ticket_id, owner=owner))
+        return self.tell is not None
+
+    def dispatch(self) -> None:
+        """Nothing: the authority gives the slots."""
+
+    def _forget(self, ticket_id: str) -> None:
+        for known in (self._claims, self._places, self._answers):
+            known.pop(ticket_id, None)
+
+    def _end(self, ticket_id: str) -> None:
+        """Forget a ticket that is refused or cancelled; its session's `finish` follows."""
+        del self._sessions[ticket_id]
+        if (answer := self._answers.get(ticket_id)) is not None:
+            answer.set()
+        self._forget(ticket_id)
+
+    # --- what sessions ask ---------------------------------------------------------------------
+
+    async def answered(self, pending: PendingSession) -> None:
+        answer = self._answers.get(pending.ticket.ticket_id)
+        if answer is not None and pending.lease is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_S):
+                    await answer.wait()
+
+    def may_use(self, lease: WorkerLease) -> bool:
+        """Whether the authority still counts the lease: it ends if the gateway cannot renew it for too long."""
+        lease.is_used = lease.is_used or self._clock() < self._valid_until
+        return lease.is_used
+
+    def position_of(self, pending: PendingSession) -> QueuePosition | None:
+        place = self._places.get(pending.ticket.ticket_id)
+        if pending.lease is None and place is not None:
+            return QueuePosition(place.position, place.wait_s, place.queue_length)
+        return super().position_of(pending)
+
+    def positions(self) -> dict[Ticket, QueuePosition]:
+        """Positions of this gateway's tickets in the cluster's queue; in its own while the authority is away."""
+        found = super().positions()
+        for ticket in found:
+            if (place := self._places.get(ticket.ticket_id)) is not None:
+                found[ticket] = QueuePosition(place.position, place.wait_s, place.queue_length)
+        return found
+
+    # --- the connection ------------------------------------------------------------------------
+
+    def hello(self, name: str, address: str) -> Hello:
+        """The first message of a connection. name, address: of this gateway."""
+        self._beats.clear()
+        if self._clock() >= self._valid_until:
+            # Leases that are not used yet have expired. Their sessions see it in `may_use`, and wait again.
+            for ticket_id, pending in self._sessions.items():
+                if pending.lease is not None and not pending.lease.is_used:
+                    self._claims[ticket_id] = self._claims[ticket_id].model_copy(update={"worker": ""})
+        return Hello(gateway=name, address=address, claims=list(self._claims.values()))
+
+    def next_beat(self, number: int) -> Beat:
+        """A message that renews the leases."""
+        self._beats[number] = self._clock()
+        return Beat(number=number)
+
+    def disconnected(self) -> None:
+        """Record that the connection is lost."""
+        self.tell = None
+
+    def receive(self, message: FromAuthority) -> None:
+        """Handle a message of the authority, except `usage_of_others`."""
+        match message:
+            case Welcome():
+                self.term, self._ttl_s = message.term, message.ttl_s
+            case Beat():
+                if (sent_at := self._beats.pop(message.number, None)) is not None:
+                    self._valid_until = max(self._valid_until, sent_at + self._ttl_s)
+            case ClusterWorkers():
+                self._take_workers(message)
+            case Numbered():
+                if (claim := self._claims.get(message.ticket)) is not None:
+                    self._claims[message.ticket] = claim.model_copy(update={"number": message.number})
+            case Granted():
+                self._take_slot(message)
+            case Places():
+                self._take_places(message)
+            case TicketRefused() | Cancelled():
+                self._take_end(message)
+            case Reclaim():
+                if (slot := self._spares.get(message.ticket)) is not None and not slot.is_reclaimed:
+                    slot.is_reclaimed = True
+                    slot.on_reclaim()
+
+    def _take_workers(self, message: ClusterWorkers) -> None:
+        listed = {address_of(one.address): one for one in message.workers}
+        for worker in [one for one in self.workers.all if one.address not in listed]:
+            self.workers.remove(worker)
+        for address, entry in listed.items():
+            worker = self.workers.find(address) or self.workers.add(entry.index, address)
+            worker.is_draining = entry.is_draining
+        self.on_workers()
+
+    def _take_slot(self, message: Granted) -> None:
+        ticket_id, worker = message.ticket, self.workers.find(address_of(message.worker))
+        claim, pending, spare = self._claims.get(ticket_id), self._sessions.get(ticket_id), self._spares.get(ticket_id)
+        if claim is None or worker is None or (pending is None and spare is None):
+            self._tell(Finish(ticket=ticket_id))
+            return
+        changes = {"number": message.number, "worker": message.worker}
+        self._claims[ticket_id] = claim.model_copy(update=changes)
+        if spare is not None:
+            spare.lease = self.workers.lease(worker, claim.request_type, spare.session_id, claim.owner, is_spare=True)
+            spare.granted.set()
+        elif pending is not None and pending.lease is None:
+            self.queue.remove(pending.ticket)
+            self._pending.pop(pending.ticket, None)
+            self._places.pop(ticket_id, None)
+            pending.lease = self.workers.lease(worker, claim.request_type, claim.session, claim.owner)
+            self._answers[ticket_id].set()
+            pending.changed.set()
+
+    def _take_places(self, message: Places) -> None:
+        for place in message.places:
+            pending = self._sessions.get(place.ticket)
+            if pending is None or pending.lease is not None:
+                continue
+            is_new = self._places.get(place.ticket) != place
+            self._places[place.ticket] = place
+            self._answers[place.ticket].set()
+            if is_new:
+                pending.changed.set()
+
+    def _take_end(self, message: TicketRefused | Cancelled) -> None:
+        pending = self._sessions.get(message.ticket)
+        if pending is None or pending.lease is not None:
+            return
+        if isinstance(message, TicketRefused):
+            pending.refusal = message.why
+        else:
+            pending.is_cancelled = True
+        self.queue.remove(pending.ticket)
+        self._pending.pop(pending.ticket, None)
+        pending.changed.set()
+        self._end(message.ticket)
+
+    def _tell(self, message: FromGateway) -> None:
+        if self.tell is not None:
+            self.tell(message)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,124 @@
+"""Two gateways, an authority and fake workers on real sockets."""
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from benchmarks.serve.fake_worker import FakeWorker
+from server.access.usage import KeyUsage
+from tests.server.cluster.clusters import SECRET, running_authority, running_gateways
+from tests.server.live_gateway import run, wait_until
+
+
+@pytest.fixture(autouse=True)
+def beat_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.cluster.link.BEAT_S", 0.1)
+    monkeypatch.setattr("server.cluster.link.RETRY_S", 0.05)
+    monkeypatch.setattr("server.cluster.shared_dispatcher.ANSWER_S", 0.5)
+
+
+def n_sessions(worker: FakeWorker) -> int:
+    return sum(connection.conversation is not None for connection in worker.connections)
+
+
+def test_two_gateways_share_slots_and_one_queue(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            FakeWorker(slots=1) as first,
+            FakeWorker(slots=1) as second,
+            running_authority(tmp_path / "state", first, second) as authority,
+            running_gateways(authority.url, ("g0", "g1"), 2) as gateways,
+        ):
+            clients = [await (await gateways[n % 2].connect(f"omni_{n}")).prepared() for n in range(2)]
+            assert n_sessions(first) == n_sessions(second) == 1, "expected one session at each worker"
+            waiting = []
+            for n in range(4):
+                client = await gateways[n % 2].connect(f"omni_waiting_{n}")
+                queued = await client.receive("queued")
+                assert queued["position"] == queued["queue_length"] == n + 1, f"expected position {n + 1}, got {queued}"
+                waiting.append((client, queued["ticket_id"]))
+            # Any gateway cancels a ticket.
+            assert (await gateways[0].http.delete(f"/api/queue/{waiting[3][1]}")).json()["success"]
+            while (await waiting[3][0].receive_raw()).find('"cancelled"') < 0:
+                pass
+            for n in range(3):  # the slots go to the tickets in their order, whichever gateway they wait at
+                await (clients + [one for one, _ in waiting])[n].close()
+                await (await waiting[n][0].with_slot()).send({"type": "prepare"})
+                await waiting[n][0].receive("prepared")
+                assert n_sessions(first) + n_sessions(second) <= 2, "expected at most two sessions at the workers"
+
+    run(scenario)
+
+
+def test_sessions_outlive_the_authority_and_a_new_one_learns_them(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with FakeWorker(slots=2) as worker, AsyncExitStack() as rest:
+            async with AsyncExitStack() as first:
+                authority = await first.enter_async_context(running_authority(tmp_path / "state", worker))
+                gateways = await rest.enter_async_context(running_gateways(authority.url, ("g0", "g1"), 1))
+                clients = [await (await one.connect(f"omni_{n}")).prepared() for n, one in enumerate(gateways)]
+                waiting = await gateways[1].connect("omni_waiting")
+                await waiting.receive("queued")
+            for client in clients:  # without an authority
+                await client.unit()
+            late = await gateways[0].connect("omni_late")
+            assert (await late.receive("queued"))["position"] == 1, "expected the place at this gateway"
+            async with running_authority(tmp_path / "state", port=authority.port) as second:
+                state = second.service.authority
+                assert state.term == 2, f"expected a higher term, got {state.term}"
+                await wait_until(lambda: len(state.workers.leases) == 2 and len(state.queue) == 2, "all claims")
+                for client in clients:
+                    await client.unit()
+                await clients[0].close()
+                await waiting.with_slot()  # before the one that came without an authority
+                assert len(state.queue) == 1, f"expected the late ticket to wait, got {len(state.queue)}"
+                await clients[1].close()
+                await late.with_slot()
+
+    run(scenario)
+
+
+def test_secret_workers_and_usage_of_keys(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            FakeWorker(slots=1) as worker,
+            running_authority(tmp_path / "state", secret=SECRET) as authority,
+            running_gateways(authority.url, ("g0", "g1"), 0) as gateways,
+        ):
+            async with httpx.AsyncClient(
+                base_url=f"http://127.0.0.1:{authority.port}", trust_env=False, verify=False
+            ) as http:
+                address = f"/workers/127.0.0.1:{worker.port}"
+                assert (await http.put(address)).status_code == 403, "expected a refusal without the secret"
+                assert (await http.get("/health")).json()["gateways"] == [], "expected no gateway without the secret"
+                for one in gateways:
+                    one.link._headers = {"x-duologue-worker-secret": SECRET}
+                http.headers["x-duologue-worker-secret"] = SECRET
+                assert (await http.put("/workers/nowhere")).status_code == 422
+                assert (await http.post(address)).status_code == 404
+                assert (await http.put(address)).status_code == 200
+                for one in gateways:
+                    await wait_until(lambda one=one: one.gateway.dispatcher.workers.n_free == 1, "the worker")
+                client = await (await gateways[0].connect("omni_a")).prepared()
+                assert (await http.post(address)).status_code == 200  # drain
+                await client.unit()
+                await client.close()
+                waiting = await gateways[1].connect("omni_b")
+                await waiting.receive("queued")
+                assert n_sessions(worker) == 0, "expected no session at a worker that drains"
+                assert (await http.put(address)).status_code == 200
+                await waiting.with_slot()
+                assert (await http.delete(address)).status_code == 200
+                assert (await http.get("/workers")).json() == {"workers": []}
+            usages = [one.gateway.access.usage for one in gateways]
+            for usage, n in zip(usages, (3, 4), strict=True):
+                used = usage.of("user")
+                used.requests, used.session_s = n, 10.0 * n
+            for usage in usages:
+                await wait_until(
+                    lambda usage=usage: usage.total_of("user") == KeyUsage(requests=7, session_s=70.0), "the sum"
+                )
+
+    run(scenario)
