@@ -1,6 +1,7 @@
 """Times both speech systems, Qwen3-TTS and S3Gen, and their engine settings one by one.
 
-`python -m benchmarks.tts --label NAME` writes benchmarks/results/tts/NAME.json after every row. Weights are random.
+`python -m benchmarks.tts --label NAME` writes benchmarks/results/tts/NAME.json after every row. Weights are random. The
+figures that are compared between versions come first, and each part has its own share of the budget.
 """
 
 import argparse
@@ -27,9 +28,10 @@ RESULTS = Path(__file__).parents[1] / "results" / "tts"
 PARTS = ("streams", "s3gen", "equivalence", "toggles_s3gen", "toggles_qwen3_tts")
 FRAME_ROWS = 300  # of each slot before timed frames
 TOGGLE_TOKENS = 200  # of the utterance of a toggle: 8 s
-# What a part takes at most, seconds on one H200; a part that does not fit the budget is skipped.
-EXPECTED_TOGGLE_S = 12.0
-EXPECTED_S = {"streams": 60.0, "s3gen": 40.0, "equivalence": 20.0, "toggles_s3gen": 15.0, "toggles_qwen3_tts": 15.0}
+# Shares of the budget. A part may use what earlier parts left, and nothing of the shares of later ones.
+SHARES = {"streams": 0.45, "s3gen": 0.3, "equivalence": 0.08, "toggles_s3gen": 0.08, "toggles_qwen3_tts": 0.09}
+# What a step of a part is expected to take at most, seconds on one H200; one that does not fit is skipped.
+EXPECTED_S = {"streams": 40.0, "s3gen": 20.0, "equivalence": 15.0, "toggles_s3gen": 12.0, "toggles_qwen3_tts": 12.0}
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -47,7 +49,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--batch", type=_numbers, help="buckets of slots")
     parser.add_argument("--tokens", type=_numbers, default=(50, 100, 200, 500), help="S3Gen's buckets")
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--budget-s", type=float, default=280.0, help="no part begins that would end later")
+    parser.add_argument(
+        "--budget-s", type=float, default=280.0, help="of all parts; no step begins that would end later"
+    )
     parser.add_argument("--json", type=Path, help="result file in place of that of the label")
     parser.add_argument("--summary", type=Path, help="file of the figures that are compared between versions")
     options = parser.parse_args(arguments)
@@ -83,6 +87,7 @@ class TtsBench:
         self.options, self.device = options, torch.device(options.device)
         self.is_cuda = self.device.type == "cuda"
         self.clock, self._began = DeviceClock(self.device), time.monotonic()
+        self._deadline_s = options.budget_s  # of the part that runs
         self.served = SERVED if self.is_cuda else TOGGLES["eager"]
         self.result: dict[str, Any] = {
             "command": command,
@@ -105,13 +110,13 @@ class TtsBench:
                 continue
             part: dict[str, Any] = {}
             self.result["parts"][name] = part
+            self._deadline_s = self._deadline_of(name)
             if not self._fits(EXPECTED_S[name]):
-                part["skipped"] = f"budget of {self.options.budget_s:g} s"
+                part["skipped"] = self._skipped
             else:
                 self._guarded(part, lambda step=steps[name], part=part: step(part))
             part["ended_s"] = self._elapsed
             self._save()
-        self._finish()
         return self.result
 
     # --- Qwen3-TTS -----------------------------------------------------------------------------
@@ -134,11 +139,16 @@ class TtsBench:
                 figures[f"frame_ms_{batch}"] = round(timing.p50_ms, 3)
                 self._say(f"frame of {batch} slots: {timing.p50_ms:.2f}/{timing.p95_ms:.2f} ms")
             streams_load.real_time_factor(streams, sizes)  # library handles are created here
+            row = streams_load.full_slots(streams, sizes, n=sizes.n_slots, seconds=min(8.0, self.options.seconds))
+            part["full_slots"] = row
+            figures["audio_s_per_s"] = round(row["audio_s_per_s"], 1)
+            self._say(f"{row['slots']} slots: {row['audio_s_per_s']:.0f} s of sound a second, {row['late_parts']} late")
+            self._save()
             part["loads"] = []
             for rate in self.options.rates:
                 seconds = max(self.options.seconds, self.options.requests / rate)
                 if not self._fits(seconds):
-                    part["skipped_rates"] = f"budget of {self.options.budget_s:g} s"
+                    part["skipped_rates"] = self._skipped
                     break
                 row = streams_load.first_sounds(streams, sizes, rate=rate, seconds=seconds)
                 part["loads"].append(row)
@@ -146,11 +156,7 @@ class TtsBench:
                 waits = row["first_audio"]
                 self._say(f"{rate:g} requests a second: first sound {waits['p50_ms']:.1f}/{waits['p95_ms']:.1f} ms")
                 self._save()
-            row = streams_load.full_slots(streams, sizes, n=sizes.n_slots, seconds=min(8.0, self.options.seconds))
-            part["full_slots"] = row
-            figures["audio_s_per_s"] = round(row["audio_s_per_s"], 1)
             part |= {"peak_memory": report.peak_memory(self.device), "late": self._late(streams)}
-            self._say(f"{row['slots']} slots: {row['audio_s_per_s']:.0f} s of sound a second, {row['late_parts']} late")
             streams_load.drop(streams)
 
     def _late(self, streams: Any) -> dict[str, int]:
@@ -173,8 +179,8 @@ class TtsBench:
             tokens = self.options.tokens if variant == "ten_steps" else self.options.tokens[-1:]
             shapes = self._s3_shapes(batch if variant == "ten_steps" else (1,), tokens)
             for form, toggle in forms.items():
-                if not self._fits(20):
-                    part["skipped_forms"] = f"{variant} {form}: budget of {self.options.budget_s:g} s"
+                if not self._fits(EXPECTED_S["s3gen"]):
+                    part["skipped_forms"] = f"{variant} {form}: {self._skipped}"
                     return
                 with in_force(toggle, self.device):
                     model = models.s3gen(self.options.size, self.device, toggle.dtype, meanflow=variant == "mean_flow")
@@ -186,9 +192,11 @@ class TtsBench:
                     part[f"{variant}_{form}"] = {"start_s": start_s, "components": rows, "utterances": spoken}
                     s3gen.drop(synthesizer)
                 self._save()
-            part[f"{variant}_speedup"] = self._speedups(part[f"{variant}_eager"], part[f"{variant}_served"])
-        speedups = part["ten_steps_speedup"]["utterances"]
-        self.result["figures"]["s3gen_speedup"] = min(row["speedup"] for row in speedups if row["batch"] == 1)
+            speedups = self._speedups(part[f"{variant}_eager"], part[f"{variant}_served"])
+            part[f"{variant}_speedup"] = speedups
+            if variant == "ten_steps":
+                alone = [row["speedup"] for row in speedups["utterances"] if row["batch"] == 1]
+                self.result["figures"]["s3gen_speedup"] = min(alone)
 
     def _speedups(self, eager: dict[str, Any], served: dict[str, Any]) -> dict[str, Any]:
         """Speedup of every row of the two forms."""
@@ -262,8 +270,8 @@ class TtsBench:
         for name in names:
             row: dict[str, Any] = {}
             part[name] = row
-            if not self._fits(EXPECTED_TOGGLE_S):
-                row["skipped"] = f"budget of {self.options.budget_s:g} s"
+            if not self._fits(EXPECTED_S["toggles_s3gen"]):
+                row["skipped"] = self._skipped
                 continue
             if self.is_cuda:
                 torch.cuda.reset_peak_memory_stats(self.device)
@@ -280,7 +288,17 @@ class TtsBench:
         return round(time.monotonic() - self._began, 1)
 
     def _fits(self, seconds: float) -> bool:
-        return self._elapsed + seconds <= self.options.budget_s
+        return self._elapsed + seconds <= self._deadline_s
+
+    @property
+    def _skipped(self) -> str:
+        return f"budget of {self._deadline_s:.0f} s"
+
+    def _deadline_of(self, part: str) -> float:
+        """When a part has to end, so that all later ones have their shares of the budget."""
+        shares = {name: SHARES[name] for name in PARTS if name in self.options.parts}
+        until = sum(share for name, share in shares.items() if PARTS.index(name) <= PARTS.index(part))
+        return float(self.options.budget_s * until / sum(shares.values()))
 
     def _guarded(self, part: dict[str, Any], step: Callable[[], None]) -> None:
         with self._catching(part):
@@ -298,16 +316,14 @@ class TtsBench:
     def _say(self, text: str) -> None:
         print(f"{self._elapsed:7.1f} s  {text}", flush=True)
 
-    def _finish(self) -> None:
-        self._save()
+    def _save(self) -> None:
+        """Write all files, after every row: a run that is ended early leaves what it has measured."""
+        report.write_json(self.options.json, self.result)
         if self.options.summary is not None:
             facts = self.result["environment"]
             about = {"date": facts["date"], "torch": facts["torch"], "gpu": facts["gpu"]}
             command = " ".join(self.result["command"])
             report.write_json(self.options.summary, {**self.result["figures"], **about, "command": command})
-
-    def _save(self) -> None:
-        report.write_json(self.options.json, self.result)
 
 
 def main(arguments: list[str] | None = None) -> int:

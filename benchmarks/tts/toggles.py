@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -43,10 +43,13 @@ class Toggle:
 
 
 ALL = Toggle(bf16=True, tf32=True, cudnn_benchmark=True, compiled=True, graphs=True)
-# The form that serves Qwen3-TTS: its language models on kernels, its codec on compiled layers.
-SERVED = Toggle(bf16=True, tf32=True, compiled=True, graphs=True, kernels=True)
+# The form that serves Qwen3-TTS (`worker.speech.parts`): its language models on kernels, all regions captured.
+SERVED = Toggle(bf16=True, tf32=True, graphs=True, kernels=True)
 TOGGLES = {
     "eager": Toggle(),
+    "all": ALL,
+    "kernels": SERVED,
+    "kernels_compile": replace(SERVED, compiled=True),  # the codec on compiled layers
     "tf32": Toggle(tf32=True),
     "cudnn_benchmark": Toggle(cudnn_benchmark=True),
     "attention_flash": Toggle(bf16=True, attention="flash"),
@@ -55,8 +58,6 @@ TOGGLES = {
     "graphs": Toggle(bf16=True, graphs=True),
     "compile": Toggle(bf16=True, compiled=True),
     "reduce_overhead": Toggle(bf16=True, compiled=True, mode="reduce-overhead"),
-    "all": ALL,
-    "kernels": SERVED,
 }
 
 

@@ -190,7 +190,8 @@ class SpeechDecoder(nn.Module):
         columns = ChunkColumns(state.columns.index_select(0, slots), n_frames)
         x = self.pre_conv(self.quantizer(codes).transpose(1, 2), columns)
         view = state.view(slots, n_frames, codes.shape[1])
-        x = self.pre_transformer(x.transpose(1, 2), view, state).transpose(1, 2)
+        # Contiguous, as a single frame is: only then a linear layer adds its bias before rounding to bfloat16.
+        x = self.pre_transformer(x.transpose(1, 2).contiguous(), view, state).transpose(1, 2)
         for stage in self.upsample:
             upsampling, block = cast(nn.ModuleList, stage)
             x = block(upsampling(x), columns)

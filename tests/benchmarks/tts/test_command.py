@@ -54,7 +54,10 @@ def test_budget_and_errors_leave_the_other_rows(tmp_path: Path, monkeypatch: pyt
     toggles = result["parts"]["toggles_s3gen"]
     assert [row["error"] for row in (toggles["eager"], toggles["bf16"])] == ["RuntimeError: no device memory"] * 2
     status, result, figures = run(tmp_path, "--parts streams,s3gen --budget-s 1")
-    assert all(part["skipped"] == "budget of 1 s" for part in result["parts"].values())
+    skipped = [part["skipped"] for part in result["parts"].values()]
+    assert skipped == ["budget of 1 s"] * 2, "each part has a share of the budget"
+    status, result, _ = run(tmp_path, "--parts streams,s3gen,equivalence --budget-s 14")
+    assert [part["skipped"] for part in result["parts"].values()] == [f"budget of {n} s" for n in (8, 13, 14)]
     assert status == 0 and "frame_ms_1" not in figures
 
 

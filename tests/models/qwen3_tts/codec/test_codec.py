@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.errors import AudioError, SettingsError, ShapeError, SlotError, TokenError
+from models.layers.transformer import Derived
 from models.qwen3_tts.codec.codec import CodeChunk, SpeechCodec
 from models.qwen3_tts.codec.config import FRAME_SAMPLES
 from models.qwen3_tts.codec.load import SpeechTokenizer
 from models.qwen3_tts.codec.region_table import CodecShapes
 from models.qwen3_tts.codec.speaker_encoder import SpeakerEncoder
 from tests.models.compare import assert_close
+from tests.parity.golden import GoldenDir
+from tests.parity.qwen3_tts.codec import tokenizer_of
 
 SLOTS = 3
 SHAPES = CodecShapes(batch=(1, 2, 4), frames=(1, 2, 4, 8), sounds=(1, 2), sound_frames=(5, 17))
@@ -66,6 +69,19 @@ def test_any_chunks_of_any_slots_give_the_offline_sound(codec: SpeechCodec, toke
     for codes, waves in streams:
         expected = offline(tokenizer, np.concatenate(codes))
         assert_close(torch.cat(waves), expected, TOLERANCE)
+
+
+def test_single_frames_in_bfloat16_are_as_the_whole(codec_golden: GoldenDir) -> None:
+    tokenizer, codes = tokenizer_of(codec_golden).to(torch.bfloat16), codes_of(9)
+    for module in tokenizer.modules():
+        if isinstance(module, Derived):
+            module.derive("cpu", torch.bfloat16)
+    codec = SpeechCodec(tokenizer, n_slots=1, shapes=CodecShapes(batch=(1,), frames=(1,)))
+    codec.begin([0])
+    single = torch.cat([codec.decode([CodeChunk(0, code[None])])[0] for code in codes]).double()
+    whole = offline(tokenizer, codes).double()
+    snr_db = 10 * torch.log10(whole.square().sum() / (single - whole).square().sum().clamp_min(1e-20))
+    assert snr_db >= 60, f"expected at least 60 dB, got {snr_db:.1f}"
 
 
 def test_more_chunks_than_the_largest_batch(tokenizer: SpeechTokenizer) -> None:
