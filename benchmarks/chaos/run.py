@@ -18,19 +18,21 @@ from benchmarks.chaos.system import N_WORKERS, System
 N_SESSIONS = 4
 AFTER_S = 5.0
 UNDISTURBED_PACE_S = 0.4  # each unit has its own decision however late it comes
+MAX_COMPARED = 60  # units of a session that are compared with its undisturbed run
 KILLS_OF_A_GROUP = 4  # a session may lose five workers
 MAX_RECOVERY_S = 60.0
 
 
 class References:
-    """The undisturbed run of the sessions, made once, as long as any run so far."""
+    """The undisturbed run of the sessions, made once, as long as any run so far or `MAX_COMPARED` units."""
 
     def __init__(self, system: System):
         self._system, self._sessions = system, list[Undisturbed]()
         self._n_units = 0
 
     async def of(self, n_units: int) -> list[Undisturbed]:
-        """At least so many units of each session."""
+        """So many units of each session, or `MAX_COMPARED`."""
+        n_units = min(n_units, MAX_COMPARED)
         if n_units > self._n_units:
             await self._system.wait_ready()
             urls, name = [self._system.url] * N_SESSIONS, f"undisturbed_{n_units}"

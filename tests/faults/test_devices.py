@@ -1,44 +1,8 @@
-"""A device that fails: one call that fails ends a unit, a device that is lost ends the engine, and sessions move."""
-
-from unittest import mock
-
-import torch
+"""An engine that fails: sessions that may be resumed move to another worker."""
 
 from benchmarks.serve.fake_worker import FakeWorker
 from tests.server.live.test_resumption import Talker
 from tests.server.live_gateway import CHUNK, STOP, run, running_gateway, wait_until
-from tests.worker.engine.engine_callers import PATIENCE_S, make_engine
-from tests.worker.engine.engine_callers import Talker as EngineTalker
-from tests.worker.engine.failing_regions import instead
-from worker.engine_thread import EngineError
-from worker.loop.batch_runner import DeviceLostError
-from worker.loop.results import Failure, UnitResult
-
-LOST = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-
-
-def test_a_lost_device_ends_the_engine_and_a_failed_call_only_its_unit() -> None:
-    def fail(*_: object) -> None:
-        raise LOST
-
-    engine = make_engine()
-    engine.start()
-    talkers = [EngineTalker(engine, f"talker {number}") for number in range(2)]
-    table = engine.parts.unit_steps.regions
-    with instead(table, "unit_step", fail):
-        talkers[0].send(0).result(PATIENCE_S)
-        (failure,) = [event for event in talkers[0].wait() if isinstance(event, Failure)]
-        assert failure.error is LOST, f"expected the error of the call, got {failure.error!r}"
-    talkers[0].send(1).result(PATIENCE_S)
-    assert any(isinstance(event, UnitResult) for event in talkers[0].wait()), "expected the engine to go on"
-    with instead(table, "unit_step", fail), mock.patch.object(torch.cpu, "synchronize", fail):
-        talkers[1].send(0)
-        engine.thread.thread.join(PATIENCE_S)
-    assert isinstance(engine.failure, DeviceLostError), f"expected the thread to end, got {engine.failure!r}"
-    for talker in talkers:  # also the one without a unit
-        (failure,) = [event for event in talker.wait() if isinstance(event, Failure)]
-        assert isinstance(failure.error, EngineError) and "illegal memory access" in str(failure.error), failure
-    engine.close()
 
 
 def test_a_session_moves_when_its_engine_fails() -> None:

@@ -4,14 +4,17 @@ import threading
 from unittest import mock
 
 import pytest
+import torch
 
 from tests.models.stages.slot_copies import assert_fresh
 from tests.worker.engine.engine_callers import PATIENCE_S, TIGHT, Talker, Turnstile, make_engine
-from tests.worker.engine.failing_regions import broken, of_slot
+from tests.worker.engine.failing_regions import instead
 from tests.worker.loop.engines import N_SLOTS, QUIET
 from worker.engine_thread import EngineError
+from worker.loop.batch_runner import DeviceLostError
 from worker.loop.results import Failure
 
+LOST = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 pytestmark = pytest.mark.usefixtures("short_units")
 
 
@@ -60,28 +63,33 @@ def test_refuses_a_command_while_the_thread_ends() -> None:
     assert isinstance(late[0].exception(5), EngineError), "expected the command to be refused"
 
 
-def test_an_error_of_the_thread_fails_every_session() -> None:
-    """A rewind that fails ends the engine: every session receives a failure, and every future is done."""
+def test_a_device_that_is_lost_fails_every_session() -> None:
+    """It ends the thread: every session receives a failure, and every future is done. One failed call does not."""
+
+    def fail(*_: object) -> None:
+        raise LOST
+
     turnstile = Turnstile()
     engine = make_engine(turnstile)
     engine.start()
     talkers = [Talker(engine, f"talker {number}", TIGHT, speaker=0) for number in range(2)]
-    unit_steps = engine.parts.unit_steps
-    table = unit_steps.regions
-    with (
-        broken(table, "unit_step", of_slot(0), "after"),
-        mock.patch.object(unit_steps, "rewind", side_effect=RuntimeError("no way back")),
-    ):
+    table = engine.parts.unit_steps.regions
+    with instead(table, "unit_step", fail):
+        talkers[0].send(1)
+        (failure,) = [event for event in talkers[0].wait() if isinstance(event, Failure)]
+        assert failure.error is LOST, f"expected the error of the call, got {failure.error!r}"
+    with instead(table, "unit_step", fail), mock.patch.object(torch.cpu, "synchronize", fail):
         with turnstile.holding("talker 0", lambda: [talker.send(number) for number, talker in enumerate(talkers)]):
             commands = [talkers[0].send(1), talkers[1].handle.pause()]
         engine.thread.thread.join(PATIENCE_S)
     assert not engine.thread.thread.is_alive(), "expected the thread to have ended"
+    assert isinstance(engine.failure, DeviceLostError), engine.failure
     for one in commands:
         assert isinstance(one.exception(5), EngineError | type(None)), one.exception(5)
     for talker in talkers:
         (failure,) = [event for event in talker.wait() if isinstance(event, Failure)]
-        assert isinstance(failure.error, EngineError) and "no way back" in str(failure.error), failure
+        assert isinstance(failure.error, EngineError) and "illegal memory access" in str(failure.error), failure
     late = engine.open("late", QUIET, lambda event: None).exception(0)
-    assert isinstance(late, EngineError) and "no way back" in str(late), late
+    assert isinstance(late, EngineError) and "illegal memory access" in str(late), late
     assert engine.n_free() == N_SLOTS, f"expected all slots free, got {engine.n_free()}"
     engine.close()
