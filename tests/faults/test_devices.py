@@ -20,6 +20,7 @@ def test_a_session_moves_when_its_engine_fails() -> None:
             failing.state = "FAILED"
             [connection] = [one for one in failing.connections if one.conversation is not None]
             await connection.close(1011, "engine")
+            await talker.take("session_moving")
             assert (await talker.take("session_moved"))["repeated"] == 1
             assert (await talker.take("result"))["current_time"] == 2
             assert list(healthy.sessions) == ["omni_me"], healthy.sessions
