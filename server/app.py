@@ -48,6 +48,7 @@ from server.doors.speech.routes import SpeechDoor, speech_routes
 from server.doors.voices import VoiceNames
 from server.live.http_chat import HttpChats
 from server.live.live_sessions import LiveSessions
+from server.live.moves.move_watch import MoveWatch
 from server.live.slot_wait import SlotWait
 from server.live.sockets import GatewaySockets
 from server.metrics import GatewayMetrics
@@ -92,8 +93,8 @@ REFUSED: dict[int | str, dict[str, Any]] = {
 class Gateway:
     """The objects that the routes use.
 
-    http: client for the workers. peers: processes of calls. client_limits: of each client. default_voice: sound
-    file for sessions without a voice of their own.
+    http: client for the workers. peers: processes of calls. client_limits: of each client. moves: of sessions between
+    workers. default_voice: sound file for sessions without a voice of their own.
     session_limits: of sessions of the OpenAI API. live_barge_in_ms: speech that silences a GPT-Live reply; 0: none.
     slot_window: context of the workers' slots. picture_urls: fetches pictures from allowed hosts.
     log_folder: of the launcher.
@@ -120,6 +121,7 @@ class Gateway:
     transcriber: Transcriber
     peers: PeerProcesses
     client_limits: ClientLimits
+    moves: MoveWatch
     default_voice: Path | None = None
     apps: Apps = field(default_factory=Apps)
     session_limits: SessionLimits = field(default_factory=SessionLimits)
@@ -156,7 +158,7 @@ def build_app(gateway: Gateway) -> FastAPI:
         recording_routes(gateway.recordings, gateway.traces),
         voice_routes(gateway.voices),
         speech_weights_routes(),
-        model_admin_routes(gateway.dispatcher, gateway.http),
+        model_admin_routes(gateway.dispatcher, gateway.http, gateway.moves),
     ):
         for route in router.routes:
             assert isinstance(route, APIRoute) and route.methods is not None

@@ -38,6 +38,7 @@ from server.health_watch import HealthWatch
 from server.live.diagnostics import Diagnostics
 from server.live.http_chat import HttpChats
 from server.live.live_sessions import LiveSessions
+from server.live.moves.move_watch import MoveWatch
 from server.live.quota_watch import QuotaWatch
 from server.live.slot_wait import SlotWait
 from server.live.sockets import GatewaySockets
@@ -146,6 +147,7 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
         loop_watch.start()
         quotas = QuotaWatch(gateway.live, gateway.dispatcher)
         quotas.start()
+        gateway.moves.start()
         usage = UsageTask(gateway.access.usage)
         usage.start()
         link = authority_link(gateway, watch, options)
@@ -164,6 +166,7 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
             await retention.stop()
             await loop_watch.stop()
             await quotas.stop()
+            await gateway.moves.stop()
             await usage.stop()
             await gateway.peers.stop()
             await asyncio.to_thread(gateway.recordings.close)
@@ -232,6 +235,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         Transcriber(slots, is_enabled=config.api.transcriptions > 0),
         PeerProcesses(service.webrtc, metrics),
         service.limits,
+        MoveWatch(live),
         audio.ref_audio_path,
         apps,
         SessionLimits(audio_mode_s=config.api.audio_mode_s, video_mode_s=config.api.video_mode_s),

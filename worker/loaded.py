@@ -50,6 +50,7 @@ class WorkerSettings:
         spread_units: tell new sessions when to begin, so that units of all sessions are spread over the second.
         is_measured: no more sessions are admitted than have their units answered in time.
         secret: of the launcher, which clients must know; None: none.
+        max_memory: bytes of the process above which its launcher replaces it; None: by what it holds once ready.
         trace_dir: folder of traces of sessions; None: none are written.
     """
 
@@ -69,6 +70,7 @@ class WorkerSettings:
     spread_units: bool = True
     secret: str | None = field(default=None, repr=False)
     trace_dir: Path | None = None
+    max_memory: int | None = None
 
 
 @dataclass

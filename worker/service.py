@@ -26,6 +26,7 @@ from worker.engine_thread import EngineError, EngineThread
 from worker.loaded import SPEECH_FIELDS, Loaded, ModelName, WorkerSettings, check_speech, load_omni, load_speech
 from worker.loop.observer import Observer
 from worker.loop.results import UnitResult
+from worker.memory_limit import MemoryLimit
 from worker.slots import SlotLease, SlotUse, with_slot
 from worker.speech.model import SpeechModel
 from worker.start.memory import release_cached, release_memory
@@ -69,6 +70,7 @@ class Service:
         self._lock, self._n_leased = threading.Lock(), 0
         self._changing = threading.Lock()  # held during a start or an unload
         self._phases = UnitPhases()
+        self.memory = MemoryLimit(settings.max_memory)
 
     # --- start ---------------------------------------------------------------------------------
 

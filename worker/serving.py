@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 POLL_S = 0.05
 # Seconds after which a thread that compiles or traces releases the interpreter to other threads.
 SWITCH_S = 0.001
-MB = 10**6
+MB, GB = 10**6, 10**9
 
 
 def worker_settings(config: Config, *, gpu_id: int = 0, secret: str | None = None) -> WorkerSettings:
@@ -57,6 +57,7 @@ def worker_settings(config: Config, *, gpu_id: int = 0, secret: str | None = Non
         spread_units=duplex.spread_units,
         is_measured=duplex.admission == "measured" or (duplex.admission == "auto" and duplex.max_sessions is None),
         secret=secret,
+        max_memory=None if service.max_worker_memory_gb is None else round(service.max_worker_memory_gb * GB),
     )
 
 
@@ -98,9 +99,9 @@ async def _serve(settings: WorkerSettings, listening: socket.socket, observer: O
 
 
 async def _live(service: Service, sockets: WorkerSockets, stop: asyncio.Event) -> int:
-    """Run until a signal and the drain after it, or until the start fails. Returns: the exit status."""
+    """Run until a signal or POST /drain, and the drain after it, or until the start fails. Returns: the exit status."""
     has_served = False
-    while not stop.is_set():
+    while not stop.is_set() and service.status.state is not State.DRAINING:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(POLL_S):
                 await stop.wait()

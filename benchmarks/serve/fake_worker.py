@@ -56,6 +56,7 @@ class FakeWorker:
 
     port: its port. total_requests: units answered. n_late: those of them whose simulated time was above a second.
     n_rebuilt: units that another worker has answered before. dies_rebuilding: number of one at which it crashes.
+    memory_share: of its memory in /health.
     unit_s: simulated seconds of a unit among n sessions, which nothing waits for; None: units count with no time.
     think_s, n_listen, n_speak, speaks, script, pause_timeout: reply settings, which may change at any time.
     """
@@ -91,6 +92,7 @@ class FakeWorker:
         self.capacity, self.unit_s = capacity or SessionCapacity(slots, None), unit_s
         self.total_requests, self.n_rebuilt, self.n_late, self._spent_ms = 0, 0, 0, 0.0
         self.dies_rebuilding: int | None = None
+        self.memory_share = 0.1
         self.thawed = asyncio.Event()
         self.thawed.set()
         self.connections: set[_Connection] = set()
@@ -284,6 +286,7 @@ class FakeWorker:
             "device": {"type": "cpu", "name": platform.processor() or platform.machine(), "asked": "cpu"},
             "kv": {"used": sum(rows), "total": 0},
             "memory": {"resident": psutil.Process().memory_info().rss},
+            "memory_share": self.memory_share,
             "allocator": None,
             "compile": {
                 "enabled": False,

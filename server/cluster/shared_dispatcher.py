@@ -122,6 +122,10 @@ class SharedDispatcher(Dispatcher):
         self._claims[ticket_id] = self._claims[ticket_id].model_copy(update={"worker": ""})
         self._tell(Requeue(ticket=ticket_id, is_worker_unsure=is_unsure))
 
+    def acquire_elsewhere(self, pending: PendingSession) -> WorkerLease | None:
+        """None: a session stays until its worker ends it, and then moves to the slot that the authority gives it."""
+        return None
+
     def finish(self, pending: PendingSession) -> None:
         held_s, lease = self.held(pending), pending.lease
         n_units = pending.earlier_units + (0 if lease is None else lease.n_units)

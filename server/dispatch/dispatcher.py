@@ -135,6 +135,31 @@ class Dispatcher:
         self._notify_all()
         self.dispatch()
 
+    def acquire_elsewhere(self, pending: PendingSession) -> WorkerLease | None:
+        """A slot of another worker for a session that has one, in front of the queue; None if there is none.
+
+        `replace` or `give_up` must follow.
+        """
+        lease = pending.lease
+        return None if lease is None else self.workers.acquire_elsewhere(lease)
+
+    def replace(self, pending: PendingSession, lease: WorkerLease) -> None:
+        """Give up a session's slot: it goes on in another one."""
+        before = self._take_lease(pending)
+        if before is not None:
+            pending.earlier_s += self.elapsed(before)
+            pending.earlier_units += before.n_units
+        lease.since = self._clock()
+        pending.lease = lease
+        if pending.trace is not None:
+            pending.trace.got_slot(lease.worker.name)
+        self.dispatch()
+
+    def give_up(self, lease: WorkerLease) -> None:
+        """Return a slot that no session has got."""
+        self.workers.release(lease)
+        self.dispatch()
+
     def finish(self, pending: PendingSession) -> None:
         """Remove a client, whether it waits or has a slot. A second call does nothing."""
         if self.queue.remove(pending.ticket):

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from server.dispatch.health_values import MAX_WORDS
 from server.dispatch.queue import Model
-from server.dispatch.workers import MAX_WORDS, Worker, Workers
+from server.dispatch.workers import Worker, Workers
 from worker.protocol.wire import clean
 from worker.status import State
 

@@ -7,18 +7,16 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, get_args
 
+from server.dispatch.health_values import number_of, progress_of, slots_of
 from server.dispatch.queue import Model, RequestType, model_of
 from worker.protocol.gateway_messages import StartProgress, WaitReason
-from worker.protocol.wire import clean
 from worker.status import START, State
 
 MAX_SLOTS = 1024  # of one worker; a larger number in its /health is cut to this
-MAX_WORDS = 200  # characters of the progress of a start
-MAX_NUMBER = 2**53  # of a number from a worker
 OTHER_MODELS: tuple[Model, ...] = tuple(model for model in get_args(Model) if model != "omni")
+SHORT_OF_MEMORY = 0.9  # share of the limit above which a worker is replaced
 READY = (State.IDLE, State.BUSY)
 OFFLINE = "offline"
 # Values of `worker_status` from workers of the public implementation, whose /health has no `state`.
@@ -145,6 +143,16 @@ class Worker:
         return self.health.get("worker_status") in READY_NAMES
 
     @property
+    def is_closing(self) -> bool:
+        """Whether its sessions should go on elsewhere: it shuts down, or is to get no more of them."""
+        return self.is_draining or self.state == State.DRAINING
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        """Whether its process holds almost as much memory as its launcher allows."""
+        return number_of(self.health.get("memory_share")) >= SHORT_OF_MEMORY
+
+    @property
     def has_random_weights(self) -> bool:
         """Whether it says that its model has random weights, whose output is noise."""
         model = self.health.get("model")
@@ -167,7 +175,7 @@ class Worker:
         """Number of its slots; 0 while it is not ready."""
         if not self.is_ready:
             return 0
-        total = _slots(self.health).get("total")
+        total = slots_of(self.health).get("total")
         return min(max(0, total), MAX_SLOTS) if isinstance(total, int) else 1
 
     @property
@@ -195,7 +203,7 @@ class Worker:
         """Number of slots of a model; 0 while it is not ready."""
         if model == "omni":
             return self.n_slots
-        total = _slots(self.about(model)).get("total")
+        total = slots_of(self.about(model)).get("total")
         return min(max(0, total), MAX_SLOTS) if self.is_ready and isinstance(total, int) else 0
 
     def n_free_of(self, model: Model) -> int:
@@ -209,11 +217,6 @@ class Worker:
     def leases_of(self, model: Model) -> list[WorkerLease]:
         """Leases of the slots of one model."""
         return [lease for lease in self.leases if model_of(lease.request_type) == model]
-
-
-def _slots(health: dict[str, Any]) -> dict[str, Any]:
-    given = health.get("slots")
-    return given if isinstance(given, dict) else {}
 
 
 class Workers:
@@ -255,16 +258,20 @@ class Workers:
         worker.is_suspended = False
         worker.lost.clear()
         self.record_activity(worker)
-        slots = _slots(health)
+        slots = slots_of(health)
         total, free = slots.get("total"), slots.get("free")
         if not (isinstance(total, int) and isinstance(free, int)):
             total, free = 1, int(health.get("worker_status") == "idle")
         worker.n_external = max(0, total - free - len(worker.leases_of("omni")))
         for model in OTHER_MODELS:
-            slots = _slots(worker.about(model))
+            slots = slots_of(worker.about(model))
             total, free = slots.get("total"), slots.get("free")
             n_used = total - free if isinstance(total, int) and isinstance(free, int) else 0
             worker.n_external_of[model] = max(0, n_used - len(worker.leases_of(model)))
+
+    def record_drain(self, worker: Worker) -> None:
+        """Record that the worker shuts down: it gets no more sessions."""
+        worker.health = {**worker.health, "state": State.DRAINING.value}
 
     def record_activity(self, worker: Worker) -> None:
         """Record that the worker sent something."""
@@ -301,6 +308,11 @@ class Workers:
         """
         return self._acquire(self.all, request_type, session_id, owner)
 
+    def acquire_elsewhere(self, lease: WorkerLease) -> WorkerLease | None:
+        """A slot like this one of another worker that has enough memory; None if there is none."""
+        others = [worker for worker in self.all if worker is not lease.worker and not worker.is_short_of_memory]
+        return self._acquire(others, lease.request_type, lease.session_id, lease.owner)
+
     def acquire_spare(
         self, request_type: RequestType, session_id: str, owner: str, max_per_worker: int
     ) -> WorkerLease | None:
@@ -316,7 +328,9 @@ class Workers:
         shares = {worker: n / worker.n_slots_of(model) for worker, n in free.items() if n > 0}
         if not shares:
             return None
-        worker = (min if self._packs else max)(shares, key=lambda one: shares[one])
+        choose = min if self._packs else max
+        with_memory = {worker: share for worker, share in shares.items() if not worker.is_short_of_memory} or shares
+        worker = choose(with_memory, key=lambda one: with_memory[one])
         return self.lease(worker, request_type, session_id, owner, is_spare=is_spare)
 
     def lease(
@@ -350,7 +364,7 @@ class Workers:
         if self.wait_reason != "loading":
             return None
         starting = [worker for worker in self.all if worker.is_starting]
-        return max((progress_of(worker) for worker in starting), key=lambda one: one[0])[1]
+        return max((progress_of(worker.health) for worker in starting), key=lambda one: one[0])[1]
 
     @property
     def n_free(self) -> int:
@@ -373,26 +387,3 @@ class Workers:
     @property
     def n_ready(self) -> int:
         return sum(worker.is_ready for worker in self.all)
-
-
-def progress_of(worker: Worker) -> tuple[tuple[int, float], StartProgress]:
-    """The progress of a worker's start, and a key that orders it: stage and share of the stage."""
-    given = worker.health.get("progress")
-    given = given if isinstance(given, dict) else {}
-    done, total = number_of(given.get("done")), number_of(given.get("total"))
-    what = given.get("what")
-    stage = START.index(State(worker.state)) if worker.state in START else 0
-    progress = StartProgress(what=clean(str(what))[:MAX_WORDS] if what else "", done=done, total=total)
-    return (stage, done / total if total else 0.0), progress
-
-
-def number_of(value: object) -> float:
-    """The value as a float; 0 for anything but a number of limited size."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:
-        return 0.0
-    return float(value)
-
-
-def iso(seconds: float) -> str:
-    """Unix seconds as local time in ISO 8601 without a time zone, as clients of this protocol expect it."""
-    return datetime.fromtimestamp(seconds).isoformat()

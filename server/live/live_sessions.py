@@ -3,12 +3,31 @@
 import asyncio
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from server.access.identity import Identity
 from server.dispatch.dispatcher import PendingSession
 from server.dispatch.workers import WorkerLease
 from server.live.closes import DRAINING, ENDED, SocketClose
 from server.live.kinds import Kind
+from worker.protocol.gateway_messages import MoveReason
+
+
+class HandoverRequests(Protocol):
+    """Lets a session leave its worker. reason: why it has to; None: it has not."""
+
+    @property
+    def reason(self) -> MoveReason | None: ...
+
+    @property
+    def can_move(self) -> bool:
+        """Whether another worker could go on with the session."""
+
+    def ask(self, reason: MoveReason) -> None:
+        """Let the session leave its worker, as soon as another one has a free slot."""
+
+    def withdraw(self) -> None:
+        """Let the session stay, unless it has left."""
 
 
 @dataclass(eq=False)
@@ -21,6 +40,7 @@ class LiveSession:
         active_at: Unix s of the last message in either direction.
         task: runs the session; cancelled to end it.
         forced_close: how it ends, if the gateway ends it.
+        handover: moves it to another worker; None for a session that stays where it is.
     """
 
     session_id: str
@@ -30,6 +50,7 @@ class LiveSession:
     active_at: float = field(default_factory=time.time)
     task: "asyncio.Task[object] | None" = None
     forced_close: SocketClose | None = None
+    handover: HandoverRequests | None = None
 
     @property
     def lease(self) -> WorkerLease | None:

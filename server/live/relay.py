@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
@@ -39,6 +39,14 @@ class WorkerClose:
 
     code: int
     reason: str
+
+
+@dataclass(frozen=True)
+class Successor:
+    """Another worker, which has the session's context and goes on with it."""
+
+    lease: WorkerLease
+    link: ClientConnection
 
 
 class MessageSource(Protocol):
@@ -94,18 +102,31 @@ class Relay:
         self._last_messages = LAST_MESSAGES[session.kind]
         self._is_over = False
         self._started_at = time.monotonic()
+        self._up_task: asyncio.Task[NoReturn] | None = None
 
-    async def run(self) -> WorkerClose:
+    def hold(self) -> bool:
+        """Forward nothing more to the worker, which has answered everything. Returns: False if the session is over."""
+        if self._is_over or self._up_task is None or self._up_task.done():
+            return False
+        self._up_task.cancel()
+        return True
+
+    async def run(self, handing: "asyncio.Task[Successor] | None" = None) -> WorkerClose | Successor:
         """Forward messages until the worker ends the session, or a turn of a streaming session is over.
 
+        handing: a worker that takes over, after `hold`.
         Raises: ClientDisconnected; WorkerLostError; the errors of the source.
         """
-        up = asyncio.create_task(self._up(), name="client-to-worker")
+        up = self._up_task = asyncio.create_task(self._up(), name="client-to-worker")
         down = asyncio.create_task(self._down(), name="worker-to-client")
         lost = asyncio.create_task(self._lease.worker.lost.wait(), name="worker-lost")
-        tasks = (down, up, lost)
+        is_handed = False
+        tasks: tuple[asyncio.Task[Any], ...] = (down, up, lost, *(() if handing is None else (handing,)))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if handing is not None and handing.done():
+                is_handed = True
+                return handing.result()
             if down.done():
                 return down.result()
             if up.done():
@@ -115,6 +136,8 @@ class Relay:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if handing is not None and not is_handed and not handing.cancelled() and handing.exception() is None:
+                handing.result().link.transport.abort()
 
     async def _up(self) -> NoReturn:
         while True:

@@ -35,10 +35,11 @@ from server.live.diagnostics import Diagnostics
 from server.live.inbox import ByteBudget, ClientDisconnected, Data, Inbox
 from server.live.kinds import Kind, request_type_of
 from server.live.live_sessions import LiveSession
+from server.live.moves.handover import Handover
 from server.live.moves.moving import move_session
 from server.live.moves.session_journal import MAX_BYTES_TOTAL, SessionJournal
 from server.live.recorder import Recorder
-from server.live.relay import MessageSource, Relay, RelayEnds
+from server.live.relay import MessageSource, Relay, RelayEnds, Successor
 from server.live.resumption import KEPT_BYTES_TOTAL, resume_request
 from server.live.slot_wait import SlotWait
 from server.live.streaming import CLOSE, PREFILL, STOP, TurnIdleError, TurnSource, kind_of
@@ -300,6 +301,9 @@ class GatewaySockets:
         session.pending = pending = self._slots.submit(request_type, session.session_id, session.identity)
         journal = SessionJournal(self._journals) if session.kind is Kind.DUPLEX else None
         n_losses, is_open, is_first = 0, False, True
+        handover: Handover | None = None
+        if journal is not None:
+            session.handover = handover = Handover(self._slots, pending, connect, client.end, journal)
         try:
             lease, link = await self._slots.open(pending, connect, partial(_send, client.end.newest.websocket))
             client.inbox.limit(MAX_IN_FLIGHT)
@@ -307,7 +311,11 @@ class GatewaySockets:
             while True:
                 try:
                     ends = RelayEnds(client.end, source, link, lease, journal)
-                    return await self._relay(client, ends, is_first=is_first)
+                    outcome = await self._relay(client, ends, handover, is_first=is_first)
+                    if isinstance(outcome, SocketClose):
+                        return outcome
+                    lease, link, is_first = outcome.lease, outcome.link, False
+                    continue
                 except WorkerLostError as error:
                     n_losses += not isinstance(error, WorkerDrainsError)
                     if journal is None or not journal.can_rebuild or n_losses > MAX_LOSSES:
@@ -316,6 +324,7 @@ class GatewaySockets:
                     lost, is_first = error, False
                 lease, link = await move_session(self._slots, pending, connect, client.end, journal, lost)
         finally:
+            session.handover = None
             if journal is not None:
                 journal.clear()
             if is_open:
@@ -323,8 +332,10 @@ class GatewaySockets:
             self._slots.dispatcher.finish(pending)
             session.pending = None
 
-    async def _relay(self, client: LiveClient, ends: RelayEnds, *, is_first: bool) -> SocketClose:
-        """Relay until the worker ends the session, and close the connection to the worker."""
+    async def _relay(
+        self, client: LiveClient, ends: RelayEnds, handover: Handover | None, *, is_first: bool
+    ) -> SocketClose | Successor:
+        """Relay until the worker ends the session, or another one takes over; close the connection to the worker."""
         graceful = True
         try:
             if is_first:
@@ -335,7 +346,11 @@ class GatewaySockets:
 
             workers = self._slots.dispatcher.workers
             relay = Relay(ends, client.session, workers, self._metrics, intercept, client.recorder)
-            ended = await relay.run()
+            handing = None if handover is None else asyncio.create_task(handover.run(relay.hold), name="handover")
+            ended = await relay.run(handing)
+            if isinstance(ended, Successor):
+                graceful = False  # which does not wait
+                return ended
             return SocketClose(ended.code, ended.reason, ended.reason if ended.reason in REASONS else "ended")
         except WorkerLostError:
             graceful = False

@@ -1,4 +1,4 @@
-"""Routes that show, load and unload the models of a worker, which the gateway forwards. For administrators."""
+"""Routes that show, load and unload the models of a worker, and let it shut down. For administrators."""
 
 from typing import Any, Literal
 
@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from server.dispatch.dispatcher import Dispatcher
 from server.dispatch.workers import Worker
+from server.live.moves.move_watch import MoveWatch
 from server.routes.bodies import Problem, RequestBody
 
 PATH = "/api/admin/models"
@@ -68,8 +69,17 @@ class ModelChanged(BaseModel):
     memory: dict[str, int] | None = None
 
 
-def model_admin_routes(dispatcher: Dispatcher, http: httpx.AsyncClient) -> APIRouter:
-    """http: client for the workers."""
+class WorkerDrain(BaseModel):
+    """state: of the worker. moving: its sessions that go on with other workers. waiting: the others."""
+
+    worker_id: str
+    state: str
+    moving: int
+    waiting: int
+
+
+def model_admin_routes(dispatcher: Dispatcher, http: httpx.AsyncClient, moves: MoveWatch) -> APIRouter:
+    """http: client for the workers. moves: of sessions from workers that shut down."""
     router = APIRouter()
 
     def worker_of(worker_id: str) -> Worker:
@@ -103,6 +113,15 @@ def model_admin_routes(dispatcher: Dispatcher, http: httpx.AsyncClient) -> APIRo
     async def load(body: ModelLoad) -> ModelChanged:
         given = body.model_dump(exclude={"worker_id"}, exclude_none=True)
         return await forward(worker_of(body.worker_id), "/model/load", given)
+
+    @router.post("/api/admin/workers/{worker_id}/drain", status_code=202, responses=REFUSED)
+    async def drain(worker_id: str) -> WorkerDrain:
+        worker = worker_of(worker_id)
+        changed = await forward(worker, "/drain", {})
+        dispatcher.workers.record_drain(worker)
+        moves.look()
+        n_moving, n_all = moves.n_movable(worker), len(worker.leases)
+        return WorkerDrain(worker_id=worker.name, state=changed.state, moving=n_moving, waiting=n_all - n_moving)
 
     return router
 

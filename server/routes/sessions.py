@@ -7,7 +7,7 @@ from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response
 
 from server.access.identity import identity_of
-from server.dispatch.workers import iso
+from server.dispatch.health_values import iso
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession, LiveSessions
 from server.pages import RECORDINGS_PAGE

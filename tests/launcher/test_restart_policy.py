@@ -3,8 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.memory_watch import ROOM, MemoryWatch
+from launcher.memory_watch import MemoryWatch
 from launcher.restart_policy import HealthTimeout, RestartBackoff, RestartPolicy, Verdict
+from worker.memory_limit import ROOM
 
 POLICY = RestartPolicy()
 

@@ -187,6 +187,7 @@ async def running_gateway(
             link = authority_link(gateway, watch, served)
             if link is not None:
                 link.start()
+            gateway.moves.start()
             gateway.recordings.open()
             expected = sum(isinstance(one, FakeWorker) and one.is_ready for one in workers)
             await wait_until(lambda: gateway.dispatcher.workers.n_ready >= expected, f"{expected} workers to be ready")
@@ -199,6 +200,7 @@ async def running_gateway(
                 if link is not None:
                     await link.stop()
                 await watch.stop()
+                await gateway.moves.stop()
                 await gateway.peers.stop()
                 await asyncio.to_thread(gateway.recordings.close)
 

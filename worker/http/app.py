@@ -151,6 +151,12 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
             raise HTTPException(422, str(error)) from None
         return {"state": service.status.state}
 
+    @app.post("/drain", status_code=202)
+    async def drain(request: Request) -> dict[str, Any]:
+        _only_loopback(request)
+        service.drain()
+        return {"state": service.status.state}
+
     @app.websocket("/ws/duplex")
     async def ws_duplex(websocket: WebSocket) -> None:
         await sockets.serve(websocket, DuplexConversation)

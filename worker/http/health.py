@@ -21,7 +21,7 @@ from worker.protocol.messages import PROTOCOL_VERSION
 from worker.report.measures import allocator, device_memory
 from worker.service import Service
 from worker.slots import SlotUse
-from worker.start.memory import memory_bytes
+from worker.start.memory import memory_bytes, own_bytes
 from worker.status import WIRE_NAMES, State
 from worker.version import VERSION, package_version
 
@@ -97,6 +97,7 @@ def health(
             "total": 0 if engine is None else engine.n_context_rows,
         },
         "memory": _memory(engine, compile_result),
+        "memory_share": round(service.memory.share(own_bytes()), 3) if service.is_ready else None,
         "allocator": allocator() if engine is not None and engine.device.type == "cuda" else None,
         "compile": {
             "enabled": settings.engine.compile.enabled,

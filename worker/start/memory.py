@@ -24,6 +24,15 @@ def memory_bytes(device: torch.device | None) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def own_bytes() -> int:
+    """Resident bytes of this process without files that it maps, such as weights; 0 where the system hides them."""
+    try:
+        _, resident, shared, *_ = STATM.read_text().split()
+        return (int(resident) - int(shared)) * PAGE
+    except OSError:  # not Linux
+        return 0
+
+
 def freeze_heap() -> None:
     """Exclude all existing objects from garbage collection.
 

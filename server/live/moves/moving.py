@@ -93,18 +93,25 @@ def record_moved(
     lease: WorkerLease,
     reason: MoveReason,
     seconds: float,
+    *,
+    n_omitted: int | None = None,
 ) -> None:
-    """Tell the client and the metrics of a move. seconds: without a worker."""
+    """Tell the client and the metrics of a move.
+
+    Args:
+        seconds: without a worker.
+        n_omitted: units that the context lacks; None: those that the journal lacks, and nothing was handed over.
+    """
     slots.dispatcher.workers.record_pause(lease, journal.is_paused)
-    slots.metrics.record_move("moved", seconds)
+    slots.metrics.record_move("moved" if n_omitted is None else "handed over", seconds)
     LOG.info("session %s goes on with %s after %.2f s", pending.ticket.session_id, lease.worker.name, seconds)
     dropped = journal.take_dropped()
     end.post(
         SessionMoved(
             reason=reason,
             seconds=seconds,
-            restored=journal.n_units,
-            omitted=journal.n_omitted,
+            restored=journal.n_units + (0 if n_omitted is None else journal.n_omitted - n_omitted),
+            omitted=journal.n_omitted if n_omitted is None else n_omitted,
             omitted_pictures=journal.n_omitted_pictures,
             repeated=journal.n_chunks,
             dropped=dropped.n_units,

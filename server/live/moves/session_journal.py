@@ -3,6 +3,7 @@
 Matches the worker's answers with the client's messages, which are answered in order. Contains no sockets.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -105,6 +106,7 @@ class SessionJournal:
         self._dropped = DroppedInput()  # since the last `take_dropped`
         self._sound_in, self.is_one_by_one = "base64", False
         self._is_kept, self._is_whole = True, True
+        self.changed = asyncio.Event()  # set after an answer
         self.n_omitted = self.n_omitted_pictures = 0
 
     @property
@@ -174,6 +176,7 @@ class SessionJournal:
             return is_repeated
         if kind in ANSWERS and self._is_kept:
             self._close(kind, header)
+            self.changed.set()
         return False
 
     def keep(self, is_kept: bool) -> None:

@@ -377,7 +377,7 @@ def test_drain_timeout_ends_sessions_and_traces(uncompiled, traces):
     with ScriptedClient(worker) as client:
         client.prepare(LIVELY)
         client.unit(0)
-        worker.process.send_signal(signal.SIGTERM)
+        assert worker.ask("/drain", post={}) == (202, {"state": "DRAINING"})
         client.expect_error("draining", timeout=30)
         code = client.close_code()
         assert code == 1012, f"expected close code 1012, got {code}"
