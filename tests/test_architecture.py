@@ -35,7 +35,7 @@ token2wav.__main__ quantize __main__
 """
 WORKER = """
 key_text
-version log status describe decoding worker_report
+version log status describe decoding worker_report memory_limit
 config protocol media transcript
 voice_registry vad_network unit_phases
 early
@@ -90,6 +90,7 @@ CONTRACT = {
     "worker.status",
     "worker.voice_registry",
     "worker.describe",
+    "worker.memory_limit",
     "worker.worker_report",
 }
 VOICE_DETECTION = {"worker.vad_network"}
