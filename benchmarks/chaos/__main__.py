@@ -34,7 +34,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--times", type=int, default=DEFAULT_TIMES, help="kills of `kill`; default: %(default)s")
     parser.add_argument("--model-path", type=Path, default=Path("assets/tiny"), metavar="DIR", help="checkpoint folder")
     parser.add_argument("--json", type=Path, help="result file, rewritten after each fault")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file whose tables between markers are replaced")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="page whose tables are replaced")
     parser.add_argument("--condition", default="", help="a sentence about the machine, for the tables")
     options = parser.parse_args(arguments)
     if options.times < 1:
@@ -77,6 +77,8 @@ def _save(options: argparse.Namespace, result: dict[str, Any], row: Sequence[str
         result["table"].append(list(row))
     if options.json is not None:
         report.write_json(options.json, result)
+    if options.markdown is not None:
+        write_markdown(options.markdown, result)
 
 
 def write_markdown(path: Path, result: dict[str, Any]) -> None:
@@ -103,8 +105,6 @@ def main(arguments: list[str] | None = None) -> None:
         asyncio.run(measure(options, result))
     except KeyboardInterrupt:
         sys.exit(130)
-    if options.markdown is not None:
-        write_markdown(options.markdown, result)
 
 
 if __name__ == "__main__":

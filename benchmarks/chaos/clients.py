@@ -57,8 +57,13 @@ class Unit:
     error: str = ""
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether it may still get a result."""
+        return self.answered_at is None and not self.error
+
+    @property
     def is_late(self) -> bool:
-        return self.answered_at is not None and self.answered_at - self.sent_at > DEADLINE_S
+        return self.is_waiting or (self.answered_at is not None and self.answered_at - self.sent_at > DEADLINE_S)
 
 
 class FaultSign(NamedTuple):

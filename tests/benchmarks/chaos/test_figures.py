@@ -19,7 +19,8 @@ def unit(number: int, text: str, took_s: float | None = 0.25, sound_s: float = 1
     """A unit sent at its number of seconds. took_s: None: it got no result."""
     answered_at = None if took_s is None else number + took_s
     fingerprint = None if took_s is None else Fingerprint(False, text, False, 1, 10 * number)
-    return Unit(number, float(number), n_begun, answered_at, fingerprint, sound_s if fingerprint else 0.0)
+    error = "" if fingerprint else "worker_lost"
+    return Unit(number, float(number), n_begun, answered_at, fingerprint, sound_s if fingerprint else 0.0, error)
 
 
 def figures(*units: Unit, at: float = 2.0) -> SessionFigures:
@@ -38,7 +39,8 @@ def test_a_session_is_compared_with_its_undisturbed_run() -> None:
     assert (lost.lost_units, lost.lost_text, lost.lost_sound, lost.begun_again) == (1, 3, 1.0, 1), lost
     assert (lost.n_same_before, lost.n_before, lost.n_same_after, lost.n_after) == (1, 2, 0, 1), lost
     assert "unit 1: expected" in lost.difference and "text='x'" in lost.difference, lost.difference
-    assert figures(unit(0, "a"), unit(1, "bb"), unit(2, "ccc", None)).recovery is None
+    waits = figures(unit(0, "a"), unit(1, "bb"), Unit(2, 2.0))
+    assert (waits.recovery, waits.lost_units, waits.late) == (None, 0, 1), waits
 
 
 def test_rows_name_who_noticed_and_what_is_lost() -> None:
