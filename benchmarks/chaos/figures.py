@@ -26,11 +26,12 @@ class SessionFigures:
     """One session under a fault. Times in s.
 
     name: of the session. recovery: to the first result after the fault. silence: the longest time between two results.
-    lost_units: units without a result, except for the last ones, which wait for theirs. lost_text: characters, and lost_sound: seconds, that the undisturbed run has in
-    units of the same conversation and that were not received. n_before, n_same_before: units that were answered before
-    the fault, and those with the same decision, text and context as undisturbed; n_after, n_same_after: later ones.
-    late: units whose result took more than a second, or had not come when the session was stopped. begun_again: conversations after the first one. moves: to another
-    worker. difference: the first unit that is not the same.
+    lost_units: units without a result, except for the last ones, which wait for theirs. lost_text: characters, and
+    lost_sound: seconds, that the undisturbed run has in units of the same conversation and that were not received.
+    n_before, n_same_before: units that were answered before the fault, and those with the same decision, text and
+    context as undisturbed; n_after, n_same_after: later ones. late: units whose result took more than a second, or had
+    not come when the session was stopped. begun_again: conversations after the first one. moves: to another worker.
+    difference: the first unit that is not the same.
     """
 
     name: str
