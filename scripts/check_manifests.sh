@@ -14,7 +14,7 @@ extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-depende
 print(*extras["manifests"], sep="\n")' >.venv/manifests/requirements.txt
     .venv/manifests/bin/python -m pip install -qq --disable-pip-version-check -r .venv/manifests/requirements.txt
 fi
-for folder in node fleet overlays/cpu overlays/full; do
+for folder in node fleet overlays/cpu overlays/full overlays/cluster; do
     step "deploy/kubernetes/$folder"
     ${KUSTOMIZE:-kubectl kustomize} "deploy/kubernetes/$folder" | .venv/manifests/bin/python scripts/check_manifests.py
 done

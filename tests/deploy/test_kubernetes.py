@@ -15,6 +15,8 @@ import yaml
 
 from deploy.make_keys import secret
 from launcher.options import parser as launcher_parser
+from server.cluster.__main__ import PORT as AUTHORITY_PORT
+from server.cluster.__main__ import parser as authority_parser
 from server.main import parser as gateway_parser
 from server.main import worker_addresses
 from tests.deploy.test_monitoring import MONITORING, assert_exported, scraped
@@ -23,7 +25,12 @@ from worker.key_text import WORKER_SECRET_VARIABLE
 from worker.main import parser as worker_parser
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
-PARSERS = {"launcher": launcher_parser, "server.main": gateway_parser, "worker.main": worker_parser}
+PARSERS = {
+    "launcher": launcher_parser,
+    "server.main": gateway_parser,
+    "worker.main": worker_parser,
+    "server.cluster": authority_parser,
+}
 SETTINGS = "duologue-settings"
 AFTER_DRAIN_S = 10  # for closes and the end of the process
 __all__ = ["scraped"]
@@ -51,12 +58,12 @@ def test_pods_run_real_commands_within_their_grace_period(name: str) -> None:
     module, *flags = container["args"]
     args = PARSERS[module]().parse_args(flags)
     service = ServiceSection()
-    port = service.worker_base_port if module == "worker.main" else service.gateway_port
-    assert [one["containerPort"] for one in container["ports"]] == [port]
-    if module == "worker.main":
-        assert args.port == port
+    ports = {"worker.main": service.worker_base_port, "server.cluster": AUTHORITY_PORT}
+    port = ports.get(module, service.gateway_port)
+    assert [one["containerPort"] for one in container["ports"]] == [port] and args.port in (port, None)
     values = {one["name"]: one.get("value") for one in container["env"]}
-    drain_s = float(values["DUOLOGUE_SERVICE_DRAIN_TIMEOUT_S"]) * (2 if module == "launcher" else 1)
+    n_drains = {"launcher": 2, "server.cluster": 0}.get(module, 1)
+    drain_s = n_drains * float(values.get("DUOLOGUE_SERVICE_DRAIN_TIMEOUT_S", 0))
     stop = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
     expected = drain_s + float(stop[1]) + AFTER_DRAIN_S
     grace_s = pod["terminationGracePeriodSeconds"]
@@ -73,9 +80,9 @@ def test_pods_run_without_root_and_write_to_volumes_only(name: str) -> None:
     context = container["securityContext"]
     assert context["readOnlyRootFilesystem"] and not context["allowPrivilegeEscalation"]
     assert context["capabilities"] == {"drop": ["ALL"]}
-    of_worker = container["args"][0] == "worker.main"
     mounted = {one["mountPath"] for one in container["volumeMounts"]}
-    expected = {"/tmp", "/data", "/cache"} if of_worker else {"/tmp", "/data", "/logs"}
+    written = {"worker.main": {"/data", "/cache"}, "server.cluster": {"/state"}}
+    expected = {"/tmp", *written.get(container["args"][0], {"/data", "/logs"})}
     assert expected <= mounted, f"{name}: expected {expected}, got {mounted}"
 
 
@@ -114,6 +121,8 @@ def test_gateway_lists_every_worker_that_may_run(scraped: dict) -> None:
     port = named("Service")[service]["spec"]["ports"][0]["port"]
     expected = [f"{name}-{index}.{service}:{port}" for index in range(spec["maxReplicaCount"])]
     assert got == expected, f"expected {expected}, got {got}"
+    [listed] = [flag for flag in pods()["duologue-authority"]["containers"][0]["args"] if flag.startswith("--workers")]
+    assert listed == f"--workers={','.join(expected)}", f"authority: expected {expected}, got {listed}"
     for trigger in spec["triggers"]:
         assert_exported(trigger["metadata"]["query"], scraped)
 
@@ -125,7 +134,8 @@ def test_rules_are_those_of_compose() -> None:
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl")
 @pytest.mark.parametrize(
-    ("folder", "image"), [("node", "duologue-cuda"), ("overlays/cpu", "duologue"), ("overlays/full", "duologue-cuda")]
+    ("folder", "image"),
+    [("node", "duologue-cuda"), ("overlays/cpu", "duologue"), ("overlays/cluster", "duologue-cuda")],
 )
 def test_kustomize_renders_the_manifests(folder: str, image: str) -> None:
     command = ["kubectl", "kustomize", str(FOLDER / folder)]
@@ -134,6 +144,13 @@ def test_kustomize_renders_the_manifests(folder: str, image: str) -> None:
     [workers] = [one["spec"] for one in rendered if one["kind"] == "StatefulSet"]
     [container] = workers["template"]["spec"]["containers"]
     assert container["image"].removesuffix(":latest") == image
-    assert ("replicas" in workers) == (folder != "overlays/full"), "expected KEDA alone to set replicas"
+    assert ("replicas" in workers) == (folder != "overlays/cluster"), "expected KEDA alone to set replicas"
     [settings] = [one["metadata"]["name"] for one in rendered if one["kind"] == "ConfigMap"]
+    if folder == "overlays/cluster":
+        gateway = next(
+            one for one in rendered if one["metadata"]["name"] == "duologue-gateway" and "replicas" in one["spec"]
+        )
+        [given] = gateway["spec"]["template"]["spec"]["containers"]
+        args = gateway_parser().parse_args(given["args"][1:])
+        assert args.authority == f"duologue-authority:{AUTHORITY_PORT}" and args.workers is None, f"got {given['args']}"
     assert container["envFrom"] == [{"configMapRef": {"name": settings}}], f"got {container['envFrom']}"
