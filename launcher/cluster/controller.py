@@ -1,0 +1,315 @@
+"""Keeps the programs of a cluster running: one authority, some gateways, and workers between two numbers.
+
+Contains no Ray: `Placement` starts programs on nodes. A program whose node dies is started on another one. A worker is
+removed only after it was drained and has no session.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import httpx
+
+from launcher.cluster.program_host import ProgramSpec, ProgramStatus
+from launcher.cluster.scaling import Load, Scaler, ScalingPolicy
+from launcher.restart_policy import RestartBackoff, RestartPolicy
+from models.errors import ModelError
+
+LOG = logging.getLogger(__name__)
+AUTHORITY_MARK = "{authority}"  # in a gateway's command
+PROBE_S = 2.0  # for one request to the authority
+
+
+class NodeLostError(ModelError, RuntimeError):
+    """The program's actor is gone, usually together with its node."""
+
+
+class Placed(Protocol):
+    """A program on some node."""
+
+    def status(self) -> ProgramStatus | None:
+        """Its state; None while it is not known, such as before there is a node for it. Raises: NodeLostError."""
+
+    def terminate(self) -> None:
+        """Ask the program to stop."""
+
+    def remove(self) -> None:
+        """Remove what is left of it."""
+
+
+class Placement(Protocol):
+    """Starts programs on the nodes of a cluster."""
+
+    def place(self, spec: ProgramSpec) -> Placed:
+        """Start a program where its resources are, now or later; one that runs already is found by its name."""
+
+    def request(self, spec: ProgramSpec, n: int) -> None:
+        """Ask for nodes on which `n` of these programs fit."""
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """What the cluster consists of.
+
+    authority, worker: programs; each worker gets a name of its own. gateways: one program each. scaling: numbers of
+    workers. secret_headers: of requests to the authority.
+    """
+
+    authority: ProgramSpec
+    gateways: tuple[ProgramSpec, ...]
+    worker: ProgramSpec
+    scaling: ScalingPolicy
+    secret_headers: dict[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(eq=False)
+class Member:
+    """A program that should run. placed: None while it waits for its next start. is_draining: of a worker."""
+
+    spec: ProgramSpec
+    backoff: RestartBackoff
+    placed: Placed | None = None
+    start_at: float = 0.0
+    address: str = ""
+    node: str = ""
+    reason: str = ""
+    is_draining: bool = False
+    is_stopping: bool = False
+
+
+class Controller:
+    """The programs of one cluster.
+
+    Args:
+        plan: what should run.
+        placement: starts programs.
+        clock: monotonic s.
+        http: client for the authority.
+    """
+
+    def __init__(
+        self,
+        plan: ClusterPlan,
+        placement: Placement,
+        clock: Callable[[], float] = time.monotonic,
+        http: httpx.Client | None = None,
+    ):
+        self.plan, self._placement, self._clock = plan, placement, clock
+        self._http = http or httpx.Client(trust_env=False, timeout=PROBE_S)
+        self._http.headers.update(plan.secret_headers)
+        self._scaler = Scaler(plan.scaling)
+        self.authority = self._member(plan.authority)
+        self.gateways: list[Member] = []
+        self.workers: list[Member] = []
+        self._n_made = 0
+        self._is_stopping = False
+        self._requested = -1
+
+    def _member(self, spec: ProgramSpec) -> Member:
+        return Member(spec, RestartBackoff(RestartPolicy()))
+
+    def adopt(self, names: list[str]) -> None:
+        """Take up workers that an earlier controller has started. names: of all actors."""
+        prefix = f"{self.plan.worker.name}-"
+        for name in names:
+            if name.startswith(prefix) and name[len(prefix) :].isdecimal():
+                self._n_made = max(self._n_made, int(name[len(prefix) :]))
+                self.workers.append(self._member(replace(self.plan.worker, name=name)))
+
+    # --- one round -----------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Look after everything once."""
+        self._keep(self.authority)
+        if self._is_stopping:
+            self._look_after_end()
+            return
+        if not self.authority.address:
+            return
+        while len(self.gateways) < len(self.plan.gateways):
+            self.gateways.append(self._member(self.plan.gateways[len(self.gateways)]))
+        for gateway in self.gateways:
+            self._keep(gateway)
+        for worker in list(self.workers):
+            self._keep(worker)
+            if worker.is_stopping and worker.placed is None:
+                self.workers.remove(worker)
+        known = self._known_workers()
+        if known is None:  # the authority starts again
+            self._make(self.plan.scaling.min_workers)
+            return
+        self._register(known)
+        self._scale(known)
+
+    def _keep(self, member: Member) -> None:
+        """Start a program that should run and does not, and note the end of one that did."""
+        now = self._clock()
+        if member.placed is None:
+            if not member.is_stopping and now >= member.start_at:
+                member.placed = self._placement.place(self._located(member.spec))
+            return
+        try:
+            status = member.placed.status()
+        except NodeLostError as error:
+            self._on_end(member, str(error))
+            return
+        if status is None:
+            return
+        if status.ended:
+            self._on_end(member, status.ended)
+        elif not member.address:
+            member.address, member.node = status.address, status.node
+            member.backoff.mark_ready(now)
+            LOG.info("%s runs at %s", member.spec.name, member.address)
+
+    def _located(self, spec: ProgramSpec) -> ProgramSpec:
+        """The program with the address that the authority has now."""
+        address = self.authority.address
+        return replace(spec, command=tuple(address if part == AUTHORITY_MARK else part for part in spec.command))
+
+    def _on_end(self, member: Member, reason: str) -> None:
+        assert member.placed is not None, "expected a program that was placed"
+        member.placed.remove()
+        member.placed, member.reason = None, reason
+        if member in self.workers and member.address:
+            self._change("DELETE", member.address)
+        member.address = member.node = ""
+        member.is_stopping = member.is_stopping or member.is_draining
+        if not member.is_stopping:
+            member.backoff.mark_exited(None, self._clock())
+            wait_s = member.backoff.next_wait_s()
+            member.start_at = self._clock() + wait_s
+            LOG.warning("%s: %s; starting it again in %g s", member.spec.name, reason, wait_s)
+
+    # --- workers -------------------------------------------------------------------------------
+
+    def _known_workers(self) -> dict[str, dict[str, Any]] | None:
+        """What the authority says of each worker, by address; None if it does not answer."""
+        try:
+            response = self._http.get(f"http://{self.authority.address}/workers")
+            response.raise_for_status()
+            return {one["address"]: one for one in response.json()["workers"]}
+        except (httpx.HTTPError, ValueError, KeyError):
+            return None
+
+    def _change(self, method: str, address: str) -> bool:
+        """Register, drain or remove a worker at the authority. Returns: whether it was done."""
+        try:
+            response = self._http.request(method, f"http://{self.authority.address}/workers/{address}")
+        except httpx.HTTPError:
+            return False
+        return response.is_success
+
+    def _register(self, known: dict[str, dict[str, Any]]) -> None:
+        ours = {worker.address: worker for worker in self.workers if worker.address}
+        for address in known.keys() - ours.keys():
+            self._change("DELETE", address)
+        for address, worker in ours.items():
+            if address not in known:
+                self._change("PUT", address)
+            elif worker.is_draining and not known[address]["is_draining"]:
+                self._change("POST", address)
+            elif worker.is_draining and not worker.is_stopping and _is_empty(known[address]):
+                assert worker.placed is not None, "expected a worker that runs"
+                worker.is_stopping = True
+                worker.placed.terminate()
+                LOG.info("%s has no session and is stopped", worker.spec.name)
+
+    def _scale(self, known: dict[str, dict[str, Any]]) -> None:
+        try:
+            health = self._http.get(f"http://{self.authority.address}/health").json()
+        except (httpx.HTTPError, ValueError):
+            return
+        active = [worker for worker in self.workers if not worker.is_draining]
+        ready = [known[one.address] for one in active if one.address in known and known[one.address]["is_ready"]]
+        load = Load(
+            n_workers=len(active),
+            n_starting=len(active) - len(ready),
+            slots=sum(one["slots"] for one in ready),
+            free=sum(one["free"] for one in ready),
+            queue_length=health["queue_length"],
+            longest_wait_s=health["longest_wait_s"],
+        )
+        n = self._scaler.desired(load, self._clock())
+        if n != self._requested:
+            self._requested = n
+            self._placement.request(self.plan.worker, n)
+        self._make(n)
+        if n < len(active):
+            self.drain(min(active, key=lambda one: known.get(one.address, {}).get("leases", 0)).spec.name)
+
+    def _make(self, n: int) -> None:
+        """Make workers until there are `n` that do not drain."""
+        while sum(not worker.is_draining for worker in self.workers) < n:
+            self._n_made += 1
+            self.workers.append(self._member(replace(self.plan.worker, name=f"{self.plan.worker.name}-{self._n_made}")))
+
+    def drain(self, name: str) -> bool:
+        """Drain a worker, or all workers of a node, and remove each once it has no session.
+
+        name: of a worker or of a node. Returns: whether there is one.
+        """
+        found = [worker for worker in self.workers if name in (worker.spec.name, worker.node)]
+        for worker in found:
+            worker.is_draining = True
+            if not worker.address:  # it has not started yet
+                worker.is_stopping = True
+                if worker.placed is not None:
+                    worker.placed.remove()
+                    worker.placed = None
+        return bool(found)
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Stop everything: gateways first, which let their sessions end, then workers, then the authority."""
+        self._is_stopping = True
+        self._end(self.gateways)
+
+    def _end(self, members: list[Member]) -> None:
+        for member in members:
+            if not member.is_stopping:
+                member.is_stopping = True
+                if member.placed is not None:
+                    member.placed.terminate()
+
+    def _look_after_end(self) -> None:
+        for members in (self.gateways, self.workers):
+            for member in members:
+                self._keep(member)
+        if all(one.placed is None for one in self.gateways):
+            self._end(self.workers)
+            if all(one.placed is None for one in self.workers):
+                self._end([self.authority])
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether everything has ended after `stop`."""
+        return self._is_stopping and all(one.placed is None for one in (self.authority, *self.gateways, *self.workers))
+
+    def describe(self) -> dict[str, Any]:
+        """The state of everything, for operators."""
+        known = self._known_workers() if self.authority.address else None
+        return {
+            "authority": _describe(self.authority),
+            "gateways": [_describe(one) for one in self.gateways],
+            "workers": [{**_describe(one), **(known or {}).get(one.address, {})} for one in self.workers],
+        }
+
+
+def _describe(member: Member) -> dict[str, Any]:
+    state = "waiting" if member.placed is None else "running" if member.address else "starting"
+    return {
+        "name": member.spec.name,
+        "program": "stopping" if member.is_stopping else state,
+        "address": member.address,
+        "node": member.node,
+        "last_end": member.reason,
+    }
+
+
+def _is_empty(known: dict[str, Any]) -> bool:
+    """Whether a worker has no session, of the cluster or of others."""
+    return bool(known["is_draining"]) and not known["leases"] and not known["others"]

@@ -1,0 +1,106 @@
+"""Command line of `python -m launcher.cluster`, and the plan that follows from it. Starts nothing."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from launcher.cluster.controller import AUTHORITY_MARK, ClusterPlan
+from launcher.cluster.program_host import HOST_MARK, PORT_MARK, ProgramSpec
+from launcher.cluster.scaling import ScalingPolicy
+from launcher.plan import RunSecrets
+from models.errors import SettingsError
+from worker.config.service import ROOT, Config
+from worker.key_text import WORKER_SECRET_HEADER
+
+AUTHORITY_PORT = 22_300
+STATE_FILE = "authority.sqlite"  # below `service.data_dir`
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m launcher.cluster", description="Runs a cluster with Ray.")
+    parser.add_argument("--address", default="auto", help="of the Ray cluster; default: the one of this machine")
+    commands = parser.add_subparsers(dest="command", required=True)
+    up = commands.add_parser("up", help="start the authority, the gateways and the workers")
+    up.add_argument("--config", type=Path, metavar="FILE", help="settings file, at the same path on each node")
+    up.add_argument("--gateways", type=_count, default=1, metavar="N", help="default: 1")
+    up.add_argument("--min-workers", type=_count, default=1, metavar="N", help="default: 1")
+    up.add_argument("--max-workers", type=_count, metavar="N", help="default: --min-workers")
+    up.add_argument("--gpus-per-worker", type=float, default=1, metavar="N", help="0: on the CPU; default: 1")
+    up.add_argument(
+        "--resource", action="append", default=[], metavar="NAME", help="Ray resource that each worker takes one of"
+    )
+    up.add_argument("--idle-s", type=float, default=60.0, metavar="S", help="before a worker is removed; default: 60")
+    up.add_argument("--placement", choices=["spread", "pack"], default="spread", help="of sessions; default: spread")
+    up.add_argument("--authority-port", type=int, default=AUTHORITY_PORT, metavar="N", help="default: %(default)s")
+    up.add_argument("--remote", action="store_true", help="gateways listen on all addresses; default: loopback")
+    up.add_argument("--insecure", action="store_true", help="with --remote: no key is needed, if none is configured")
+    up.add_argument("--model-path", metavar="DIR", help="checkpoint, at the same path on each node, or a hub's id")
+    up.add_argument("--max-sessions", type=_count, metavar="N", help="slots of a worker; default: as many as fit")
+    up.add_argument("--no-compile", action="store_true", help="workers do not compile the model")
+    up.add_argument("--log-dir", type=Path, default=ROOT / "tmp" / "cluster", metavar="DIR", help="on each node")
+    up.add_argument("--wait-s", type=float, default=600.0, metavar="S", help="for the first workers; default: 600")
+    up.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
+    commands.add_parser("status", help="print the state of everything as JSON")
+    drain = commands.add_parser("drain", help="drain a worker, or all workers of a node, and remove them")
+    drain.add_argument("name", help="name of a worker or id of a node, as in `status`")
+    down = commands.add_parser("down", help="end all sessions and stop everything")
+    down.add_argument("--wait-s", type=float, default=600.0, metavar="S", help="for sessions to end; default: 600")
+    return parser
+
+
+def make_plan(config: Config, args: argparse.Namespace, secrets: RunSecrets) -> ClusterPlan:
+    """What `up` starts. secrets: of this cluster. Raises: SettingsError."""
+    n_max = args.min_workers if args.max_workers is None else args.max_workers
+    if n_max < args.min_workers:
+        raise SettingsError("--max-workers", expected=f"at least --min-workers, {args.min_workers}", got=n_max)
+    python, service = sys.executable, config.service
+    shared = () if args.config is None else ("--config", str(args.config.absolute()))
+    level = () if args.log_level is None else ("--log-level", args.log_level)
+    authority = (
+        *(python, "-m", "server.cluster", "--host", HOST_MARK, "--port", PORT_MARK, *shared, *level),
+        *("--state", str(service.data_dir / STATE_FILE), "--placement", args.placement),
+    )
+    host = "0.0.0.0" if args.remote else "127.0.0.1"  # noqa: S104 - only with --remote
+    gateway = (
+        *(python, "-m", "server.main", *shared, *level, "--host", host, "--port", PORT_MARK),
+        *("--log-dir", str(args.log_dir.absolute()), "--authority", AUTHORITY_MARK),
+        *(("--remote",) if args.remote else ()),
+        *(("--insecure",) if args.insecure else ()),
+    )
+    worker = (
+        *(python, "-m", "worker.main", *shared, *level, "--host", HOST_MARK, "--port", PORT_MARK),
+        *(() if args.model_path is None else ("--model-path", args.model_path)),
+        *(() if args.max_sessions is None else ("--max-sessions", str(args.max_sessions))),
+        *(("--no-compile",) if args.no_compile else ()),
+    )
+    environ = tuple(secrets.worker_environ.items())
+    return ClusterPlan(
+        ProgramSpec("authority", "authority", authority, environ, args.authority_port),
+        tuple(
+            ProgramSpec(
+                "gateway",
+                f"gateway-{index}",
+                (*gateway, "--gateway-name", f"gateway-{index}"),
+                tuple(secrets.gateway_environ.items()),
+                service.gateway_port + index,
+            )
+            for index in range(args.gateways)
+        ),
+        ProgramSpec(
+            "worker",
+            "worker",
+            worker,
+            environ,
+            n_gpus=args.gpus_per_worker,
+            resources=tuple((name, 1.0) for name in args.resource),
+        ),
+        ScalingPolicy(args.min_workers, n_max, idle_s=args.idle_s),
+        {WORKER_SECRET_HEADER: secrets.worker_secret or ""},
+    )
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {number}")
+    return number

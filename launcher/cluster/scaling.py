@@ -1,0 +1,73 @@
+"""How many workers a cluster should have. Pure functions and a history of times passed in."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ScalingPolicy:
+    """Limits of the number of workers.
+
+    min_workers, max_workers: of the cluster. wait_s: wait of the oldest ticket from which on workers are added.
+    spare_share: share of all slots that should be free. idle_s: time for which a worker has to be superfluous before it
+    is drained.
+    """
+
+    min_workers: int = 1
+    max_workers: int = 1
+    wait_s: float = 2.0
+    spare_share: float = 0.1
+    idle_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the cluster measures. Draining workers are left out.
+
+    n_workers: all, those that start included. n_starting: of them, those that are not ready. slots: of ready workers:
+    as many sessions as they serve in time, by measured headroom. free: of these slots. queue_length: waiting tickets.
+    longest_wait_s: of the oldest one.
+    """
+
+    n_workers: int
+    n_starting: int
+    slots: int
+    free: int
+    queue_length: int
+    longest_wait_s: float
+
+
+class Scaler:
+    """Decides the number of workers again and again.
+
+    Args:
+        policy: limits.
+    """
+
+    def __init__(self, policy: ScalingPolicy):
+        self.policy = policy
+        self._idle_since: float | None = None
+
+    def desired(self, load: Load, now: float) -> int:
+        """The number of workers that there should be; one less than now at most. now: monotonic s."""
+        policy = self.policy
+        n_ready = load.n_workers - load.n_starting
+        each = load.slots / n_ready if n_ready and load.slots else 1.0
+        # Every slot in use, every ticket that has waited for long, and the spare slots.
+        waiting = load.queue_length if load.longest_wait_s >= policy.wait_s else 0
+        needed = (load.slots - load.free + waiting) / (1 - policy.spare_share)
+        wanted = max(policy.min_workers, min(policy.max_workers, math.ceil(needed / each)))
+        if not n_ready and load.n_workers:  # nothing is measured yet
+            wanted = max(policy.min_workers, min(wanted, load.n_workers))
+        if wanted >= load.n_workers:
+            self._idle_since = None
+            return wanted
+        if load.queue_length or load.n_starting:
+            self._idle_since = None
+            return max(policy.min_workers, min(load.n_workers, policy.max_workers))
+        if self._idle_since is None:
+            self._idle_since = now
+        if now - self._idle_since < policy.idle_s and load.n_workers <= policy.max_workers:
+            return load.n_workers
+        self._idle_since = now
+        return load.n_workers - 1

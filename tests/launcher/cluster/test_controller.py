@@ -1,0 +1,246 @@
+"""The controller of a cluster, with nodes and an authority that the tests play; and what uses Ray."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from launcher.cluster.controller import AUTHORITY_MARK, ClusterPlan, Controller, NodeLostError
+from launcher.cluster.options import make_plan, parser
+from launcher.cluster.program_host import ProgramHost, ProgramSpec, ProgramStatus
+from launcher.cluster.scaling import Load, Scaler, ScalingPolicy
+from launcher.plan import RunSecrets
+from models.errors import SettingsError
+from tests.server.dispatch.test_queue import Clock
+from worker.config.service import default_config
+
+
+@dataclass
+class PlayedProgram:
+    """A program whose node the test owns."""
+
+    spec: ProgramSpec
+    address: str
+    is_lost: bool = False
+    is_asked: bool = False
+    is_removed: bool = False
+    ended: str = ""
+
+    def status(self) -> ProgramStatus | None:
+        if self.is_lost:
+            raise NodeLostError("actor", expected="an answer", got="none")
+        return ProgramStatus(self.address, f"node of {self.address}", self.ended)
+
+    def terminate(self) -> None:
+        self.is_asked = True
+
+    def remove(self) -> None:
+        self.is_removed = True
+
+
+@dataclass
+class PlayedCluster:
+    """Nodes and an authority. workers: what the authority knows. load: of its /health."""
+
+    programs: list[PlayedProgram] = field(default_factory=list)
+    requested: list[int] = field(default_factory=list)
+    workers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    queue_length: int = 0
+    wait_s: float = 0.0
+    is_down: bool = False
+
+    def place(self, spec: ProgramSpec) -> PlayedProgram:
+        self.programs.append(PlayedProgram(spec, f"10.0.0.{len(self.programs) + 1}:1"))
+        return self.programs[-1]
+
+    def request(self, spec: ProgramSpec, n: int) -> None:
+        self.requested.append(n)
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        if self.is_down:
+            raise httpx.ConnectError("down")
+        path, _, address = request.url.path.rpartition("/")
+        if request.url.path == "/health":
+            return httpx.Response(200, json={"queue_length": self.queue_length, "longest_wait_s": self.wait_s})
+        if request.url.path == "/workers":
+            return httpx.Response(200, json={"workers": list(self.workers.values())})
+        assert path == "/workers" and request.headers["secret"] == "s", f"expected a worker's route, got {request.url}"
+        if request.method == "PUT":
+            self.workers[address] = {
+                **{"address": address, "is_ready": True, "is_draining": False},
+                **{"slots": 2, "free": 2, "leases": 0, "others": 0},
+            }
+        elif request.method == "POST":
+            self.workers[address]["is_draining"] = True
+        else:
+            self.workers.pop(address, None)
+        return httpx.Response(200)
+
+    def running(self, kind: str) -> list[PlayedProgram]:
+        return [one for one in self.programs if one.spec.kind == kind and not one.is_removed]
+
+
+def controlled(policy: ScalingPolicy, n_gateways: int = 1) -> tuple[PlayedCluster, Controller, Clock]:
+    played, clock = PlayedCluster(), Clock()
+    plan = ClusterPlan(
+        ProgramSpec("authority", "authority", ("a",)),
+        tuple(ProgramSpec("gateway", f"gateway-{n}", ("g", AUTHORITY_MARK)) for n in range(n_gateways)),
+        ProgramSpec("worker", "worker", ("w",)),
+        policy,
+        {"secret": "s"},
+    )
+    http = httpx.Client(transport=httpx.MockTransport(played.answer))
+    return played, Controller(plan, played, clock, http), clock
+
+
+def look(controller: Controller, clock: Clock, n: int = 6) -> None:
+    for _ in range(n):
+        clock.now += 1
+        controller.look()
+
+
+def test_programs_of_a_lost_node_start_on_another_one() -> None:
+    played, controller, clock = controlled(ScalingPolicy(2, 2), n_gateways=2)
+    look(controller, clock)
+    workers = played.running("worker")
+    assert [one.spec.name for one in workers] == ["worker-1", "worker-2"]
+    assert set(played.workers) == {one.address for one in workers}, "expected the workers to be registered"
+    authority = played.programs[0].address
+    for gateway in played.running("gateway"):
+        assert gateway.spec.command == ("g", authority), f"expected the authority's address, got {gateway.spec.command}"
+    workers[0].is_lost = True
+    look(controller, clock)
+    replaced = played.running("worker")
+    assert sorted(one.spec.name for one in replaced) == ["worker-1", "worker-2"] and workers[0] not in replaced
+    assert set(played.workers) == {one.address for one in replaced}, "expected only workers that run"
+
+
+def test_worker_that_fails_again_and_again_waits_longer() -> None:
+    played, controller, clock = controlled(ScalingPolicy(1, 1))
+    for _ in range(60):
+        look(controller, clock, 1)
+        for one in played.running("worker"):
+            one.ended = "exit status 1"
+    n = sum(one.spec.kind == "worker" for one in played.programs)
+    assert 4 <= n <= 8, f"expected waits that double, got {n} starts in 60 s"
+    assert controller.describe()["workers"][0]["last_end"] == "exit status 1"
+
+
+def test_workers_are_added_under_load_and_removed_without_sessions() -> None:
+    played, controller, clock = controlled(ScalingPolicy(1, 3, wait_s=2.0, idle_s=10.0))
+    look(controller, clock)
+    (first,) = played.workers.values()
+    first.update(free=0, leases=2)
+    played.queue_length, played.wait_s = 3, 5.0
+    look(controller, clock)
+    assert len(played.running("worker")) == 3, "expected the greatest number of workers"
+    assert played.requested[-1] == 3, f"expected a request for 3, got {played.requested}"
+    played.queue_length = 0
+    for one in played.workers.values():
+        one.update(free=1, leases=1)
+    look(controller, clock, 30)
+    assert len(played.running("worker")) == 3, "expected no end of workers whose slots are needed"
+    for one in list(played.workers.values())[1:]:
+        one.update(free=2, leases=0)
+    first.update(free=0, leases=2)
+    look(controller, clock, 40)
+    stopped = [one for one in played.running("worker") if one.is_asked]
+    assert stopped and first["address"] not in {one.address for one in stopped}, (
+        "expected only unused workers"
+    )
+    for one in stopped:
+        one.ended = "exit status 0"
+    look(controller, clock)
+    assert len(played.running("worker")) == 3 - len(stopped), "expected stopped workers to stay away"
+
+
+def test_drain_waits_for_sessions_and_is_told_again_to_a_new_authority() -> None:
+    played, controller, clock = controlled(ScalingPolicy(1, 1))
+    look(controller, clock)
+    (worker,) = played.running("worker")
+    played.workers[worker.address].update(free=1, leases=1)
+    assert controller.drain(f"node of {worker.address}") and not controller.drain("nowhere")
+    look(controller, clock)
+    assert played.workers[worker.address]["is_draining"] and not worker.is_asked, "expected the session to go on"
+    assert len(played.running("worker")) == 2, "expected another worker in its place"
+    played.is_down = True
+    look(controller, clock)
+    played.is_down, played.workers = False, {}
+    look(controller, clock)
+    assert worker.is_asked, "expected the end of a worker that drains and has no session"
+
+
+def test_stop_ends_gateways_before_workers_before_the_authority() -> None:
+    played, controller, clock = controlled(ScalingPolicy(1, 1))
+    look(controller, clock)
+    controller.stop()
+    for kind in ("gateway", "worker", "authority"):
+        look(controller, clock)
+        asked = [one.spec.kind for one in played.programs if one.is_asked and not one.is_removed]
+        assert asked == [kind], f"expected {kind} to be asked, got {asked}"
+        assert not controller.is_stopped
+        played.running(kind)[0].ended = "exit status 0"
+    look(controller, clock)
+    assert controller.is_stopped
+
+
+def test_new_controller_finds_the_workers_of_the_one_before() -> None:
+    played, controller, clock = controlled(ScalingPolicy(1, 1))
+    controller.adopt(["authority", "worker-7", "worker-x", "gateway-0"])
+    look(controller, clock)
+    assert [one.spec.name for one in played.running("worker")] == ["worker-7"], "expected no further worker"
+
+
+@pytest.mark.parametrize(
+    ("load", "expected"),
+    [
+        (Load(0, 0, 0, 0, 0, 0.0), 1),
+        (Load(1, 1, 0, 0, 9, 9.0), 1),  # nothing is measured before the first worker is ready
+        (Load(1, 0, 10, 1, 0, 0.0), 1),
+        (Load(1, 0, 10, 0, 0, 0.0), 2),  # no slot is left for the next session
+        (Load(1, 0, 10, 0, 20, 1.0), 2),  # tickets that have waited for a moment do not count
+        (Load(1, 0, 10, 0, 20, 3.0), 4),
+        (Load(1, 0, 10, 0, 90, 3.0), 5),
+        (Load(2, 1, 10, 0, 5, 3.0), 2),  # one is on its way
+    ],
+)
+def test_number_of_workers_follows_slots_and_waits(load: Load, expected: int) -> None:
+    got = Scaler(ScalingPolicy(1, 5)).desired(load, 0.0)
+    assert got == expected, f"expected {expected} workers, got {got} for {load}"
+
+
+def test_program_gets_its_nodes_address_and_tells_its_end(tmp_path: Path) -> None:
+    spec = ProgramSpec("worker", "worker-1", ("sh", "-c", 'echo "error: $0 $1"; exit 3', "{host}", "{port}"))
+    host = ProgramHost(spec, "127.0.0.1", "n1", tmp_path)
+    while not (status := host.status()).ended:
+        pass
+    port = status.address.removeprefix("127.0.0.1:")
+    assert status.ended == f"exit status 3: 127.0.0.1 {port}" and status.node == "n1", f"got {status}"
+
+
+def test_options_become_commands() -> None:
+    args = parser().parse_args(
+        ["up", "--gateways", "2", "--min-workers", "2", "--max-workers", "4", "--gpus-per-worker", "0"]
+    )
+    plan = make_plan(default_config(), args, RunSecrets("secret"))
+    assert [one.port for one in plan.gateways] == [8006, 8007] and plan.worker.n_gpus == 0
+    assert (plan.scaling.min_workers, plan.scaling.max_workers) == (2, 4)
+    assert "secret" not in " ".join(plan.worker.command), "expected the secret in the environment only"
+    args.max_workers = 1
+    with pytest.raises(SettingsError, match="at least --min-workers, 2"):
+        make_plan(default_config(), args, RunSecrets())
+
+
+def test_nothing_else_uses_ray(root: Path) -> None:
+    uses_ray = re.compile(r"^\s*(import|from) ray\b|import_module\(.ray", re.MULTILINE)
+    uses_cluster = re.compile(r"^\s*(import|from) launcher\.cluster", re.MULTILINE)
+    for package in ("server", "worker", "models", "launcher", "clients"):
+        for file in sorted((root / package).rglob("*.py")):
+            text, name = file.read_text(encoding="utf-8"), str(file.relative_to(root))
+            is_cluster = name.startswith("launcher/cluster/")
+            assert is_cluster or not uses_cluster.search(text), f"{name}: expected no import of launcher.cluster"
+            is_ray = name == "launcher/cluster/ray_placement.py"
+            assert bool(uses_ray.search(text)) == is_ray, f"{name}: expected Ray in ray_placement.py only"
