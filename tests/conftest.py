@@ -47,6 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("alone"):
             item.add_marker(pytest.mark.flaky(reruns=MAX_RERUNS))
+        if item.get_closest_marker("cluster") and find_spec("ray") is None:
+            item.add_marker(pytest.mark.skip(reason="needs the extra `cluster`"))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")

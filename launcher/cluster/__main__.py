@@ -57,7 +57,8 @@ def _up(args: Any) -> int:
     in_time = wait_for(is_ready, args.wait_s)
     for gateway in ray.get(controller.describe.remote())["gateways"]:
         key = "" if secrets.start_key is None else f"#{secrets.start_key}"
-        print(f"{gateway['name']}  http://{gateway['address']}/{key}")
+        address = gateway["address"] if args.remote else f"localhost:{gateway['address'].rpartition(':')[2]}"
+        print(f"{gateway['name']}  http://{address}/{key}")
     return 0 if in_time else _error(f"expected {args.min_workers} workers within {args.wait_s:g} s; see `status`")
 
 

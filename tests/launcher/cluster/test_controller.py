@@ -148,9 +148,7 @@ def test_workers_are_added_under_load_and_removed_without_sessions() -> None:
     first.update(free=0, leases=2)
     look(controller, clock, 40)
     stopped = [one for one in played.running("worker") if one.is_asked]
-    assert stopped and first["address"] not in {one.address for one in stopped}, (
-        "expected only unused workers"
-    )
+    assert stopped and first["address"] not in {one.address for one in stopped}, "expected only unused workers"
     for one in stopped:
         one.ended = "exit status 0"
     look(controller, clock)
