@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import httpx
 
 from launcher.cluster.program_host import ProgramSpec, ProgramStatus
-from launcher.cluster.scaling import Load, Scaler, ScalingPolicy
+from launcher.cluster.scaling import ClusterLoad, Scaler, ScalingPolicy
 from launcher.restart_policy import RestartBackoff, RestartPolicy
 from models.errors import ModelError
 
@@ -224,7 +224,7 @@ class Controller:
             return
         active = [worker for worker in self.workers if not worker.is_draining]
         ready = [known[one.address] for one in active if one.address in known and known[one.address]["is_ready"]]
-        load = Load(
+        load = ClusterLoad(
             n_workers=len(active),
             n_starting=len(active) - len(ready),
             slots=sum(one["slots"] for one in ready),

@@ -21,7 +21,7 @@ class ScalingPolicy:
 
 
 @dataclass(frozen=True)
-class Load:
+class ClusterLoad:
     """What the cluster measures. Draining workers are left out.
 
     n_workers: all, those that start included. n_starting: of them, those that are not ready. slots: of ready workers:
@@ -48,7 +48,7 @@ class Scaler:
         self.policy = policy
         self._idle_since: float | None = None
 
-    def desired(self, load: Load, now: float) -> int:
+    def desired(self, load: ClusterLoad, now: float) -> int:
         """The number of workers that there should be; one less than now at most. now: monotonic s."""
         policy = self.policy
         n_ready = load.n_workers - load.n_starting

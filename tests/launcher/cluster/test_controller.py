@@ -11,7 +11,7 @@ import pytest
 from launcher.cluster.controller import AUTHORITY_MARK, ClusterPlan, Controller, NodeLostError
 from launcher.cluster.options import make_plan, parser
 from launcher.cluster.program_host import ProgramHost, ProgramSpec, ProgramStatus
-from launcher.cluster.scaling import Load, Scaler, ScalingPolicy
+from launcher.cluster.scaling import ClusterLoad, Scaler, ScalingPolicy
 from launcher.plan import RunSecrets
 from models.errors import SettingsError
 from tests.server.dispatch.test_queue import Clock
@@ -195,17 +195,17 @@ def test_new_controller_finds_the_workers_of_the_one_before() -> None:
 @pytest.mark.parametrize(
     ("load", "expected"),
     [
-        (Load(0, 0, 0, 0, 0, 0.0), 1),
-        (Load(1, 1, 0, 0, 9, 9.0), 1),  # nothing is measured before the first worker is ready
-        (Load(1, 0, 10, 1, 0, 0.0), 1),
-        (Load(1, 0, 10, 0, 0, 0.0), 2),  # no slot is left for the next session
-        (Load(1, 0, 10, 0, 20, 1.0), 2),  # tickets that have waited for a moment do not count
-        (Load(1, 0, 10, 0, 20, 3.0), 4),
-        (Load(1, 0, 10, 0, 90, 3.0), 5),
-        (Load(2, 1, 10, 0, 5, 3.0), 2),  # one is on its way
+        (ClusterLoad(0, 0, 0, 0, 0, 0.0), 1),
+        (ClusterLoad(1, 1, 0, 0, 9, 9.0), 1),  # nothing is measured before the first worker is ready
+        (ClusterLoad(1, 0, 10, 1, 0, 0.0), 1),
+        (ClusterLoad(1, 0, 10, 0, 0, 0.0), 2),  # no slot is left for the next session
+        (ClusterLoad(1, 0, 10, 0, 20, 1.0), 2),  # tickets that have waited for a moment do not count
+        (ClusterLoad(1, 0, 10, 0, 20, 3.0), 4),
+        (ClusterLoad(1, 0, 10, 0, 90, 3.0), 5),
+        (ClusterLoad(2, 1, 10, 0, 5, 3.0), 2),  # one is on its way
     ],
 )
-def test_number_of_workers_follows_slots_and_waits(load: Load, expected: int) -> None:
+def test_number_of_workers_follows_slots_and_waits(load: ClusterLoad, expected: int) -> None:
     got = Scaler(ScalingPolicy(1, 5)).desired(load, 0.0)
     assert got == expected, f"expected {expected} workers, got {got} for {load}"
 
