@@ -116,4 +116,4 @@ class CommandQueue:
 
 def ignore_result(future: Future[None]) -> None:
     """Retrieve the exception of a command, so that one which comes too late is not logged."""
-    future.add_done_callback(lambda done: done.exception())
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -183,7 +183,8 @@ class SessionHandle:
         adjusting = self._commands.submit_long(self._sessions.adjust, self._session, change)
 
         def undo(future: Future[AdjustOutcome]) -> None:
-            if future.exception() is not None and self._config is change.config:
+            has_failed = future.cancelled() or future.exception() is not None  # cancelled: the client has gone
+            if has_failed and self._config is change.config:
                 self._config = before
 
         adjusting.add_done_callback(undo)

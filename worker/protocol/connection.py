@@ -59,6 +59,16 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
+class _WithoutClientFaults(logging.Filter):
+    """Drops the traceback that uvicorn logs for invalid UTF-8, which is a fault of the client."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.exc_info is None or not isinstance(record.exc_info[1], UnicodeDecodeError)
+
+
+_WITHOUT_CLIENT_FAULTS = _WithoutClientFaults()
+
+
 class LiveProtocol(WebSocketsSansIOProtocol):
     """uvicorn's WebSocket protocol for clients that send far ahead and are not read for a while.
 
@@ -254,6 +264,7 @@ def live_server(app: Any, transport: TransportLimits | None = None, **options: A
         **options,
     )
     config.transport = limits
+    logging.getLogger("uvicorn.error").addFilter(_WITHOUT_CLIENT_FAULTS)
     return LiveServer(config)
 
 

@@ -95,7 +95,7 @@ def test_arbitrary_messages_do_not_end_session(caplog: pytest.LogCaptureFixture)
             assert kinds == ["resumed", "prepared", "result"], f"expected the session to continue, got {kinds}"
             await other.unit()
 
-    @settings(max_examples=5)
+    @settings(max_examples=3)
     @given(st.lists(MESSAGES.filter(lambda one: '"timeout"' not in str(one)), min_size=20, max_size=60))
     def fuzz(messages: list[str | bytes]) -> None:
         asyncio.run(talk(messages))

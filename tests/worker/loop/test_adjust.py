@@ -7,9 +7,11 @@ from models.errors import ContextOverflowError
 from tests.worker.loop.engines import ALOUD, QUIET, Director, SmallEngine, make_prompt, short_speech
 from worker.config.session import PREPARED_SETTINGS, SessionConfig, WindowConfig
 from worker.config.settings import SettingError
+from worker.loop.command_queue import CommandQueue, ignore_result
 from worker.loop.prompt.system_prompt import Adjustment, AdjustOutcome
 from worker.loop.results import UnitResult
 from worker.loop.session import OrderError, Session
+from worker.loop.session_handle import ImageCutter, SessionHandle
 
 BASIC = WindowConfig(mode="basic", high_tokens=200, low_tokens=100)
 
@@ -181,3 +183,17 @@ def test_refuses_larger_units_that_do_not_fit():
     with pytest.raises(ContextOverflowError, match=r"expected at most 384 rows with a unit, got \d+ \+ "):
         adjust(engine, session, max_slice_nums=2, window={"high_tokens": 150})
     assert session.config == config
+
+
+def test_change_of_a_client_that_has_gone_is_undone(caplog: pytest.LogCaptureFixture) -> None:
+    """Its future is cancelled before the engine thread takes the command."""
+    engine, commands = SmallEngine(), CommandQueue(lambda: RuntimeError("closed"))
+    commands.accept()
+    session = engine.open("a")
+    handle = SessionHandle(commands, engine.sessions, session, ImageCutter(engine.parts.pictures, 70))
+    changing = handle.adjust(Adjustment(session.config.adjusted({"temperature": 0.1})))
+    assert handle.config.temperature == 0.1 != session.config.temperature
+    ignore_result(breaking := handle.break_speech())
+    assert changing.cancel() and breaking.cancel()
+    assert handle.config == session.config, f"expected the settings as before, got {handle.config}"
+    assert not caplog.records, f"expected nothing in the log, got {caplog.text}"
