@@ -166,9 +166,9 @@ def build_app(gateway: Gateway) -> FastAPI:
                 route.responses.update(REFUSED)
         app.include_router(router)
     turns, names, voice_names = gateway.turns, gateway.model_names, gateway.voice_names
-    app.include_router(model_routes(names))
+    app.include_router(model_routes(names, gateway.dispatcher.workers))
     speech = SpeechDoor(turns, names, voice_names, admission)
-    app.include_router(speech_routes(speech))
+    app.include_router(speech_routes(speech, gateway.dispatcher.workers))
     add_live_text_socket(app, LiveTextDoor(speech, gateway.client_limits, gateway.access.count))
     app.include_router(conversion_routes(ConversionDoor(turns, names, voice_names, admission)))
     app.include_router(completion_routes(ChatDoor(turns, names, voice_names, admission, gateway.picture_urls)))

@@ -24,12 +24,11 @@ import numpy as np
 from PIL import Image
 
 from models.errors import ModelError
-from models.inputs.audio_sizes import SAMPLE_RATE, UNIT_SAMPLES
+from models.inputs.audio_sizes import SAMPLE_RATE
 from models.sampling.settings import check_number
 
 MAX_FRAMES_PER_SECOND = 30
-# Samples. Codecs pad their last block; a shorter rest after the last whole second is not a unit.
-MIN_TAIL = SAMPLE_RATE // 10
+MIN_TAIL_S = 0.1  # codecs pad their last block; a shorter rest after the last whole second is not a unit
 
 # Of files of clients.
 MAX_FRAME_PIXELS = 8192 * 4352  # of a frame before it is scaled: 8K
@@ -51,7 +50,7 @@ class MediaUnit:
     """One second of a file.
 
     Attributes:
-        sound: [16000] float32 in [-1, 1], mono; zeros where the file has no sound.
+        sound: [rate] float32 in [-1, 1], mono; zeros where the file has no sound.
         n_samples: leading samples that are from the file; the rest is padding.
         frames: RGB images at the video's size, at even intervals of the second; fewer at the end of the video.
     """
@@ -81,6 +80,7 @@ class MediaUnits:
     """The units of a file. Each iteration decodes it again; closing the iterator ends its processes.
 
     sound_s and video_s: seconds of both streams, known for files of clients only; less, if they have very many packets.
+    rate: of the sound, Hz; a unit's sound has as many samples.
 
     Raises: MediaError, while iterating, if ffmpeg fails or decodes nothing.
     """
@@ -93,6 +93,7 @@ class MediaUnits:
     limits: MediaLimits | None = None
     sound_s: float = 0.0
     video_s: float = 0.0
+    rate: int = SAMPLE_RATE
 
     def __iter__(self) -> Generator[MediaUnit, None, None]:
         with ExitStack() as stack:
@@ -100,11 +101,11 @@ class MediaUnits:
             video = stack.enter_context(self._open_video()) if self.has_video else None
             n = 0
             while n != self.max_units:
-                samples = _next_samples(sound) if sound else np.zeros(0, np.float32)
+                samples = sound.read_samples(self.rate) if sound else np.zeros(0, np.float32)
                 frames = _next_frames(video, self.frames_per_second) if video else []
-                if not frames and (not len(samples) or (n and len(samples) < MIN_TAIL)):
+                if not frames and (not len(samples) or (n and len(samples) < self.rate * MIN_TAIL_S)):
                     break
-                padding = UNIT_SAMPLES - len(samples)
+                padding = self.rate - len(samples)
                 yield MediaUnit(np.pad(samples, (0, padding)), len(samples), frames)
                 n += 1
         if not n:
@@ -113,8 +114,8 @@ class MediaUnits:
     def _open_sound(self) -> "_Decoder":
         # Silence fills a late start and gaps, so that samples keep their time. The mix of all channels never clips;
         # float samples would otherwise become louder.
-        in_time = f"aresample={SAMPLE_RATE}:async=1:first_pts=0:rematrix_maxval=1"
-        form = {"ac": 1, "ar": SAMPLE_RATE, "format": "f32le", "acodec": "pcm_f32le"}
+        in_time = f"aresample={self.rate}:async=1:first_pts=0:rematrix_maxval=1"
+        form = {"ac": 1, "ar": self.rate, "format": "f32le", "acodec": "pcm_f32le"}
         return _Decoder(self.path, "a:0", limits=self.limits, af=in_time, **form)
 
     def _open_video(self) -> "_Decoder":
@@ -144,6 +145,7 @@ def read_units(
     frames_per_second: int = 1,
     max_units: int | None = None,
     limits: MediaLimits | None = None,
+    rate: int = SAMPLE_RATE,
 ) -> MediaUnits:
     """A media file's units, decoded while they are iterated over.
 
@@ -153,6 +155,7 @@ def read_units(
         frames_per_second: frames in each unit, 0 to 30; 0 skips the video.
         max_units: maximum number of units; None: the whole file.
         limits: of the file of a client; None for a file of one's own, whose format ffmpeg detects.
+        rate: of the sound, Hz.
 
     Raises: MediaError for a file that is missing or not media, or without ffmpeg; SettingsError.
     """
@@ -164,10 +167,9 @@ def read_units(
         raise MediaError(str(path), expected="a media file", got="a folder" if path.is_dir() else "no such file")
     streams = _streams(path, max_units, limits)
     has_video = "video" in streams and frames_per_second > 0
-    sound_s, video_s = streams.get("audio", 0.0), streams.get("video", 0.0)
-    units = MediaUnits(
-        path, "audio" in streams, has_video, frames_per_second, max_units, limits, sound_s=sound_s, video_s=video_s
-    )
+    lengths = {"sound_s": streams.get("audio", 0.0), "video_s": streams.get("video", 0.0)}
+    has_sound = "audio" in streams
+    units = MediaUnits(path, has_sound, has_video, frames_per_second, max_units, limits, rate=rate, **lengths)
     if not units.has_sound and not units.has_video:
         raise MediaError(str(path), expected="sound or video", got="neither")
     if not units.has_sound and _is_still(path):
@@ -216,10 +218,6 @@ def _streams(path: Path, max_units: int | None, limits: MediaLimits | None) -> d
                 return {}
             raise
     return {kind: ends.get(number, 0.0) for number, kind in kinds.items()}
-
-
-def _next_samples(sound: "_Decoder") -> np.ndarray:
-    return np.frombuffer(sound.read(UNIT_SAMPLES * _SAMPLE_BYTES), "<f4")
 
 
 def _next_frames(video: "_Decoder", n: int) -> list[Image.Image]:
@@ -283,6 +281,10 @@ class _Decoder:
         if len(data) < n:
             self._check_end()
         return data
+
+    def read_samples(self, n: int) -> np.ndarray:
+        """The next float32 samples, fewer at the end. Raises: MediaError."""
+        return np.frombuffer(self.read(n * _SAMPLE_BYTES), "<f4")
 
     def read_line(self) -> bytes:
         """The next line, empty at the end. Raises: as `read`."""

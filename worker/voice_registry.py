@@ -11,23 +11,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import soundfile
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from models.errors import ConfigError, SettingsError
-from models.inputs.audio_sizes import SAMPLE_RATE
 from worker.config.json_file import read_json
 from worker.config.service import FOREIGN_VOICE, AudioSection
 from worker.describe import shown
+from worker.protocol.speech_messages import VoiceRate
 
 INDEX = "registry.json"
 MAX_NAME = 100
 MAX_TRANSCRIPT = 4096  # characters
 MAX_LISTED = 20  # names in an error
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
-_SAMPLES_PER_MS, _SAMPLE_BYTES = SAMPLE_RATE // 1000, 2
+_SAMPLE_BYTES = 2
 
 
 def voice_folder(data_dir: Path) -> Path:
@@ -36,7 +36,7 @@ def voice_folder(data_dir: Path) -> Path:
 
 
 class RegisteredVoice(BaseModel):
-    """One sound: mono PCM16 at 16 kHz.
+    """One sound: mono PCM16. Those that were stored before 24 kHz were kept are at 16 kHz.
 
     created_at: local ISO time. source_type: builtin voices come with the server.
     transcript: what is said; "" if it is unknown.
@@ -49,7 +49,7 @@ class RegisteredVoice(BaseModel):
     filename: str
     source_type: Literal["upload", "builtin"] = "upload"
     duration_ms: int = Field(ge=0)
-    sample_rate: int = SAMPLE_RATE
+    sample_rate: VoiceRate = 16_000
     created_at: str
     transcript: str = Field("", max_length=MAX_TRANSCRIPT)
 
@@ -78,7 +78,7 @@ class VoiceFolder:
             n_bytes, listed = _size(folder / entry.filename), files.pop(entry.id, None)
             if any(voice.id == entry.id for voice in found.voices):
                 found.problems.append(f"{entry.filename}: expected one entry, got another")
-            elif n_bytes is not None and n_bytes >= entry.duration_ms * _SAMPLES_PER_MS * _SAMPLE_BYTES > 0:
+            elif n_bytes is not None and n_bytes >= entry.duration_ms * (entry.sample_rate // 1000) * _SAMPLE_BYTES > 0:
                 found.voices.append(entry)
             elif n_bytes is not None or listed is None or os.path.lexists(listed):
                 got = "no file" if n_bytes is None else f"{n_bytes} bytes"
@@ -122,17 +122,17 @@ class VoiceFolder:
         except soundfile.LibsndfileError as error:
             self.problems.append(f"{file.name}: expected a sound file, got {error.error_string}")
             return
-        if rate != SAMPLE_RATE or not n_samples:
-            self.problems.append(
-                f"{file.name}: expected sound at {SAMPLE_RATE} Hz, got {n_samples} samples at {rate} Hz"
-            )
+        if rate not in get_args(VoiceRate) or not n_samples:
+            rates = " or ".join(map(str, get_args(VoiceRate)))
+            self.problems.append(f"{file.name}: expected sound at {rates} Hz, got {n_samples} samples at {rate} Hz")
             return
         self.voices.append(
             RegisteredVoice(
                 id=file.stem,
                 name=name[:MAX_NAME] or file.stem,
                 filename=file.name,
-                duration_ms=n_samples // _SAMPLES_PER_MS,
+                duration_ms=n_samples * 1000 // rate,
+                sample_rate=rate,
                 created_at=datetime.fromtimestamp(modified).isoformat(),
             )
         )

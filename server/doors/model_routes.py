@@ -6,17 +6,19 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from server.dispatch.workers import Workers
 from server.doors.errors import NOT_FOUND
 from server.doors.model_names import ModelNames
 
 
 class ModelCard(BaseModel):
-    """A model. created: Unix s of the gateway's start."""
+    """A model. created: Unix s of the gateway's start. loaded: whether a worker that is ready serves it."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "duologue"
+    loaded: bool
 
 
 class ModelCards(BaseModel):
@@ -24,18 +26,21 @@ class ModelCards(BaseModel):
     data: list[ModelCard]
 
 
-def model_routes(names: ModelNames) -> APIRouter:
+def model_routes(names: ModelNames, workers: Workers) -> APIRouter:
     """Routes of the list of models and of one model."""
     router = APIRouter()
     created = int(time.time())
 
+    def card(name: str, served: str) -> ModelCard:
+        is_loaded = workers.n_slots_of("speech" if served == names.speech else "omni") > 0
+        return ModelCard(id=name, created=created, loaded=is_loaded)
+
     @router.get("/v1/models")
     async def models() -> ModelCards:
-        return ModelCards(data=[ModelCard(id=name, created=created) for name in names.all])
+        return ModelCards(data=[card(name, name) for name in names.all])
 
     @router.get("/v1/models/{model:path}", responses=NOT_FOUND)
     async def model(model: str) -> ModelCard:
-        names.resolve_any(model)
-        return ModelCard(id=model, created=created)
+        return card(model, names.resolve_any(model))
 
     return router

@@ -25,6 +25,10 @@ class VoiceNames:
     def __init__(self, registry: VoiceRegistry, mapped: Mapping[str, str]):
         self._registry, self._mapped = registry, dict(mapped)
 
+    def all(self) -> list[str]:
+        """Names of the API that every model takes, then registered voices. Reads files: call it on a thread."""
+        return [*sorted(SPEECH_VOICES), *(voice.name for voice in self._registry.all())]
+
     def mapped(self, name: str) -> str:
         """The voice that the settings name for one of the API's; any other name as it is."""
         return self._mapped.get(name, name)

@@ -1,4 +1,4 @@
-"""An uploaded sound file of any format, or a video with sound, to samples at 16 kHz.
+"""An uploaded sound file of any format, or a video with sound, to samples.
 
 An ffmpeg process of its own decodes it, so that a hostile file cannot harm the gateway.
 """
@@ -22,22 +22,24 @@ class SoundTooLargeError(AudioError):
     """The sound is too long, or the file too large."""
 
 
-def decoded_sound(text: str) -> np.ndarray:
-    """The samples of a sound file, [n] float32 at 16 kHz, mono. Slow: call on a thread.
+def decoded_sound(text: str, *, rate: int = SAMPLE_RATE) -> np.ndarray:
+    """The samples of a sound file, [n] float32, mono. Slow: call on a thread.
 
     Args:
         text: the file in base64, with or without a `data:...,` prefix.
+        rate: of the samples, Hz.
     Raises: AudioError; SoundTooLargeError.
     """
-    return samples_of_file(_file_bytes(text), "audio_base64")
+    return samples_of_file(_file_bytes(text), "audio_base64", rate=rate)
 
 
-def samples_of_file(data: bytes, what: str, max_s: float = MAX_S) -> np.ndarray:
-    """The samples of a sound file of any format, [n] float32 at 16 kHz, mono. Slow: call on a thread.
+def samples_of_file(data: bytes, what: str, max_s: float = MAX_S, *, rate: int = SAMPLE_RATE) -> np.ndarray:
+    """The samples of a sound file of any format, [n] float32, mono. Slow: call on a thread.
 
     Args:
         what: the field's name, for errors.
         max_s: most seconds of sound.
+        rate: of the samples, Hz.
     Raises: AudioError; SoundTooLargeError.
     """
     container = container_of(data)
@@ -46,12 +48,12 @@ def samples_of_file(data: bytes, what: str, max_s: float = MAX_S) -> np.ndarray:
     with held_in_memory(data) as path:
         try:
             limits = MediaLimits(container, DECODE_S)
-            units = list(read_units(path, frames_per_second=0, max_units=int(max_s) + 1, limits=limits))
+            units = list(read_units(path, frames_per_second=0, max_units=int(max_s) + 1, limits=limits, rate=rate))
         except MediaError as error:
             raise AudioError(what, expected=f"a {container} file with sound", got=error.got) from None
     samples: np.ndarray = np.concatenate([unit.sound[: unit.n_samples] for unit in units])
-    samples = np.nan_to_num(samples).astype(np.float32, copy=False)
-    seconds = len(samples) / SAMPLE_RATE
+    samples = np.clip(np.nan_to_num(samples), -1, 1).astype(np.float32, copy=False)  # files of floats have any number
+    seconds = len(samples) / rate
     if seconds > max_s:
         raise SoundTooLargeError(what, expected=f"up to {max_s:.0f} s of sound", got="more")
     if seconds < MIN_S:

@@ -19,9 +19,9 @@ from filelock import FileLock, Timeout
 
 from models.atomic_file import write_atomically
 from models.errors import AudioError, ModelError
-from models.inputs.audio_sizes import SAMPLE_RATE
 from server.registry.reference_sound import duration_of
 from worker.config.service import ROOT
+from worker.protocol.speech_messages import VoiceRate
 from worker.voice_registry import INDEX, MAX_NAME, RegisteredVoice, VoiceFolder
 
 LOG = logging.getLogger(__name__)
@@ -76,13 +76,14 @@ class VoiceRegistry:
     def file_of(self, voice: RegisteredVoice) -> Path:
         return (self._builtin if voice.source_type == "builtin" else self._folder) / voice.filename
 
-    def add(self, name: str, samples: np.ndarray, transcript: str = "") -> RegisteredVoice:
+    def add(self, name: str, samples: np.ndarray, transcript: str = "", *, rate: VoiceRate = 16_000) -> RegisteredVoice:
         """Store a voice.
 
         Args:
-            samples: [n] float32 at 16 kHz, in [-1, 1].
+            samples: [n] float32 in [-1, 1].
             name: what clients call it.
             transcript: what is said; "" if it is unknown.
+            rate: of the samples, Hz.
         Raises: VoiceNameError, TooManyVoicesError, RegistryBusyError; OSError if the files cannot be written.
         """
         name = checked_name(name)
@@ -98,11 +99,12 @@ class VoiceRegistry:
                 id=voice_id,
                 name=name,
                 filename=f"{voice_id}.wav",
-                duration_ms=len(samples) * 1000 // SAMPLE_RATE,
+                duration_ms=len(samples) * 1000 // rate,
+                sample_rate=rate,
                 created_at=datetime.now().isoformat(),
                 transcript=transcript,
             )
-            write_atomically(self.file_of(voice), _wav(samples, title=name))
+            write_atomically(self.file_of(voice), _wav(samples, rate, title=name))
             self._write_index([*voices, voice])
         return voice
 
@@ -177,10 +179,10 @@ def checked_name(name: str) -> str:
     return name
 
 
-def _wav(samples: np.ndarray, title: str) -> bytes:
-    """A mono PCM16 file at 16 kHz with the title in its header."""
+def _wav(samples: np.ndarray, rate: int, title: str) -> bytes:
+    """A mono PCM16 file with the title in its header."""
     data = io.BytesIO()
-    with soundfile.SoundFile(data, "w", SAMPLE_RATE, 1, "PCM_16", format="WAV") as sound:
+    with soundfile.SoundFile(data, "w", rate, 1, "PCM_16", format="WAV") as sound:
         sound.title = title
         sound.write(np.clip(samples, -1, 1))
     return data.getvalue()

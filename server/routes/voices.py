@@ -29,6 +29,7 @@ from server.routes.voice_bodies import (
     RefAudioSound,
     VoiceUpload,
 )
+from worker.protocol.speech_messages import VOICE_RATE
 from worker.voice_registry import RegisteredVoice
 
 T = TypeVar("T")
@@ -87,7 +88,9 @@ def voice_routes(registry: VoiceRegistry) -> APIRouter:
 
         def store() -> RegisteredVoice:
             given = _upload_of(body)
-            return registry.add(given.name, decoded_sound(given.audio_base64), given.transcript)
+            return registry.add(
+                given.name, decoded_sound(given.audio_base64, rate=VOICE_RATE), given.transcript, rate=VOICE_RATE
+            )
 
         async with decoding:
             voice = await on_thread(store)

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from models.errors import SettingsError
-from models.inputs.audio_sizes import SAMPLE_RATE
 from worker.admission.lease_count import LeaseCount
 from worker.assembly.backend_flags import resolve_compile
 from worker.assembly.parts import pick_device, pick_dtype
@@ -82,13 +81,13 @@ class Conversions:
         slots = self.slots.body() if is_running else {"total": 0, "free": 0}
         return {"path": str(path), "running": is_running, "slots": slots, **counts}
 
-    def voice(self, named: str | None, samples: np.ndarray | None) -> ReferenceSound:
-        """The sound whose voice speaks: of a name, of samples [n] at 16 kHz, or the default one. Reads files.
+    def voice(self, named: str | None, samples: np.ndarray | None, rate: int) -> ReferenceSound:
+        """The sound whose voice speaks: of a name, of samples [n] at `rate` Hz, or the default one. Reads files.
 
         Raises: SettingsError for an unknown name, or without a default; AudioError.
         """
         if samples is not None:
-            return ReferenceSound(torch.from_numpy(samples)[None], SAMPLE_RATE)
+            return ReferenceSound(torch.from_numpy(samples)[None].clamp(-1, 1), rate)
         if named is not None:
             return ReferenceSound.read(voice_file(named, *self._folders))
         if self._default is None:

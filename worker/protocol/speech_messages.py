@@ -14,6 +14,8 @@ from worker.protocol.content import ChatTurns
 
 MAX_SPEECH_CHARS = 16_384
 DEFAULT_VOICE = "default"
+VoiceRate = Literal[16_000, 24_000]
+VOICE_RATE: VoiceRate = 24_000  # Hz; networks that read voices need no more
 # Every client of the OpenAI API may name one of these.
 SPEECH_VOICES = frozenset(
     ("alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse", "marin", "cedar")
@@ -82,7 +84,8 @@ class SpeakRequest(FromClient):
     instructions: str = Field(
         "", max_length=4096, description="how to speak, or the voice itself for a VoiceDesign model"
     )
-    ref_audio_data: SoundField | None = Field(None, description="float32 at 16 kHz: a voice to clone")
+    ref_audio_data: SoundField | None = Field(None, description="float32: a voice to clone")
+    ref_audio_rate: VoiceRate = Field(16_000, description="of `ref_audio_data`, Hz")
     ref_text: str = Field("", max_length=4096, description="what is said in the sound of the voice")
     x_vector_only: bool | None = Field(
         None,
@@ -133,8 +136,9 @@ class ConversionRequest(Message):
         None, min_length=1, max_length=MAX_SPEECH_TOKENS, description="25 a second; null: those of `source_data`"
     )
     ref_audio_data: SoundField | None = Field(
-        None, description="float32 at 16 kHz: the voice, 0.5 to 30 s; null: that of `ref_audio_path`, or the worker's"
+        None, description="float32: the voice, 0.5 to 30 s; null: that of `ref_audio_path`, or the worker's"
     )
+    ref_audio_rate: VoiceRate = Field(16_000, description="of `ref_audio_data`, Hz")
     ref_audio_path: str | None = Field(None, description="name of a voice on the server")
     seed: int = Field(0, ge=0, le=2**63 - 1, description="of the noise")
 

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from models.errors import SettingsError
-from models.inputs.audio_sizes import SAMPLE_RATE as REFERENCE_RATE
 from models.qwen3_tts.codec.codec import SpeechCodec
 from models.qwen3_tts.codec.config import SAMPLE_RATE
 from models.qwen3_tts.config import Qwen3TTSConfig
@@ -112,7 +111,8 @@ class SpeechVoices:
             return RequestVoice(SpeechVoice(embedding=vector))
         transcript = request.ref_text
         if request.ref_audio_data is not None:
-            sound, rate = torch.from_numpy(request.ref_audio_data.samples("ref_audio"))[None], REFERENCE_RATE
+            sound = torch.from_numpy(request.ref_audio_data.samples("ref_audio"))[None].clamp(-1, 1)
+            rate = int(request.ref_audio_rate)
         else:
             file, registered = self._file_of(request.voice)
             transcript = transcript or registered

@@ -15,7 +15,8 @@ from server.doors.errors import ApiError, invalid, missing
 from server.doors.voices import DEFAULT
 from server.registry.sound_upload import SoundTooLargeError, samples_of_file
 from worker.describe import shown
-from worker.protocol.speech_messages import MAX_SOURCE_S, MAX_SPEECH_TOKENS
+from worker.protocol.content import RATE_IN
+from worker.protocol.speech_messages import MAX_SOURCE_S, MAX_SPEECH_TOKENS, VOICE_RATE
 
 MAX_SEED = 2**63 - 1
 NUMBERS = ("speed", "seed", "speech_tokens")  # parts whose text is JSON
@@ -31,7 +32,7 @@ class ConversionOrder:
         source: [n] float32 at 16 kHz; None: `speech_tokens`.
         speech_tokens: 25 a second; None: those of the source.
         voice: as the client names it.
-        voice_sound: [n] float32 at 16 kHz whose voice speaks; None: that of `voice`.
+        voice_sound: [n] float32 at 24 kHz whose voice speaks; None: that of `voice`.
         format: of the file.
         speed: of the sound.
         stream: the file itself, or a stream of events with slices of it.
@@ -67,10 +68,10 @@ def conversion_order(parts: Mapping[str, str | bytes]) -> ConversionOrder:
         raise missing("file")
     return ConversionOrder(
         model=model,
-        source=_samples(parts, "file", MAX_SOURCE_S),
+        source=_samples(parts, "file", MAX_SOURCE_S, RATE_IN),
         speech_tokens=speech_tokens,
         voice=voice,
-        voice_sound=_samples(parts, "voice_file", 30),
+        voice_sound=_samples(parts, "voice_file", 30, VOICE_RATE),
         format=cast(FormatName, name),
         speed=1.0 if speed is None else speed,
         stream=cast(Literal["audio", "sse"], stream),
@@ -98,12 +99,12 @@ def _speech_tokens(fields: RequestFields) -> list[int] | None:
     return cast(list[int], given)
 
 
-def _samples(parts: Mapping[str, str | bytes], name: str, max_s: float) -> np.ndarray | None:
+def _samples(parts: Mapping[str, str | bytes], name: str, max_s: float, rate: int) -> np.ndarray | None:
     data = parts.get(name)
     if not isinstance(data, bytes):
         return None
     try:
-        return samples_of_file(data, name, max_s)
+        return samples_of_file(data, name, max_s, rate=rate)
     except SoundTooLargeError as error:
         raise ApiError(413, str(error), param=name) from None
     except AudioError as error:

@@ -16,6 +16,7 @@ from server.doors.core.turn_voice import voice_fields
 from server.doors.errors import ApiError
 from server.doors.model_names import ModelNames
 from server.doors.voices import VoiceNames
+from worker.protocol.speech_messages import VOICE_RATE
 from worker.protocol.wire import Sound
 
 PATH = "/v1/audio/conversions"
@@ -75,7 +76,7 @@ def _fields(voices: VoiceNames, order: ConversionOrder) -> dict[str, object]:
     """The worker's request. Slow: call on a thread. Raises: ApiError for an unknown voice."""
     voice = voice_fields(voices, order.voice, None)
     if order.voice_sound is not None:
-        voice = {"ref_audio_data": Sound(order.voice_sound).base64()}
+        voice = {"ref_audio_data": Sound(order.voice_sound).base64(), "ref_audio_rate": VOICE_RATE}
     source = None if order.source is None else Sound(order.source).base64()
     named = {"source_data": source, "speech_tokens": order.speech_tokens, **voice, "seed": order.seed}
     return {name: value for name, value in named.items() if value is not None}

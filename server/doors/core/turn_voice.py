@@ -4,6 +4,8 @@ from models.errors import AudioError
 from server.doors.errors import ApiError
 from server.doors.voices import VoiceNames
 from server.registry.sound_upload import decoded_sound
+from worker.protocol.content import RATE_IN
+from worker.protocol.speech_messages import VOICE_RATE
 from worker.protocol.wire import Sound
 
 
@@ -15,7 +17,8 @@ def speak_voice(voices: VoiceNames, name: str, ref_audio: str | None) -> dict[st
         name, ref_audio: as for `voice_fields`.
     Raises: ApiError.
     """
-    return {"voice": voices.mapped(name), **_sound_field(ref_audio)}
+    rate = {} if ref_audio is None else {"ref_audio_rate": VOICE_RATE}
+    return {"voice": voices.mapped(name), **rate, **_sound_field(ref_audio, VOICE_RATE)}
 
 
 def voice_fields(voices: VoiceNames, name: str, ref_audio: str | None, *, param: str = "voice") -> dict[str, object]:
@@ -34,16 +37,16 @@ def voice_fields(voices: VoiceNames, name: str, ref_audio: str | None, *, param:
         error.param = param
         raise
     if ref_audio is not None:
-        return _sound_field(ref_audio)
+        return _sound_field(ref_audio, RATE_IN)
     return {} if resolved is None else {"ref_audio_path": resolved}
 
 
-def _sound_field(ref_audio: str | None) -> dict[str, object]:
+def _sound_field(ref_audio: str | None, rate: int) -> dict[str, object]:
     """The sound of a voice as the worker takes it. Raises: ApiError."""
     if ref_audio is None:
         return {}
     try:
-        return {"ref_audio_data": Sound(decoded_sound(ref_audio)).base64()}
+        return {"ref_audio_data": Sound(decoded_sound(ref_audio, rate=rate)).base64()}
     except AudioError as error:
         message = str(error).replace("audio_base64", "ref_audio", 1)
         raise ApiError(400, message, param="ref_audio", code="invalid_value") from None

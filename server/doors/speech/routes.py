@@ -1,12 +1,15 @@
 """`POST /v1/audio/speech`: a text as sound, in six formats, as a file or as a stream of events."""
 
+import asyncio
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
 
 from server.access.identity import identity_of
 from server.access.shares import run_shared
 from server.admission import Admission
+from server.dispatch.workers import Workers
 from server.doors.core.chat_turn import ChatTurns, TurnPath, TurnRequest
 from server.doors.core.sound_formats import MEDIA_TYPES
 from server.doors.core.sound_response import SOUND_RESPONSES, SoundForm, sound_response
@@ -45,9 +48,22 @@ class SpeechDoor:
     admission: Admission
 
 
-def speech_routes(door: SpeechDoor) -> APIRouter:
-    """The route of spoken texts."""
+class VoiceList(BaseModel):
+    """Names that `voice` takes."""
+
+    voices: list[str]
+
+
+def speech_routes(door: SpeechDoor, workers: Workers) -> APIRouter:
+    """The routes of spoken texts and their voices. workers: know the speakers of speech models."""
     router = APIRouter()
+
+    @router.get("/v1/audio/voices")
+    async def voices() -> VoiceList:
+        known = await asyncio.to_thread(door.voices.all)
+        found = [worker.about("speech").get("speakers") for worker in workers.all]
+        speakers = [str(name) for names in found if isinstance(names, list) for name in names]
+        return VoiceList(voices=list(dict.fromkeys([*speakers, *known])))
 
     @router.post(PATH, responses=SOUND_RESPONSES, openapi_extra={"requestBody": BODY}, response_class=Response)
     async def speech(request: Request) -> Response:

@@ -76,7 +76,7 @@ def test_voice_is_uploaded_listed_heard_and_deleted(tmp_path: Path) -> None:
                 "source_type": "upload",
                 "transcript": "",
             }
-            known |= {"transcript": "", "duration_ms": 1000, "sample_rate": 16_000}
+            known |= {"transcript": "", "duration_ms": 1000, "sample_rate": 24_000}
             assert listed == {**known, "created_at": listed["created_at"]}
             sound = await http.get(f"{PATH}/{got['id']}/audio")
             samples = np.frombuffer(base64.b64decode(sound.pop("data")), "<f4")
@@ -91,6 +91,21 @@ def test_voice_is_uploaded_listed_heard_and_deleted(tmp_path: Path) -> None:
             for path in ("", "/audio", "/audio.wav"):
                 answer = await http.request("GET" if path else "DELETE", f"{PATH}/{got['id']}{path}", 404)
                 assert "expected the id of a registered voice" in answer.json()["detail"]
+
+    asyncio.run(scenario())
+
+
+def test_voice_keeps_what_a_speaker_encoder_reads(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    soundfile.write(file, np.sin(np.arange(48_000) * 2 * np.pi * 10_000 / 48_000) / 2, 48_000, format="WAV")
+
+    async def scenario() -> None:
+        async with asgi_client(gateway_of(config=config_in(tmp_path))) as http:
+            got = await upload(http, "High", file.getvalue())
+            stored = await http.request("GET", f"{PATH}/{got['id']}/audio.wav")
+        samples, rate = soundfile.read(io.BytesIO(stored.content))
+        assert rate == 24_000 and np.abs(np.fft.rfft(samples)).argmax() == pytest.approx(10_000, abs=4)
+        assert np.abs(samples).max() == pytest.approx(0.5, abs=0.02)
 
     asyncio.run(scenario())
 

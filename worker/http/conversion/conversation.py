@@ -38,7 +38,8 @@ class ConversionConversation(AnswerConversation[ConversionRequest]):
         converter, self._release = await self._service.lease_conversion()
         async with self._service.preparing:
             samples = None if request.ref_audio_data is None else request.ref_audio_data.samples("ref_audio_data")
-            voice = await asyncio.to_thread(conversions.voice, request.ref_audio_path, samples)
+            rate = int(request.ref_audio_rate)
+            voice = await asyncio.to_thread(conversions.voice, request.ref_audio_path, samples, rate)
 
         def emit(part: int | np.ndarray) -> None:
             loop.call_soon_threadsafe(self._send_part, part)
@@ -75,4 +76,4 @@ def _source_of(request: ConversionRequest) -> ConversionSource:
     if not MIN_SOURCE_S <= len(samples) / RATE_IN <= MAX_SOURCE_S:
         expected = f"{MIN_SOURCE_S} to {MAX_SOURCE_S} s of sound"
         raise AudioError("source_data", expected=expected, got=f"{len(samples) / RATE_IN:.2f} s")
-    return ConversionSource(samples, RATE_IN)
+    return ConversionSource(samples.clip(-1, 1), RATE_IN)

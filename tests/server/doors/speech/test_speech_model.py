@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import websockets
 
-from assets.build_tiny_speech import build
+from assets.build_tiny_speech import SPEAKERS, build
 from benchmarks.tts import arrivals
 from server.doors.core.sound_formats import FORMAT_NAMES, MEDIA_TYPES
 from server.live import slot_wait
@@ -56,8 +56,8 @@ def run(worker: SpeechWorker, scenario: Callable[[RunningGateway], Awaitable[Non
 def test_serves_every_format_events_and_voices(worker: SpeechWorker) -> None:
     async def scenario(gateway: RunningGateway) -> None:
         http = gateway.http
-        listed = [model["id"] for model in (await http.get("/v1/models")).json()["data"]]
-        assert listed == ["tiny-voices"] and (await http.get("/v1/models/tts-1")).status_code == 200
+        listed = [(model["id"], model["loaded"]) for model in (await http.get("/v1/models")).json()["data"]]
+        assert listed == [("tiny-voices", True)] and (await http.get("/v1/models/tts-1")).status_code == 200
         for name in FORMAT_NAMES:
             response = await http.post(PATH, json={**ASKED, "response_format": name})
             assert response.status_code == 200 and response.headers["content-type"] == MEDIA_TYPES[name]
@@ -68,10 +68,12 @@ def test_serves_every_format_events_and_voices(worker: SpeechWorker) -> None:
             for seed in (7, 7, 8)
         ]
         assert pcm[0] == pcm[1] != pcm[2], "the seed decides the sound"
-        short, sounds = {**ASKED, "response_format": "pcm", "max_new_tokens": 2}, set()
-        for voice in (*sorted(SPEECH_VOICES)[:4], "Ryan", {"id": "vivian"}):
+        voices = (await http.get("/v1/audio/voices")).json()["voices"]
+        assert {*SPEECH_VOICES, *SPEAKERS, "default"} <= {*voices} and len(voices) == len({*voices})
+        short, sounds = {**ASKED, "response_format": "pcm", "max_new_tokens": 1}, set()
+        for voice in (*sorted(SPEECH_VOICES), "Ryan", {"id": "vivian"}):
             response = await http.post(PATH, json={**short, "voice": voice})
-            assert response.status_code == 200 and len(response.content) == 2 * 2 * FRAME
+            assert response.status_code == 200 and len(response.content) == 2 * FRAME
             sounds.add(response.content)
         assert len(sounds) == 3, "the names of the API are spread over all speakers"
         response = await http.post(PATH, json={**ASKED, "response_format": "pcm", "stream_format": "sse"})
@@ -281,6 +283,7 @@ def test_administrators_swap_the_model(worker: SpeechWorker, tmp_path: Path, mon
         memory = (await post("unload", 200, model="speech"))["memory"]
         assert memory["before"] > 0 < memory["after"]
         await wait_until(lambda: workers.n_slots_of("speech") == 0, "no speech model")
+        assert (await http.get("/v1/models/tts-1")).json()["loaded"] is False
         refused = await http.post(PATH, json=ASKED)
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
         assert "speech model: expected one that is loaded, got none" in refused.json()["error"]["message"]
