@@ -70,6 +70,7 @@ doors.model_routes doors.speech doors.conversion doors.chat doors.realtime doors
 doors.calls
 health_watch loop_watch routes
 cluster.messages
+cluster.records
 cluster.authority
 cluster.shared_dispatcher cluster.store
 cluster.link

@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> int:
         cluster.command("down")
         node = cluster.cluster.add_node(num_cpus=1, resources={WORKER: 1})
         cluster.nodes[node.node_id] = node
-        cluster.command("up", "--min-workers", "1", "--max-workers", "3", "--max-sessions", "2", "--idle-s", "3", *UP)
+        cluster.command("up", "--min-workers", "1", "--max-workers", "3", "--max-sessions", "3", "--idle-s", "3", *UP)
         print(json.dumps(asyncio.run(measure_scaling(cluster, args.pace_s))), flush=True)
         cluster.command("down")
     return 0

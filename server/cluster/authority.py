@@ -7,7 +7,6 @@ learns all leases and tickets from the gateways; `term` orders its tickets behin
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from itertools import count
 
 from server.cluster.messages import (
@@ -26,10 +25,12 @@ from server.cluster.messages import (
     Reclaim,
     Requeue,
     Submit,
+    Swap,
     TicketRefused,
     Welcome,
     WorkerEntry,
 )
+from server.cluster.records import Entry, GatewayRecord, Tell, address_of
 from server.dispatch.dispatcher import MODELS, positions_in
 from server.dispatch.eta import Eta
 from server.dispatch.queue import Queue, QueueFullError, Ticket, model_of
@@ -39,38 +40,6 @@ from server.dispatch.workers import Worker, WorkerAddress, WorkerLease, Workers
 TTL_S = 15.0
 RECOVERY_S = 5.0  # after a start: for the gateways of the authority before to claim their leases
 TERM_BITS = 32  # numbers of one term
-Tell = Callable[[FromAuthority], None]
-
-
-@dataclass(eq=False)
-class Entry:
-    """One ticket of a gateway. claim: as it was submitted. lease: None while it waits. spare: of a spare slot."""
-
-    claim: Claim
-    ticket: Ticket
-    gateway: "GatewayRecord"
-    lease: WorkerLease | None = None
-    spare: SpareSlot | None = None
-
-    @property
-    def held(self) -> WorkerLease | None:
-        """Its slot, also a spare one."""
-        return self.lease if self.spare is None else self.spare.lease
-
-
-@dataclass(eq=False)
-class GatewayRecord:
-    """One gateway.
-
-    address: at which other gateways reach it. tell: sends it a message; None while it is not connected. expires_at:
-    monotonic s at which its leases and tickets end. entries: by ticket id, in their order of arrival here.
-    """
-
-    name: str
-    address: str
-    expires_at: float
-    tell: Tell | None = None
-    entries: dict[str, Entry] = field(default_factory=dict)
 
 
 class Authority:
@@ -198,9 +167,12 @@ class Authority:
         claim = message.claim
         if claim.ticket in self._entries:
             return
+        if claim.moves:
+            self._submit_move(gateway, claim)
+            return
         n_sessions = 0
         if claim.limit is not None:
-            n_sessions = sum(one.claim.owner == claim.owner and one.spare is None for one in self._entries.values())
+            n_sessions = sum(one.is_session and one.claim.owner == claim.owner for one in self._entries.values())
         if claim.limit is not None and not claim.is_spare and n_sessions >= claim.limit:
             _tell(gateway, TicketRefused(ticket=claim.ticket, why="sessions"))
             return
@@ -224,6 +196,27 @@ class Authority:
         _tell(gateway, Numbered(ticket=claim.ticket, number=entry.ticket.number))
         self._are_places_old = True
         self._update_spare()
+
+    def _submit_move(self, gateway: GatewayRecord, claim: Claim) -> None:
+        """Give a session that leaves its worker a slot of another one, in front of the queue, if there is one now."""
+        origin = gateway.entries.get(claim.moves)
+        lease = None
+        if origin is not None and origin.lease is not None and not self.is_recovering:
+            lease = self.workers.acquire_elsewhere(origin.lease)
+        if lease is None:
+            _tell(gateway, TicketRefused(ticket=claim.ticket, why="busy"))
+        else:
+            self._grant(self._add(gateway, claim), lease)
+
+    def swap(self, gateway: GatewayRecord, message: Swap) -> None:
+        """Give a ticket the slot of another one, which is over."""
+        entry, by = gateway.entries.get(message.ticket), gateway.entries.get(message.by)
+        if entry is None or by is None or by.lease is None:
+            return
+        self._release(entry)
+        entry.lease, by.lease = by.lease, None
+        self._forget(by)
+        self.look()
 
     def requeue(self, gateway: GatewayRecord, message: Requeue) -> None:
         """Take back a slot; the ticket returns to its place."""
@@ -387,12 +380,6 @@ class Authority:
         elif entry.lease is not None:
             self.workers.release(entry.lease)
             entry.lease = None
-
-
-def address_of(text: str) -> WorkerAddress:
-    """An address from its text, HOST:PORT."""
-    host, _, port = text.rpartition(":")
-    return WorkerAddress(host, int(port) if port.isdecimal() else 0)
 
 
 def _tell(gateway: GatewayRecord, message: FromAuthority) -> None:

@@ -30,7 +30,8 @@ class Claim(ClusterFields):
     """A ticket as its gateway sees it.
 
     number: its place in the order of arrival; 0: it has none yet. worker: address of the worker whose slot it has; "":
-    it waits. limit: sessions of its owner at the same time; None: any number.
+    it waits. limit: sessions of its owner at the same time; None: any number. moves: ticket of a session that leaves
+    its worker for the slot of this one; "": none.
     """
 
     ticket: Name
@@ -41,6 +42,7 @@ class Claim(ClusterFields):
     worker: Name = ""
     is_spare: bool = False
     limit: Count | None = None
+    moves: Name = ""
 
 
 class CountedUse(ClusterFields):
@@ -95,6 +97,14 @@ class Finish(ClusterFields):
     ticket: Name
     n_units: Count = 0
     held_s: float = Field(0.0, ge=0)
+
+
+class Swap(ClusterFields):
+    """A session has moved: its ticket gets the slot of the ticket that moves it, which is over."""
+
+    type: Literal["swap"] = "swap"
+    ticket: Name
+    by: Name
 
 
 class Cancel(ClusterFields):
@@ -156,11 +166,11 @@ class Numbered(ClusterFields):
 
 
 class TicketRefused(ClusterFields):
-    """A new ticket is refused."""
+    """A new ticket is refused. busy: there is no other slot for a session that moves."""
 
     type: Literal["refused"] = "refused"
     ticket: Name
-    why: Refusal
+    why: Refusal | Literal["busy"]
 
 
 class Cancelled(ClusterFields):
@@ -201,7 +211,7 @@ class UsageOfOthers(ClusterFields):
     keys: dict[Name, CountedUse]
 
 
-FromGateway = Hello | Submit | Requeue | Finish | Cancel | Beat | ReportUsage
+FromGateway = Hello | Submit | Requeue | Finish | Swap | Cancel | Beat | ReportUsage
 FromAuthority = (
     Welcome | ClusterWorkers | Numbered | Granted | TicketRefused | Cancelled | Reclaim | Places | Beat | UsageOfOthers
 )

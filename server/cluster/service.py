@@ -19,7 +19,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from server.cluster.authority import Authority, GatewayRecord, address_of
+from server.cluster.authority import Authority
 from server.cluster.messages import (
     Beat,
     Cancel,
@@ -32,9 +32,11 @@ from server.cluster.messages import (
     ReportUsage,
     Requeue,
     Submit,
+    Swap,
     UsageOfOthers,
     read_from_gateway,
 )
+from server.cluster.records import GatewayRecord, address_of
 from server.cluster.store import AuthorityStore
 from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue
@@ -168,6 +170,8 @@ class AuthorityService:
                 authority.submit(gateway, message)
             case Requeue():
                 authority.requeue(gateway, message)
+            case Swap():
+                authority.swap(gateway, message)
             case Finish():
                 authority.finish(gateway, message)
             case Cancel():

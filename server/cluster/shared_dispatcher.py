@@ -8,9 +8,10 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
 
 from server.access.clients import SessionPermit
-from server.cluster.authority import address_of
 from server.cluster.messages import (
     Beat,
     Cancel,
@@ -28,16 +29,32 @@ from server.cluster.messages import (
     Reclaim,
     Requeue,
     Submit,
+    Swap,
     TicketRefused,
     Welcome,
 )
+from server.cluster.records import address_of
 from server.dispatch.dispatcher import Dispatcher, PendingSession, QueuePosition
 from server.dispatch.eta import Eta
 from server.dispatch.queue import Queue, RequestType, Ticket
 from server.dispatch.spare_slots import SpareSlot
 from server.dispatch.workers import WorkerLease, Workers
 
+MOVE_S = 5.0  # for the authority's answer about another slot, and for the session to take it
 ANSWER_S = 2.0  # for the authority's answer to a new ticket, before its client is told that it waits
+
+
+@dataclass(eq=False)
+class Move:
+    """A session that leaves its worker. since: monotonic s of the question, then of the answer.
+
+    lease: the other slot; None: there is no answer yet. is_taken: `replace` or `give_up` follows.
+    """
+
+    pending: PendingSession
+    since: float
+    lease: WorkerLease | None = None
+    is_taken: bool = False
 
 
 class SharedDispatcher(Dispatcher):
@@ -64,6 +81,8 @@ class SharedDispatcher(Dispatcher):
         self._spares: dict[str, SpareSlot] = {}
         self._places: dict[str, Place] = {}
         self._answers: dict[str, asyncio.Event] = {}
+        self._moves: dict[str, Move] = {}  # by the ticket of the other slot
+        self._move_numbers = count(1)
         self._beats: dict[int, float] = {}  # number -> monotonic s when it was sent
 
     # --- tickets -------------------------------------------------------------------------------
@@ -122,14 +141,62 @@ class SharedDispatcher(Dispatcher):
         self._claims[ticket_id] = self._claims[ticket_id].model_copy(update={"worker": ""})
         self._tell(Requeue(ticket=ticket_id, is_worker_unsure=is_unsure))
 
+    # --- sessions that leave their workers -------------------------------------------------------
+
     def acquire_elsewhere(self, pending: PendingSession) -> WorkerLease | None:
-        """None: a session stays until its worker ends it, and then moves to the slot that the authority gives it."""
+        """As without a cluster; the authority is asked, and a later call returns its answer."""
+        move = next((one for one in self._moves.values() if one.pending is pending), None)
+        if move is not None:
+            move.is_taken = move.lease is not None
+            return move.lease
+        if pending.lease is not None and self.tell is not None:
+            ticket = pending.ticket
+            claim = self._claims[ticket.ticket_id].model_copy(
+                update={"ticket": f"{ticket.ticket_id}_{next(self._move_numbers)}", "worker": "", "number": 0}
+                | {"limit": None, "moves": ticket.ticket_id}
+            )
+            self._claims[claim.ticket], self._moves[claim.ticket] = claim, Move(pending, self._clock())
+            self._tell(Submit(claim=claim))
         return None
+
+    def replace(self, pending: PendingSession, lease: WorkerLease) -> None:
+        ticket_id, by = pending.ticket.ticket_id, self._move_of(lease)
+        super().replace(pending, lease)
+        if by is None:  # the authority knows from the next `hello`
+            return
+        lease.is_used = True
+        del self._moves[by]
+        moved = self._claims.pop(by)
+        self._claims[ticket_id] = self._claims[ticket_id].model_copy(update={"worker": moved.worker})
+        self._tell(Swap(ticket=ticket_id, by=by))
+
+    def give_up(self, lease: WorkerLease) -> None:
+        super().give_up(lease)
+        if (by := self._move_of(lease)) is not None:
+            self._end_move(by)
+
+    def _move_of(self, lease: WorkerLease) -> str | None:
+        return next((name for name, one in self._moves.items() if one.lease is lease), None)
+
+    def _end_move(self, ticket_id: str) -> None:
+        del self._moves[ticket_id]
+        self._forget(ticket_id)
+        self._tell(Finish(ticket=ticket_id))
+
+    def _end_unused_moves(self, pending: PendingSession | None = None) -> None:
+        """Give up slots that sessions did not take in time. pending: those of this session."""
+        for name, one in list(self._moves.items()):
+            is_old = self._clock() - one.since > MOVE_S
+            if not one.is_taken and (one.pending is pending or (pending is None and is_old)):
+                if one.lease is not None:
+                    self.workers.release(one.lease)
+                self._end_move(name)
 
     def finish(self, pending: PendingSession) -> None:
         held_s, lease = self.held(pending), pending.lease
         n_units = pending.earlier_units + (0 if lease is None else lease.n_units)
         super().finish(pending)
+        self._end_unused_moves(pending)
         if self._sessions.pop(pending.ticket.ticket_id, None) is not None:
             self._forget(pending.ticket.ticket_id)
             self._tell(Finish(ticket=pending.ticket.ticket_id, n_units=n_units, held_s=held_s))
@@ -196,6 +263,9 @@ class SharedDispatcher(Dispatcher):
     def hello(self, name: str, address: str) -> Hello:
         """The first message of a connection. name, address: of this gateway."""
         self._beats.clear()
+        for ticket_id, move in list(self._moves.items()):
+            if move.lease is None:  # it may have been lost; the session asks again
+                self._end_move(ticket_id)
         if self._clock() >= self._valid_until:
             # Leases that are not used yet have expired. Their sessions see it in `may_use`, and wait again.
             for ticket_id, pending in self._sessions.items():
@@ -218,6 +288,7 @@ class SharedDispatcher(Dispatcher):
             case Welcome():
                 self.term, self._ttl_s = message.term, message.ttl_s
             case Beat():
+                self._end_unused_moves()
                 if (sent_at := self._beats.pop(message.number, None)) is not None:
                     self._valid_until = max(self._valid_until, sent_at + self._ttl_s)
             case ClusterWorkers():
@@ -248,12 +319,16 @@ class SharedDispatcher(Dispatcher):
     def _take_slot(self, message: Granted) -> None:
         ticket_id, worker = message.ticket, self.workers.find(address_of(message.worker))
         claim, pending, spare = self._claims.get(ticket_id), self._sessions.get(ticket_id), self._spares.get(ticket_id)
-        if claim is None or worker is None or (pending is None and spare is None):
+        move = self._moves.get(ticket_id)
+        if claim is None or worker is None or (pending is None and spare is None and move is None):
             self._tell(Finish(ticket=ticket_id))
             return
         changes = {"number": message.number, "worker": message.worker}
         self._claims[ticket_id] = claim.model_copy(update=changes)
-        if spare is not None:
+        if move is not None:
+            move.since = self._clock()
+            move.lease = self.workers.lease(worker, claim.request_type, claim.session, claim.owner)
+        elif spare is not None:
             spare.lease = self.workers.lease(worker, claim.request_type, spare.session_id, claim.owner, is_spare=True)
             spare.granted.set()
         elif pending is not None and pending.lease is None:
@@ -276,10 +351,13 @@ class SharedDispatcher(Dispatcher):
                 pending.changed.set()
 
     def _take_end(self, message: TicketRefused | Cancelled) -> None:
+        if message.ticket in self._moves:
+            self._end_move(message.ticket)
+            return
         pending = self._sessions.get(message.ticket)
         if pending is None or pending.lease is not None:
             return
-        if isinstance(message, TicketRefused):
+        if isinstance(message, TicketRefused) and message.why != "busy":
             pending.refusal = message.why
         else:
             pending.is_cancelled = True

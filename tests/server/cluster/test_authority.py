@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from server.cluster.authority import Authority, GatewayRecord
+from server.cluster.authority import Authority
 from server.cluster.messages import (
     Beat,
     Cancel,
@@ -16,9 +16,11 @@ from server.cluster.messages import (
     Hello,
     Requeue,
     Submit,
+    Swap,
     read_from_authority,
     read_from_gateway,
 )
+from server.cluster.records import GatewayRecord
 from server.cluster.shared_dispatcher import SharedDispatcher
 from server.dispatch.dispatcher import PendingSession
 from server.dispatch.eta import Eta, EtaConfig
@@ -136,6 +138,8 @@ class ClusterMachine(RuleBasedStateMachine):
                 self.authority.submit(record, message)
             case Requeue():
                 self.authority.requeue(record, message)
+            case Swap():
+                self.authority.swap(record, message)
             case Finish():
                 self.authority.finish(record, message)
             case Cancel():

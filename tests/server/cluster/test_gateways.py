@@ -80,6 +80,39 @@ def test_sessions_outlive_the_authority_and_a_new_one_learns_them(tmp_path: Path
     run(scenario)
 
 
+def test_session_of_a_worker_that_drains_moves_to_a_slot_of_the_authority(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            FakeWorker(slots=1) as first,
+            FakeWorker(slots=1) as second,
+            running_authority(tmp_path / "state", first, second) as authority,
+            running_gateways(authority.url, ("g0", "g1"), 2) as gateways,
+        ):
+            state = authority.service.authority
+            client = await (await gateways[0].connect("omni_moves")).with_slot()
+            await client.send({"type": "prepare", "spec": {"resume": True}})
+            await client.receive("prepared")
+            await client.unit()
+            other = await (await gateways[1].connect("omni_other")).prepared()
+            (leaving,) = [one for one in state.workers.all if one.leases[0].session_id == "omni_moves"]
+            state.drain_worker(leaving)
+            waiting = await gateways[1].connect("omni_waiting")
+            await waiting.receive("queued")
+            await client.unit()  # there is no other slot yet
+            await other.close()  # which goes to the ticket that waits, or to the session that moves
+            await waiting.close()
+            while '"session_moved"' not in str(await client.receive_raw()):
+                pass
+            await client.unit()
+            (target,) = [one for one in state.workers.all if one is not leaving]
+            await wait_until(lambda: not leaving.leases and len(target.leases) == 1, "one lease")
+            await wait_until(lambda: len(state.gateways["g0"].entries) == 1, "one ticket")
+            lease = gateways[0].gateway.dispatcher.workers.leases
+            assert [str(one.worker.address) for one in lease] == [str(target.address)], f"got {lease}"
+
+    run(scenario)
+
+
 def test_secret_workers_and_usage_of_keys(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (

@@ -1,0 +1,53 @@
+"""What an authority keeps of each gateway and of each ticket."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from server.cluster.messages import Claim, FromAuthority
+from server.dispatch.queue import Ticket
+from server.dispatch.spare_slots import SpareSlot
+from server.dispatch.workers import WorkerAddress, WorkerLease
+
+Tell = Callable[[FromAuthority], None]
+
+
+@dataclass(eq=False)
+class Entry:
+    """One ticket of a gateway. claim: as it was submitted. lease: None while it waits. spare: of a spare slot."""
+
+    claim: Claim
+    ticket: Ticket
+    gateway: "GatewayRecord"
+    lease: WorkerLease | None = None
+    spare: SpareSlot | None = None
+
+    @property
+    def is_session(self) -> bool:
+        """Whether it counts as a session of its owner."""
+        return self.spare is None and not self.claim.moves
+
+    @property
+    def held(self) -> WorkerLease | None:
+        """Its slot, also a spare one."""
+        return self.lease if self.spare is None else self.spare.lease
+
+
+@dataclass(eq=False)
+class GatewayRecord:
+    """One gateway.
+
+    address: at which other gateways reach it. tell: sends it a message; None while it is not connected. expires_at:
+    monotonic s at which its leases and tickets end. entries: by ticket id, in their order of arrival here.
+    """
+
+    name: str
+    address: str
+    expires_at: float
+    tell: Tell | None = None
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+
+def address_of(text: str) -> WorkerAddress:
+    """An address from its text, HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return WorkerAddress(host, int(port) if port.isdecimal() else 0)
