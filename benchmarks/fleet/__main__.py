@@ -27,9 +27,10 @@ from benchmarks.fleet.workers import unit_s
 from benchmarks.serve.processes import POLL_S, ROOT, START_S, ServedProgram, free_port
 
 GATEWAY, WORKERS, AUTHORITY = "server.main", "benchmarks.fleet.workers", "server.cluster"
-# Of the clients, which all come from one address and have no key.
+# All clients come from one address and have no key. All workers share a process: one that waits for a core is not lost.
 NO_LIMITS = {
     "DUOLOGUE_SERVICE_MAX_QUEUE_SIZE": "100000",
+    "DUOLOGUE_SERVICE_WORKER_TIMEOUT_S": "60",
     **{
         f"DUOLOGUE_SERVICE_LIMITS_{name}": "1000000"
         for name in ("SOCKETS", "SESSIONS", "REQUESTS_PER_S", "MESSAGES_PER_S", "MB_PER_S")
@@ -296,6 +297,7 @@ def lines_of(row: Mapping[str, Any]) -> list[str]:
     """The row in words."""
     cost, queue, served = row["gateway_ms"], row["queue"], row["cores"]["served"]
     admission, above, moved = row["admission_ms"], row["reply_above_unit_ms"], queue["displaced"]
+    waits = queue["wait_ms"]
     lines = [
         f"{row['sessions']} sessions, {row['workers']} workers, {row['gateways']} gateways; "
         f"a unit of a session every {row['interval_s']:g} s",
@@ -307,7 +309,8 @@ def lines_of(row: Mapping[str, Any]) -> list[str]:
         f"  replies above the unit's time, ms: p50 {above['p50']:.1f}, p95 {above['p95']:.1f}, p99 {above['p99']:.1f}; "
         f"late {100 * row['late']:.2f} %",
         "  shares of a core, serving: " + ", ".join(f"{name} {share:.2f}" for name, share in served.items()),
-        f"  queue of {queue['waiting']}: {100 * moved['share']:.0f} % out of order, by {moved['max']} at most",
+        f"  queue of {queue['waiting']}: {100 * moved['share']:.0f} % out of order, by {moved['max']} at most"
+        + (f"; from a freed slot to its client p50 {waits['p50']:.1f}, p95 {waits['p95']:.1f} ms" if waits else ""),
     ]
     if "authority_ms" in row:
         authority = row["authority_ms"]

@@ -50,8 +50,8 @@ class FleetOutcome:
     """What the clients measured; times in ms.
 
     admission: from the begin of the handshake to the slot. prepared: from there to the answer to `prepare`. replies: of
-    units. waits: of waiting clients, from the begin of the release. order: their numbers, by arrival, in the order in
-    which they got their slots.
+    units. waits: from the stop of a session to the slot of a waiting client. order: numbers of waiting clients, by
+    arrival, in the order in which they got their slots.
     """
 
     admission: list[float] = field(default_factory=list)
@@ -80,9 +80,9 @@ class _Session:
         )
         return cls(socket)
 
-    async def until(self, kind: str) -> None:
-        """Wait for a message of this type. Raises: RuntimeError for an error message."""
-        async with asyncio.timeout(ANSWER_S):
+    async def until(self, kind: str, seconds: float | None = ANSWER_S) -> None:
+        """Wait for a message of this type. Raises: RuntimeError for an error message; TimeoutError."""
+        async with asyncio.timeout(seconds):
             while True:
                 data = await self._socket.recv()
                 header = json.loads(data) if isinstance(data, str) else read_header(data)
@@ -116,13 +116,24 @@ async def run(load: FleetLoad) -> FleetOutcome:
         for number, session in enumerate(sessions):
             group.create_task(_talk(session, load, load.interval_s * number / load.sessions, chunk, outcome))
     _phase("served")
-    waiting = []
-    for number in range(load.waiting):  # one after the other, so that their order is known
-        session = await _Session.open(load.urls[number % len(load.urls)], f"adx_waiting_{number}")
-        await session.until("queued")
-        waiting.append(session)
-    _phase("queued")
-    await _release(sessions, waiting, outcome)
+    got_slot: asyncio.Queue[int] = asyncio.Queue()
+    async with asyncio.TaskGroup() as group:
+        waiting = []
+        for number in range(load.waiting):  # one after the other, so that their order is known
+            session = await _Session.open(load.urls[number % len(load.urls)], f"adx_waiting_{number}")
+            await session.until("queued")
+            group.create_task(_wait_for_slot(number, session, got_slot))
+            waiting.append(session)
+        _phase("queued")
+        # Each session ends when the last freed slot has a waiting client, which keeps it.
+        for session in sessions[: load.waiting]:
+            begun = time.perf_counter()
+            await session.stop()
+            outcome.order.append(await got_slot.get())
+            outcome.waits.append(1000 * (time.perf_counter() - begun))
+    async with asyncio.TaskGroup() as group:
+        for session in (*sessions[load.waiting :], *waiting):
+            group.create_task(session.stop())
     _phase("released")
     return outcome
 
@@ -160,22 +171,9 @@ async def _talk(session: _Session, load: FleetLoad, phase_s: float, chunk: str |
         outcome.replies.append(1000 * (time.perf_counter() - sent))
 
 
-async def _release(sessions: list[_Session], waiting: list[_Session], outcome: FleetOutcome) -> None:
-    """End sessions one by one, so that each slot goes to one waiting client, which keeps it; then end all."""
-    begun = time.perf_counter()
-
-    async def hold(number: int, session: _Session) -> None:
-        await session.until("queue_done")
-        outcome.order.append(number)
-        outcome.waits.append(1000 * (time.perf_counter() - begun))
-
-    holding = [asyncio.create_task(hold(number, session)) for number, session in enumerate(waiting)]
-    for session in sessions[: len(waiting)]:
-        await session.stop()
-    await asyncio.gather(*holding)
-    async with asyncio.TaskGroup() as group:
-        for session in (*sessions[len(waiting) :], *waiting):
-            group.create_task(session.stop())
+async def _wait_for_slot(number: int, session: _Session, got_slot: "asyncio.Queue[int]") -> None:
+    await session.until("queue_done", None)
+    got_slot.put_nowait(number)
 
 
 def _phase(name: str) -> None:
