@@ -97,6 +97,7 @@ def parser() -> argparse.ArgumentParser:
         default=True,
         help="continue the conversation after a lost connection, where the server keeps it",
     )
+    wire.add_argument("--trace", action="store_true", help="ask the server for a trace of the session: docs/traces.md")
     wire.add_argument(
         "--key", metavar="KEY", help=f"API key of the server (default: the environment variable {CLIENT_KEY_VARIABLE})"
     )
@@ -165,4 +166,10 @@ def turn_settings(args: argparse.Namespace) -> HalfDuplexSettings:
 
 def spec(args: argparse.Namespace) -> Spec:
     """The options beyond the plain protocol."""
-    return Spec(partial_results=args.partial, sound_in=args.sound, sound_out=args.sound, resume=args.resume)
+    return Spec(
+        partial_results=args.partial,
+        sound_in=args.sound,
+        sound_out=args.sound,
+        resume=args.resume,
+        trace=args.trace,
+    )

@@ -55,7 +55,7 @@ from server.registry.sound_upload import MAX_FILE_BYTES, MAX_S, MIN_S
 from server.registry.voices import MAX_VOICES, VoiceRegistry
 from server.routes.preset_bodies import FrontendDefaults, VoiceLimits
 from server.tracing import TraceSpans
-from worker.config.service import Config
+from worker.config.service import TRACE_FOLDER, Config
 from worker.key_text import WORKER_SECRET_HEADER
 from worker.protocol.connection import begin, live_server, stop_signal
 from worker.protocol.live_http import TransportLimits
@@ -141,7 +141,7 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
         watch.start()
         gateway.recordings.open()
         kept = RetentionLimits(config.recording.session_retention_days, config.recording.max_storage_gb)
-        retention = RetentionTask(gateway.recordings.store, kept)
+        retention = RetentionTask(gateway.recordings.store, kept, config.service.data_dir / TRACE_FOLDER)
         retention.start()
         loop_watch = LoopWatch(gateway.metrics)
         loop_watch.start()

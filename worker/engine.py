@@ -87,6 +87,7 @@ class Engine:
             recorder: of traces of sessions; None: nothing is traced.
         """
         self.parts, self.config = parts, config
+        self._recorder = recorder
         if recorder is not None:
             observer = TraceObserver(recorder, observer)
         self._has_own_thread = thread is None
@@ -124,6 +125,10 @@ class Engine:
             engine.close()
             raise
         return engine
+
+    def trace(self, session: str, wants: bool) -> bool:
+        """Whether a trace of the session is recorded from its next preparation on. wants: its client asks for one."""
+        return self._recorder is not None and self._recorder.ask(session, wants)
 
     def __enter__(self) -> "Engine":
         if self.thread.thread is None:

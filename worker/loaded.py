@@ -51,7 +51,8 @@ class WorkerSettings:
         is_measured: no more sessions are admitted than have their units answered in time.
         secret: of the launcher, which clients must know; None: none.
         max_memory: bytes of the process above which its launcher replaces it; None: by what it holds once ready.
-        trace_dir: folder of traces of sessions; None: none are written.
+        trace_dir: folder of traces of all sessions; None: none are written.
+        asked_trace_dir: folder of traces of sessions that ask for one; None: none is written.
     """
 
     engine: EngineConfig
@@ -70,6 +71,7 @@ class WorkerSettings:
     spread_units: bool = True
     secret: str | None = field(default=None, repr=False)
     trace_dir: Path | None = None
+    asked_trace_dir: Path | None = None
     max_memory: int | None = None
 
 
@@ -168,7 +170,7 @@ def load_omni(
         targets=targets,
         observer=observer,
         thread=thread,
-        recorder=recorder_for(settings.trace_dir),
+        recorder=recorder_for(settings.trace_dir, settings.asked_trace_dir),
     )
     engine = started.engine
     try:

@@ -13,7 +13,7 @@ import torch
 
 from worker.assembly.backend_flags import limit_threads, resolve_compile
 from worker.assembly.parts import device_type
-from worker.config.service import ROOT, Config
+from worker.config.service import ROOT, TRACE_FOLDER, Config
 from worker.http.app import build_app
 from worker.http.guard import WorkerGuard
 from worker.http.metrics import WorkerMetrics
@@ -48,6 +48,7 @@ def worker_settings(config: Config, *, gpu_id: int = 0, secret: str | None = Non
         voice_folder=voice_folder(service.data_dir),
         cache_dir=service.cache_dir,
         trace_dir=service.trace_dir,
+        asked_trace_dir=service.data_dir / TRACE_FOLDER if service.record_traces else None,
         max_warmup_units=service.max_warmup_chunks,
         pause_timeout=duplex.pause_timeout,
         idle_timeout=duplex.idle_timeout,

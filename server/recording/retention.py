@@ -1,4 +1,4 @@
-"""Removal of old recordings: first those above the age limit, then the oldest ones above the size limit.
+"""Removal of old recordings and traces: first those above the age limit, then the oldest ones above the size limit.
 
 Recordings in progress, those that are being completed, and folders without `meta.json` are never removed.
 """
@@ -18,6 +18,7 @@ from server.recording.timeline import FILE_NAME, RecordingBusyError, TimelineFil
 LOG = logging.getLogger(__name__)
 FIRST_S, INTERVAL_S = 60.0, 24 * 3600.0
 BYTES_PER_GB = 10**9
+IN_USE = timedelta(hours=1)
 
 
 class RetentionLimits(NamedTuple):
@@ -38,6 +39,27 @@ class Removed(NamedTuple):
     n_expired: int
     n_for_space: int
     n_bytes: int
+
+
+def clean_up_traces(folder: Path, limits: RetentionLimits, now: datetime) -> int:
+    """Apply the limits to traces of sessions, which are a total of their own. Returns: number of removed files.
+
+    Args:
+        folder: of the traces.
+        limits: those of recordings.
+        now: in UTC. A file that was written within the last `IN_USE` before it stays.
+    Raises: OSError.
+    """
+    found = [(path, path.stat()) for path in folder.glob("*.trace.jsonl")]
+    total, n_removed = sum(stat.st_size for _, stat in found), 0
+    for path, stat in sorted(found, key=lambda one: one[1].st_mtime):
+        age = now - datetime.fromtimestamp(stat.st_mtime, UTC)
+        is_expired = limits.days >= 0 and age > timedelta(days=limits.days)
+        is_too_much = limits.max_gb >= 0 and total > limits.max_gb * BYTES_PER_GB
+        if age > IN_USE and (is_expired or is_too_much):
+            path.unlink(missing_ok=True)
+            total, n_removed = total - stat.st_size, n_removed + 1
+    return n_removed
 
 
 class _Stored(NamedTuple):
@@ -88,11 +110,18 @@ def _is_in_use(folder: Path) -> bool:
 
 
 class RetentionTask:
-    """Runs `clean_up` a minute after the start and then every day, on a thread."""
+    """Runs `clean_up` and `clean_up_traces` a minute after the start and then every day, on a thread."""
 
-    def __init__(self, store: RecordingStore, limits: RetentionLimits, *, now: Callable[[], datetime] | None = None):
-        """now: the current time in UTC."""
-        self._store, self._limits = store, limits
+    def __init__(
+        self,
+        store: RecordingStore,
+        limits: RetentionLimits,
+        traces: Path,
+        *,
+        now: Callable[[], datetime] | None = None,
+    ):
+        """traces: folder of traces. now: the current time in UTC."""
+        self._store, self._limits, self._traces = store, limits, traces
         self._now = now or (lambda: datetime.now(UTC))
         self._task: asyncio.Task[None] | None = None
 
@@ -114,6 +143,8 @@ class RetentionTask:
             try:
                 removed = await asyncio.to_thread(clean_up, self._store, self._limits, self._now())
                 LOG.info("recordings removed: %d by age, %d by size, %d bytes", *removed)
+                n_traces = await asyncio.to_thread(clean_up_traces, self._traces, self._limits, self._now())
+                LOG.info("traces removed: %d", n_traces)
             except OSError as error:
                 LOG.error("removing old recordings: %s", error)
             await asyncio.sleep(INTERVAL_S)

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE_NAME = "config.json"
 INDUCTOR_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 MAX_S = 86_400  # seconds of any wait
+TRACE_FOLDER = "traces"  # below `service.data_dir`: of sessions that have asked for one
 
 FOREIGN_VOICE = "ref_minicpm_signature.wav"
 # Keys of settings files for the public implementation that have no effect here -> what applies instead.
@@ -180,6 +181,9 @@ class ServiceSection(Settings):
         None,
         strict=False,
         description="folder of [traces](traces.md) of all duplex sessions, for bug reports; null: none are written",
+    )
+    record_traces: bool = Field(
+        False, description="sessions may ask for a [trace](traces.md#one-session) of themselves, below `data_dir`"
     )
     data_dir: Path = Field(
         Path("data"),

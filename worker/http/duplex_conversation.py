@@ -18,7 +18,7 @@ from worker.http.idle_clock import IdleClock
 from worker.http.inbox import InboxClosedError, MessageInbox, PendingMessage, WaitingFrames
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd
-from worker.http.system_prompts import adjustment, prepared_prompt
+from worker.http.system_prompts import adjustment, prepared_prompt, traced_spec
 from worker.http.unit_input import check_decided, decided_message, decided_unit, decode_ahead, send_unit
 from worker.http.unit_message import TurnCounters, UnitClock, partial_message, result_message
 from worker.loop.command_queue import ignore_result
@@ -212,11 +212,12 @@ class DuplexConversation:
         self._service.omni.check_prompt(message.system_prompt)
         async with self._service.preparing:
             prompt = await asyncio.to_thread(prepared_prompt, self._service, message)
+        spec = traced_spec(self._service, self._handle.name, message.spec, notes)
         preparing = self._handle.prepare(prompt, config)  # an error before this line keeps the previous context
         self._prepared = False
         await asyncio.wrap_future(preparing)
         await self._pauses.configure(config, starts_over=True)
-        self._prepared, self._spec, self._prompt = True, message.spec, prompt
+        self._prepared, self._spec, self._prompt = True, spec, prompt
         self._speaks = self._will_speak = config.generate_audio and prompt.voice is not None
         self._turn_open = self._interrupting = self.paused = False
         self._pause_ends = None
@@ -224,7 +225,7 @@ class DuplexConversation:
         self._counters = TurnCounters()
         self.n_units = self._n_parts = 0
         n, ms = len(prompt.prefix) + len(prompt.suffix), self._service.start_after_ms(self._handle.name)
-        self._send(Prepared(prompt_length=n, session_id=self.name, spec=message.spec, notes=notes, start_after_ms=ms))
+        self._send(Prepared(prompt_length=n, session_id=self.name, spec=spec, notes=notes, start_after_ms=ms))
 
     async def _adjust(self, message: Adjust) -> None:
         if not self._prepared:

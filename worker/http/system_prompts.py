@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from worker.loop.prompt.system_prompt import Adjustment, SystemPrompt
 from worker.protocol.adjust_messages import Adjust
-from worker.protocol.messages import Prepare
+from worker.protocol.messages import Prepare, Spec
 from worker.service import Service
 
 
@@ -22,6 +22,15 @@ def prepared_prompt(service: Service, message: Prepare) -> SystemPrompt:
         spoken = service.reference(samples=message.tts_ref_audio())
     ref_audio = None if prompted is None else prompted.audio_16k
     return SystemPrompt.of(message.system_prompt, ref_audio, None if spoken is None else spoken.voice)
+
+
+def traced_spec(service: Service, session: str, spec: Spec, notes: list[str]) -> Spec:
+    """The options in force, with a note if the client asks for a trace and none is recorded. session: its name."""
+    loaded = service.loaded
+    is_traced = loaded is not None and loaded.engine.trace(session, spec.trace)
+    if spec.trace and not is_traced:
+        notes.append("spec.trace has no effect: this server records no traces (service.record_traces)")
+    return spec.model_copy(update={"trace": is_traced})
 
 
 def adjustment(service: Service, message: Adjust, held: SystemPrompt) -> Adjustment:

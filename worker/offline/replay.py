@@ -16,7 +16,7 @@ from models.errors import ModelError
 from worker.config.session import EngineConfig, SessionConfig
 from worker.engine import Engine
 from worker.loop.prompt.system_prompt import Adjustment
-from worker.loop.results import Event, Failure, InsertedText, UnitResult
+from worker.loop.results import DecidedUnit, Event, Failure, InsertedText, UnitResult
 from worker.loop.session import Session, TextInput, UnitInput
 from worker.trace.compare import differences, first_of_each_stage
 from worker.trace.header import header_of
@@ -127,7 +127,8 @@ def _unit(command: Record) -> UnitInput:
     sound = None if command["sound"] is None else unpack(command["sound"])
     flags: dict[str, Any] = {name: command[name] for name in ("force_speak", "close_early")}
     frames = unpack_frames(command["frames"])
-    return UnitInput(sound, frames, command["force_listen"], time.monotonic(), **flags)
+    decided = None if (given := command.get("decided")) is None else DecidedUnit(**given)
+    return UnitInput(sound, frames, command["force_listen"], time.monotonic(), **flags, decided=decided)
 
 
 def run_again(trace: Trace, config: EngineConfig) -> Trace:

@@ -80,17 +80,26 @@ class TraceFolder:
             file.close()
 
 
-def recorder_for(path: Path | None) -> TraceRecorder | None:
-    """A recorder that writes to a folder; None without one. Raises: SettingsError if the folder cannot be made."""
-    if path is None:
+def recorder_for(path: Path | None, asked: Path | None = None) -> TraceRecorder | None:
+    """A recorder that writes to a folder; None without one.
+
+    Args:
+        path: for all sessions.
+        asked: without the former, for sessions that ask for a trace.
+    Raises:
+        SettingsError: if the folder cannot be made.
+    """
+    chosen = path or asked
+    if chosen is None:
         return None
+    name, who = ("trace_dir", "users") if path else ("record_traces", "users of sessions with spec.trace")
     try:
-        folder = _folder(path)
+        folder = _folder(chosen)
     except OSError as error:
-        got = f"{path}: {error.strerror}"
-        raise SettingsError("service.trace_dir", expected="a folder that can be made", got=got) from None
-    LOG.warning("what users say and show is written to %s (service.trace_dir)", path)
-    return TraceRecorder(folder.open)
+        got = f"{chosen}: {error.strerror}"
+        raise SettingsError(f"service.{name}", expected="a folder that can be made", got=got) from None
+    LOG.warning("what %s say and show is written to %s (service.%s)", who, chosen, name)
+    return TraceRecorder(folder.open, asked_only=path is None)
 
 
 @cache

@@ -61,10 +61,11 @@ class TraceRecorder:
         sessions: of the engine, once it is built.
     """
 
-    def __init__(self, open_sink: Callable[[str], Sink], *, is_on: bool = False):
-        """open_sink: makes the receiver of a session's records, from its name."""
+    def __init__(self, open_sink: Callable[[str], Sink], *, is_on: bool = False, asked_only: bool = False):
+        """open_sink: makes the receiver of a session's records, from its name. asked_only: only after `ask`."""
         self._open_sink = open_sink
         self._traces: dict[str, _SessionTrace] = {}
+        self._asked_only, self._asked = asked_only, set[str]()
         self.is_on, self.header = is_on, dict[str, Any]()
         self.changed: Callable[[str], None] | None = None
         self.sessions: Sessions | None = None
@@ -75,8 +76,19 @@ class TraceRecorder:
 
     # --- commands ------------------------------------------------------------------------------
 
+    def ask(self, session: str, wants: bool) -> bool:
+        """Whether a session is traced from its next preparation on. On any thread. wants: it asks for a trace."""
+        if wants:
+            self._asked.add(session)
+        else:
+            self._asked.discard(session)
+        return self.is_on and (wants or not self._asked_only)
+
     def prepared(self, session: str, prompt: SystemPrompt, config: SessionConfig, seed: int) -> None:
         """A session has a new context."""
+        if self._asked_only and session not in self._asked:
+            self.closed(session)
+            return
         if session not in self._traces:
             if not self.is_on:
                 return
@@ -94,7 +106,8 @@ class TraceRecorder:
         trace.sink(lambda: {"kind": kind, "at": at, "ms": ms, **fields()})
 
     def closed(self, session: str) -> None:
-        """A session has ended."""
+        """A session has ended, or is not traced any more."""
+        self._asked.discard(session)
         if (trace := self._traces.pop(session, None)) is not None:
             trace.sink(None)
 
@@ -292,4 +305,5 @@ def _unit(unit: UnitInput) -> Record:
         "sound": sound,
         "frames": pack_frames(unit.frames),
         **{name: getattr(unit, name) for name in flags},
+        "decided": None if unit.decided is None else unit.decided._asdict(),
     }

@@ -26,7 +26,7 @@ from worker.loop.prompt.system_prompt import SystemPrompt
 
 FORMAT, VERSION = "duologue-trace", 1
 OUTCOMES = ("result", "failure", "inserted")
-CONTENT = ("sound", "frames", "prompt", "voice", "ids", "text", "texts", "error", "rows", "top")
+CONTENT = ("decided", "sound", "frames", "prompt", "voice", "ids", "text", "texts", "error", "rows", "top")
 DTYPES = ("float32", "int64", "uint8", "pcm16")
 MAX_ARRAY_BYTES = 1 << 28
 LEVEL_SAMPLES = 240  # 10 ms

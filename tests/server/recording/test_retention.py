@@ -1,6 +1,7 @@
 """Removal of old recordings, by age and by size."""
 
 import asyncio
+import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,7 @@ from server.recording import retention
 from server.recording.cleanup import main
 from server.recording.files import create_folder
 from server.recording.ids import new_recording_id
-from server.recording.retention import RetentionLimits, RetentionTask, clean_up
+from server.recording.retention import RetentionLimits, RetentionTask, clean_up, clean_up_traces
 from server.recording.store import RecordingStore
 from server.recording.timeline import FILE_NAME, TimelineFile
 
@@ -62,19 +63,38 @@ def test_damaged_meta_counts_from_the_id(tmp_path: Path) -> None:
     assert clean_up(store, RetentionLimits(49, NO_LIMIT), NOW)[0] == 1
 
 
+def test_traces_go_as_recordings_do(tmp_path: Path) -> None:
+    """One that may still be written stays, whatever the limits are."""
+    for name, days in (("expired", 31), ("old", 20), ("new", 10), ("open", 0)):
+        path = tmp_path / f"{name}.trace.jsonl"
+        path.write_bytes(bytes(10_000_000))
+        at = (NOW - timedelta(days=days)).timestamp()
+        os.utime(path, (at, at))
+    (tmp_path / "other.txt").touch()
+
+    def left(limits: RetentionLimits) -> set[str]:
+        clean_up_traces(tmp_path, limits, NOW)
+        return {path.name.partition(".")[0] for path in tmp_path.iterdir()}
+
+    assert left(RetentionLimits(NO_LIMIT, NO_LIMIT)) == {"expired", "old", "new", "open", "other"}
+    assert left(RetentionLimits(30, NO_LIMIT)) == {"old", "new", "open", "other"}
+    assert left(RetentionLimits(30, 0.0205)) == {"new", "open", "other"}
+    assert left(RetentionLimits(0, 0)) == {"open", "other"}
+
+
 def test_task_runs_after_its_delay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = RecordingStore(tmp_path)
     stored(store, 50)
     monkeypatch.setattr(retention, "FIRST_S", 0.01)
 
     async def scenario() -> None:
-        task = RetentionTask(store, RetentionLimits(30, NO_LIMIT), now=lambda: NOW)
+        task = RetentionTask(store, RetentionLimits(30, NO_LIMIT), tmp_path, now=lambda: NOW)
         task.start()
         async with asyncio.timeout(30):
             while store.ids():
                 await asyncio.sleep(0.01)
         await task.stop()
-        unlimited = RetentionTask(store, RetentionLimits(NO_LIMIT, NO_LIMIT))
+        unlimited = RetentionTask(store, RetentionLimits(NO_LIMIT, NO_LIMIT), tmp_path)
         unlimited.start()
         assert len(asyncio.all_tasks()) == 1, "expected no task without limits"
         await unlimited.stop()
@@ -89,6 +109,8 @@ def test_command_removes_and_reports(tmp_path: Path, root: Path, capsys: pytest.
     done = subprocess.run(
         [*command, "--retention-days", "-1", "--max-gb", "1"], cwd=root, capture_output=True, text=True
     )
-    assert done.returncode == 0 and done.stdout == "removed 0 recordings by age and 0 by size, 0.000 GB\n", done.stderr
+    assert (
+        done.returncode == 0 and done.stdout == "removed 0 recordings by age and 0 by size, 0.000 GB, and 0 traces\n"
+    ), done.stderr
     assert main(["--data-dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith("removed 1 recordings by age") and store.ids() == []

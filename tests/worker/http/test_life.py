@@ -375,7 +375,7 @@ def test_drain_timeout_ends_sessions_and_traces(uncompiled, traces):
     worker = uncompiled
     worker.wait_free(2)
     with ScriptedClient(worker) as client:
-        client.prepare(LIVELY)
+        assert client.prepare(LIVELY).spec.trace, "expected all sessions to be traced"
         client.unit(0)
         assert worker.ask("/drain", post={}) == (202, {"state": "DRAINING"})
         client.expect_error("draining", timeout=30)

@@ -85,7 +85,9 @@ def test_second_prepare_restarts_the_session(worker: WorkerProcess, alone: Calla
 def test_prepared_tells_when_to_begin(worker: WorkerProcess) -> None:
     """A session alone begins at once, a second one in another place of the second."""
     with ScriptedClient(worker) as first, ScriptedClient(worker) as second:
-        assert first.prepare(QUIET).start_after_ms == 0
+        prepared = first.prepare(QUIET, spec={"trace": True})
+        assert prepared.start_after_ms == 0
+        assert not prepared.spec.trace and "record_traces" in prepared.notes[-1], f"expected a note, got {prepared}"
         delay = second.prepare(QUIET).start_after_ms
         assert delay is not None and 0 <= delay < 1000, f"expected ms within a second, got {delay}"
         first.units(range(1))

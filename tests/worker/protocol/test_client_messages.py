@@ -47,13 +47,14 @@ def test_prepare_defaults() -> None:
             backlog="keep",
             counters=False,
             resume=False,
+            trace=False,
         )
     )
 
 
 def test_prepare_with_all_fields() -> None:
     spec = {"version": 1, "partial_results": True, "sound_in": "pcm16", "sound_out": "float32", "backlog": "catch_up"}
-    spec |= {"counters": True, "resume": True}
+    spec |= {"counters": True, "resume": True, "trace": True}
     fields = {
         "system_prompt": "",
         "ref_audio_base64": b64(0.5),

@@ -131,7 +131,7 @@ def test_messages_with_few_fields() -> None:
 def test_prepared() -> None:
     got = fields_of(Prepared(prompt_length=28, session_id="d1", notes=["n"], spec=Spec(partial_results=True)))
     spec = {"version": 1, "partial_results": True, "sound_in": "base64", "sound_out": "base64", "backlog": "keep"}
-    spec |= {"counters": False, "resume": False}
+    spec |= {"counters": False, "resume": False, "trace": False}
     expected = {"type": "prepared", "prompt_length": 28, "session_id": "d1", "protocol_version": 1, "spec": spec}
     assert got == {**expected, "notes": ["n"]}, got
     recorded = fields_of(Prepared(prompt_length=28, recording_session_id="omni_d1"))

@@ -1,19 +1,21 @@
 """A traced session runs again with the same ids and samples, and differences are named by unit and stage."""
 
 import copy
+import json
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from tests.worker.loop.engines import TINY
-from tests.worker.trace.scenes import CONFIG, CORPUS, Scene, tone, traced
+from tests.worker.trace.scenes import CONFIG, CORPUS, PATIENCE_S, PROMPT, SESSION, Scene, tone, traced
 from worker.early.trial import EarlyEnd, EarlyTrial
 from worker.loop.early.early_job import EarlyJob, TakenBackError
 from worker.loop.results import Event, UnitResult
 from worker.offline.__main__ import main
 from worker.offline.replay import replay_config, run_again
 from worker.trace.compare import STAGES, differences, first_of_each_stage
+from worker.trace.recorder import TraceRecorder
 from worker.trace.records import CONTENT, Record, Trace, pack, read_records, to_line
 
 EVERYTHING = CORPUS / "everything.trace.jsonl"
@@ -71,6 +73,36 @@ def test_unit_that_was_taken_back_leaves_no_difference() -> None:
     assert trace.outcomes[1]["decision"] == "incomplete" and trace.outcomes[1]["at"] == trace.outcomes[0]["at"]
     again = run_again(trace, CONFIG)
     assert differences(trace.outcomes, again.outcomes) == []
+
+
+def test_a_session_that_has_moved_runs_again() -> None:
+    """Its trace begins with units whose decisions were known."""
+
+    def play(scene: Scene) -> list[Event]:
+        before = [scene.unit(number) for number in range(2)]
+        scene.handle.prepare(PROMPT).result(PATIENCE_S)
+        for number, event in enumerate(before):
+            assert isinstance(event, UnitResult)
+            scene.unit(number, decided=event.decided)
+        return [scene.unit(2)]
+
+    records, _ = traced(play=play)
+    trace = Trace.of(json.loads(json.dumps(records)))
+    decided = [command["decided"] is not None for command in trace.commands if command["kind"] == "unit"]
+    assert decided == [False, False, True, True, False], decided
+    assert differences(trace.outcomes, run_again(trace, CONFIG).outcomes) == []
+
+
+def test_only_sessions_that_ask_are_traced() -> None:
+    opened: list[str] = []
+    recorder = TraceRecorder(lambda name: opened.append(name) or opened.append, is_on=True, asked_only=True)  # type: ignore[func-returns-value,arg-type,return-value]
+    assert [recorder.ask("a", False), recorder.ask("b", True)] == [False, True]
+    for name in "ab":
+        recorder.prepared(name, PROMPT, SESSION, 1)
+    assert [one for one in opened if isinstance(one, str)] == ["b"] and recorder.computed("b") is not None
+    assert not recorder.ask("b", False)
+    recorder.prepared("b", PROMPT, SESSION, 1)
+    assert recorder.computed("b") is None and opened[-1] is None, "expected the end of the trace"
 
 
 def test_changed_input_is_found_in_its_unit(recorded: tuple[list[Record], list[Event]]) -> None:
