@@ -54,9 +54,7 @@ class Spec(FieldGroup):
     resume: bool = Field(
         False, description="a gateway keeps the session after a lost connection: [Resumption](#resumption)"
     )
-    trace: bool = Field(
-        False, description="the server keeps a [trace](traces.md) of the session, with its content; needs a setting"
-    )
+    trace: bool = Field(False, description="the server keeps a [trace](traces.md) of the session; needs a setting")
 
 
 PLAIN_SPEC = Spec()
