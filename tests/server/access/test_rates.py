@@ -23,10 +23,13 @@ from server.access.token_bucket import TokenBucket
 from server.access.usage import DayUsage
 from server.metrics import GatewayMetrics
 from worker.config.access import ClientLimits
-from worker.config.service import ROOT
+from worker.config.layers import setting_fields
+from worker.config.service import ROOT, Config
 from worker.protocol.live_http import TransportLimit
 
 KEY = Identity("user", IdentityKind.KEY, "192.0.2.1")
+BOUND = re.compile(r"(^|_)(max|timeout|grace|retention|mode_s)(_|$)|_mode_s$")
+NO_BOUND = {"max_warmup_chunks", "max_port"}  # of the warm-up, which no client causes; the end of a range of ports
 NO_SETTING = {"client_secrets", "requests_per_day", "minutes_per_day"}  # of a key, or constant
 
 
@@ -220,3 +223,28 @@ def test_every_limit_is_documented_with_its_setting_and_metric() -> None:
     assert ClientLimits.model_fields.keys() | NO_SETTING == names, "expected a setting for each limit"
     metrics = GatewayMetrics().registry
     assert all(metrics.get_sample_value("duologue_gateway_limits_total", {"limit": name}) == 0 for name in names)
+
+
+def test_every_other_bound_is_documented_with_its_default_and_metrics() -> None:
+    """Settings outside `service.limits` that end or refuse something a client does."""
+    text = (ROOT / "docs" / "limits.md").read_text()
+    metrics = (ROOT / "docs" / "metrics.md").read_text()
+    rows = dict(re.findall(r"`([a-z_]+\.[a-z_.]+)`(?: \||,) (.+)$", text, re.MULTILINE))
+    groups = ("service.limits.", "duplex.session.")
+    bounds = {
+        setting.key: setting
+        for setting in setting_fields(Config)
+        if BOUND.search(setting.name) and setting.name not in NO_BOUND and not setting.key.startswith(groups)
+    }
+    assert len(bounds) > 10 and rows.keys() >= bounds.keys(), (
+        f"expected a row for each of {bounds.keys() - rows.keys()}"
+    )
+    for key, setting in bounds.items():
+        default = setting.parent.model_fields[setting.name].default
+        shown = "null" if default is None else f"{default:g}"
+        assert rows[key].startswith(shown), f"{key}: expected the default {shown}, got {rows[key]}"
+        if key == "duplex.max_backlog_mb":  # an error, which is counted as all errors are
+            continue
+        named = set(re.findall(r"`(?:gateway_|worker_)?([a-z_]+)`", rows[key].split(" | ")[-1])) - {"how", "outcome"}
+        unknown = [name for name in named if f"| `{name}` |" not in metrics]
+        assert named and not unknown, f"{key}: expected metrics of metrics.md, got {named}, unknown {unknown}"
