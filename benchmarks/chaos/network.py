@@ -29,7 +29,7 @@ class FaultyProxy:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -44,8 +44,12 @@ class FaultyProxy:
         """Swallow what the present connections carry, in both directions. New connections work."""
         self._swallowing |= self._tasks
 
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._serving.add(asyncio.current_task())
         try:
             there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
@@ -59,7 +63,6 @@ class FaultyProxy:
         finally:
             self._tasks.difference_update(tasks)
             self._swallowing.difference_update(tasks)
-            self._serving.discard(asyncio.current_task())
             for one in (writer, there_writer):
                 one.transport.abort()
 
