@@ -146,6 +146,8 @@ def _recovery(row: FaultRow) -> str:
     texts = [f"{max(times):.2f} s" if times else "none" if row.hit else "not needed"]
     if any(one.recovery is None for one in row.hit) and times:
         texts.append(f"{sum(one.recovery is None for one in row.hit)} without")
+    if late := sum(one.late for one in row.hit):
+        texts.append(f"{late} of {sum(one.n_before + one.n_after for one in row.hit)} units late")
     if row.back_s is not None:
         texts.append(f"process {row.back_s:.1f} s")
     if row.has_new_session is not None:
