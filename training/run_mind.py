@@ -29,11 +29,13 @@ from training.mind.learner import Learner, LearnPlan, quiet_start
 from training.mind.measure import measure, measure_loss
 from training.mind.pool import Pool, PoolSizes, Stored
 from training.mind.produce import SHARD, SPEECH_SHARD, ProducerPlan, Producers
+from training.mind.sight import SightTrainer
 from training.mind.speak import SpeechLearner, TargetSpeech
 from training.talker.checkpoint import write_random
 
 SAVE_S = 60.0
 LOG_S = 10.0
+MAX_WAIT_S = 60.0  # for records of all tasks
 TAKE_S = 0.25  # between looks for new records
 END_S = 6.0  # kept for the last save
 MEASURE_SHARE, MAX_MEASURE_S = 0.06, 40.0  # of a call's time, for the figures at its end
@@ -57,12 +59,14 @@ class Call:
     rate: float
     task: Task | None
     device: torch.device
+    compiled: bool
     silent: bool
     vocoder_weights: Path
     pool_bytes: float
     lesson_s: float
     conversation_s: float
     max_steps: int | None
+    sight_seconds: float
 
 
 class Stopped(Exception):
@@ -82,12 +86,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=1e-3, help="highest learning rate")
     parser.add_argument("--task", choices=get_args(Task), help="one task instead of the curriculum")
     parser.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--compiled",
+        action=argparse.BooleanOptionalAction,
+        default=torch.cuda.is_available(),
+        help="compile the model; about a minute at the start",
+    )
     parser.add_argument("--silent", action="store_true", help="noise in place of speech: no speech engines needed")
     parser.add_argument("--vocoder-weights", type=Path, default=Path("training/weights"), help="speech tokenizer")
     parser.add_argument("--pool-bytes", type=float, help="memory of the device for records")
     parser.add_argument("--lesson-s", type=float, default=28.0)
     parser.add_argument("--conversation-s", type=float, default=60.0)
     parser.add_argument("--max-steps", type=int, help="of this call")
+    parser.add_argument("--sight-seconds", type=float, default=0.0, help="of pictures alone, before the rest")
     args = vars(parser.parse_args(argv))
     args["pool_bytes"] = args["pool_bytes"] or POOL_BYTES[args["device"].type]
     signal.signal(signal.SIGTERM, _stop)
@@ -109,6 +120,8 @@ def run(call: Call) -> int:
     log({"stage": call.stage, "continues": found, "progress": learner.progress, "device": str(call.device)})
     producers = Producers(_producer_plan(call, examples, learner), call.producers)
     try:
+        if call.sight_seconds:
+            _train_sight(call, learner, producers, log)
         return _train(call, learner, producers, examples, end, log)
     except (Stopped, KeyboardInterrupt):
         learner.save(call.out)
@@ -116,6 +129,26 @@ def run(call: Call) -> int:
         return 0
     finally:
         producers.stop()
+
+
+def _train_sight(call: Call, learner: Learner, producers: Producers, log: Callable[[object], None]) -> None:
+    """Seeing alone. Adam's moments of what sees begin anew after it."""
+    trainer = SightTrainer(
+        learner.model,
+        learner.sights,
+        learner.precision,
+        rate=call.rate,
+        seed=1 + learner.step_number,
+        compiled=call.compiled,
+    )
+    producers.pause()  # compilation needs the cores
+    trainer.step(0.0)
+    producers.resume()
+    trainer.train(call.sight_seconds, log)
+    for weight in trainer.weights:
+        learner.optimizer.state.pop(weight, None)
+    learner.save(call.out)
+    log({"sight": trainer.measure(trainer.drawer.draw(trainer.n_pictures))})
 
 
 def _train(
@@ -127,8 +160,9 @@ def _train(
     pool = Pool(PoolSizes.of_bytes(call.pool_bytes), call.device)
     held_out = Pool(PoolSizes.of_bytes(HELD_OUT_BYTES[call.device.type]), call.device)
     unseen: list[Stored] = []
-    saved = logged = time.monotonic()
+    saved = logged = begun = time.monotonic()
     taken, first, step_s, count = 0.0, learner.step_number, 0.0, 0
+    is_ready = not call.compiled
     while (now := time.monotonic()) < end and not (call.max_steps and learner.step_number - first >= call.max_steps):
         if now - taken > TAKE_S:
             taken = now
@@ -136,12 +170,21 @@ def _train(
                 pool.add(records)
             for records in producers.take_held_out():
                 unseen += held_out.add(records)
-        if not any(map(pool.has, get_args(Task))):
+        if not any(map(pool.has, learner.tasks)):
             if not producers.n_alive:
                 log({"error": "no producer is alive"})
                 return 1
             time.sleep(TAKE_S)
             continue
+        if not is_ready and now - begun < MAX_WAIT_S and not all(map(pool.has, learner.tasks)):
+            time.sleep(TAKE_S)
+            continue
+        if not is_ready:
+            producers.pause()  # compilation needs the cores
+            learner.prepare(pool)
+            producers.resume()
+            is_ready = True
+            logged = saved = time.monotonic()
         learner.step(pool)
         count += 1
         if (now := time.monotonic()) - logged > LOG_S:
@@ -187,6 +230,7 @@ def _learner(call: Call, examples: Examples) -> tuple[Learner, str]:
         rows=call.rows,
         rate=call.rate,
         task=call.task,
+        compiled=call.compiled,
     )
     special = examples.tokenizer.special
     mind = Learner(model, special, plan)

@@ -66,6 +66,15 @@ def test_records_are_the_same_in_every_run(examples: Examples, records: list[Rec
     assert not np.array_equal(held_out.ids, records[2].ids), "expected other scenes"
 
 
+def test_preparation_changes_no_weight(examples: Examples, records: list[Record], tmp_path: Path) -> None:
+    mind, pool = learner(tmp_path, examples, None), pool_of(records)
+    before = {name: weight.detach().clone() for name, weight in mind.weights.items()}
+    mind.prepare(pool)
+    changed = [name for name, weight in mind.weights.items() if not torch.equal(weight, before[name])]
+    assert not changed, f"expected weights as before, got changes of {changed[:3]}"
+    assert not mind.step_number and not mind.seconds and not any(one.grad is not None for one in mind.weights.values())
+
+
 def test_steps_of_all_tasks_train_all_parts(examples: Examples, records: list[Record], tmp_path: Path) -> None:
     mind, pool = learner(tmp_path, examples, None), pool_of(records)
     before = {name: weight.detach().clone() for name, weight in mind.weights.items()}

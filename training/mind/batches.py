@@ -50,15 +50,16 @@ class Batch:
         return Batch(*(getattr(self, one.name).pin_memory().to(device, non_blocking=True) for one in fields(self)))
 
 
+ALIGNED_ROWS, ALIGNED_UNITS = 64, 4  # lengths of sequences and segments are multiples: kernels are faster on them
 PLACES_OF_CLIP = 512  # rows of a clip; one second has ten
 
 
 def collate(records: Sequence[Record]) -> Batch:
     """The batch of records."""
-    n_rows = max(len(one.ids) for one in records)
+    n_rows = -(-max(len(one.ids) for one in records) // ALIGNED_ROWS) * ALIGNED_ROWS
     n_units = max(one.n_units for one in records)
     spans = [(row, *span) for row, one in enumerate(records) for span in one.segments.tolist()]
-    longest = max((end - context for _, context, _, end in spans), default=0)
+    longest = -(-max((end - context for _, context, _, end in spans), default=0) // ALIGNED_UNITS) * ALIGNED_UNITS
     segments = np.full((len(spans), longest), NOTHING, np.int64)
     is_own = np.zeros(segments.shape, bool)
     for number, (row, context, first, end) in enumerate(spans):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from models.inputs.audio import HALF_WINDOW, N_FFT, RAW_FLOOR, LogMel, mirror
+from models.inputs.audio import HALF_WINDOW, N_FFT, N_MELS, RAW_FLOOR, TOP_HZ, LogMel, mirror
 from models.inputs.audio_sizes import FIRST_UNIT_SAMPLES, HOP, UNIT_SAMPLES
 from models.inputs.mel_stream import DYNAMIC_FROM, stable_count, window_start
 from training.mind.records import LEAD, UNIT_END
@@ -16,6 +16,9 @@ ROOM_SHARE, BAND_SHARE, CLEAN_SHARE = 0.4, 0.25, 0.15  # of conversations
 NOISE_DB = (5.0, 25.0)  # of speech over noise
 GAIN_DB = (-12.0, 12.0)
 ROOM_SAMPLES = 5600  # of the longest echo
+WARP_SHARE, WARPS = 0.6, (0.87, 1.15)  # of sequences; factor on all frequencies of a voice
+HIDDEN_BAND_SHARE, HIDDEN_BINS = 0.3, 9  # of sequences; widest band of the log-mel that is hidden
+HIDDEN_TIME_SHARE, HIDDEN_COLUMNS = 0.2, 6  # of units; longest span of columns that is hidden
 FRAMES_AT_ONCE = 100_000  # of all rows; bounds memory
 
 
@@ -72,6 +75,49 @@ def unit_mels(log_mel: LogMel, sound: Tensor) -> Tensor:
     units = torch.where(is_dynamic, dynamic, log_mel.clip(units, "fixed"))
     columns: Tensor = torch.where((wanted >= 0)[..., None], units, 0)
     return columns.transpose(2, 3)
+
+
+def degrade_mels(mel: Tensor, generator: torch.Generator) -> Tensor:
+    """Log-mel [B, ..., 80, F] as of other voices: frequencies times a factor, and some bins and columns hidden."""
+    rows, device = len(mel), mel.device
+    units = (rows, *mel.shape[1:-2])
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, device=device)
+
+    def per_row(values: Tensor) -> Tensor:
+        return values.view(rows, *[1] * (mel.ndim - 3), -1, 1)
+
+    factor = WARPS[0] + (WARPS[1] - WARPS[0]) * uniform(rows, 1)
+    factor = torch.where(uniform(rows, 1) < WARP_SHARE, factor, 1.0)
+    source = _bins(_hertz(torch.arange(N_MELS, device=device)) / factor).clamp(0, N_MELS - 1)
+    low = source.floor()
+    below, above = (per_row(one.long()).expand(mel.shape) for one in (low, (low + 1).clamp_max(N_MELS - 1)))
+    warped = torch.lerp(mel.gather(-2, below), mel.gather(-2, above), per_row(source - low))
+    quiet = mel.mean((-2, -1), keepdim=True)
+    width = HIDDEN_BINS * uniform(rows, 1) * (uniform(rows, 1) < HIDDEN_BAND_SHARE)
+    first = (N_MELS - HIDDEN_BINS) * uniform(rows, 1)
+    at = torch.arange(N_MELS, device=device)
+    band = per_row((at >= first) & (at < first + width))
+    length = HIDDEN_COLUMNS * uniform(*units, 1, 1) * (uniform(*units, 1, 1) < HIDDEN_TIME_SHARE)
+    begin = (mel.shape[-1] - HIDDEN_COLUMNS) * uniform(*units, 1, 1)
+    column = torch.arange(mel.shape[-1], device=device)
+    return torch.where(band | ((column >= begin) & (column < begin + length)), quiet, warped)
+
+
+def _hertz(bins: Tensor) -> Tensor:
+    """Frequencies of bins of the log-mel on Slaney's scale: even steps of 200 / 3 Hz up to 1 kHz, then even ratios."""
+    steps = (bins + 1) * (_steps(torch.tensor(TOP_HZ)) / (N_MELS + 1)).to(bins.device)
+    return torch.where(steps < 15, steps * 200 / 3, 1000 * torch.exp((steps - 15) * math.log(6.4) / 27))
+
+
+def _bins(hertz: Tensor) -> Tensor:
+    return _steps(hertz) * (N_MELS + 1) / _steps(torch.tensor(TOP_HZ)).to(hertz.device) - 1
+
+
+def _steps(hertz: Tensor) -> Tensor:
+    high = 15 + 27 / math.log(6.4) * torch.log(hertz.clamp_min(1) / 1000)
+    return torch.where(hertz < 1000, hertz * 3 / 200, high)
 
 
 def _raw(log_mel: LogMel, padded: Tensor, frame: Tensor, begin: Tensor | int, end: Tensor | int) -> Tensor:

@@ -4,6 +4,7 @@ Masks and positions are those of serving, without its caches: a decoder over who
 the audio encoder of one unit sees all units up to it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -23,7 +24,7 @@ from training.mind.batches import PLACES_OF_CLIP, Batch
 CLIP_CHUNK_ROWS = 50  # encoder rows that a row of a clip sees ahead at most
 PICTURE_SIDE = 32  # patches
 PATCH = 14
-PICTURES_AT_ONCE = 64
+PICTURES_AT_ONCE = 192
 
 
 @dataclass(frozen=True)
@@ -57,20 +58,24 @@ class States:
     seen: Tensor | None
 
 
-def run_rows(model: OmniModel, batch: Batch, inputs: Inputs) -> States:
+def run_rows(model: OmniModel, batch: Batch, inputs: Inputs, passes: "Passes | None" = None) -> States:
     """States of all rows of a batch."""
-    embeds, heard, seen = embed_rows(model, batch, inputs)
-    return States(run_decoder(model.llm.model, embeds), heard, seen)
+    passes = passes or Passes()
+    embeds, heard, seen = embed_rows(model, batch, inputs, passes)
+    return States(passes.decoder(model.llm.model, embeds), heard, seen)
 
 
-def embed_rows(model: OmniModel, batch: Batch, inputs: Inputs) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def embed_rows(
+    model: OmniModel, batch: Batch, inputs: Inputs, passes: "Passes | None" = None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Rows [B, T, D] that the language model reads, and `heard` and `seen` of `States`."""
+    passes = passes or Passes()
     embeds = model.llm.model.embed_tokens(batch.ids)
     flat = embeds.flatten(0, 1)
     heard = seen = None
     if len(batch.sound):
         mel = inputs.mel.flatten(0, 1)[batch.segments.clamp_min(0)]
-        heard = encode_segments(model, mel, batch.first, batch.end)
+        heard = passes.audio(model, mel, batch.first, batch.end)
         rows = project(model.audio_projection_layer, heard, model.config.audio_pool_step)
         flat = flat.index_copy(0, batch.sound, rows.flatten(0, 1)[batch.sound_sources].to(flat.dtype))
     if len(batch.clip):
@@ -78,7 +83,7 @@ def embed_rows(model: OmniModel, batch: Batch, inputs: Inputs) -> tuple[Tensor, 
         rows = F.pad(rows, (0, 0, 0, PLACES_OF_CLIP - rows.shape[1]))
         flat = flat.index_copy(0, batch.clip, rows.flatten(0, 1)[batch.clip_sources].to(flat.dtype))
     if len(batch.picture):
-        seen = encode_pictures(model, inputs.pictures)
+        seen = encode_pictures(model, inputs.pictures, passes.pictures)
         flat = flat.index_copy(0, batch.picture, seen.flatten(0, 1)[batch.picture_sources].to(flat.dtype))
     return flat.view_as(embeds), heard, seen
 
@@ -126,7 +131,9 @@ def encode_segments(model: OmniModel, mel: Tensor, first: Tensor, end: Tensor) -
     # The rows of a unit without those of its context frames, as in serving.
     rows = _convolve(apm, mel.flatten(0, 1), first.flatten(), end.flatten())[:, 1 : 1 + UNIT_ROWS]
     index = torch.arange(n_units * UNIT_ROWS, device=mel.device)
-    x = rows.reshape(n_segments, n_units * UNIT_ROWS, -1) + apm.embed_positions(index)
+    # Units that only fill up a segment may lie behind the table.
+    positions = apm.embed_positions(index.clamp_max(apm.max_positions - 1))
+    x = rows.reshape(n_segments, n_units * UNIT_ROWS, -1) + positions
     unit = index // UNIT_ROWS
     mask = (unit <= unit[:, None])[None]
     for layer in apm.layers:
@@ -170,18 +177,65 @@ def _conv(conv: nn.Conv1d, x: Tensor) -> Tensor:
     return F.linear(windows.transpose(1, 2).flatten(2), conv.weight.flatten(1), conv.bias)
 
 
-def encode_pictures(model: OmniModel, pictures: Tensor) -> Tensor:
+def encode_pictures(
+    model: OmniModel, pictures: Tensor, encode: Callable[[OmniModel, Tensor, Tensor, Tensor], Tensor] | None = None
+) -> Tensor:
     """Rows [P, 64, D] of pictures [P, 448, 448, 3], levels 0 to 255."""
-    side, device = PICTURE_SIDE, pictures.device
+    encode = encode or encode_part
+    numbers, coords = patch_places(model, pictures.device)
+    n_empty = -len(pictures) % PICTURES_AT_ONCE if encode is not encode_part else 0
+    parts = F.pad(pictures, (0, 0, 0, 0, 0, 0, 0, n_empty)).split(PICTURES_AT_ONCE)
+    return torch.cat([encode(model, part, numbers, coords) for part in parts])[: len(pictures)]
+
+
+def encode_part(model: OmniModel, pictures: Tensor, numbers: Tensor, coords: Tensor) -> Tensor:
+    """Rows [P, 64, D] of some pictures, whose patches have rows of the position table [1024] and coords [1024, 2]."""
+    return resample(model, patch_states(model, pictures, numbers), coords)
+
+
+def patch_states(model: OmniModel, pictures: Tensor, numbers: Tensor) -> Tensor:
+    """Normed states [P, 1024, D] of `vpm` for the patches of pictures."""
+    side = PICTURE_SIDE
+    patches = pictures.reshape(-1, side, PATCH, side, PATCH, 3).permute(0, 1, 3, 5, 2, 4).flatten(3).flatten(1, 2)
+    x = model.vpm.embeddings(pixel_values(patches.float()), numbers)
+    for layer in model.vpm.encoder.layers:
+        x = layer(x, None)
+    states: Tensor = model.vpm.post_layernorm(x)
+    return states
+
+
+def resample(model: OmniModel, states: Tensor, coords: Tensor) -> Tensor:
+    """Rows [P, 64, D] of patches with coords [1024, 2]."""
+    whole = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
+    rows: Tensor = model.resampler(states, coords.expand(len(states), -1, -1), whole)
+    return rows
+
+
+def patch_places(model: OmniModel, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows of the position table [1024], and coords [1024, 2], of a picture's patches."""
+    side = PICTURE_SIDE
     numbers = torch.from_numpy(position_ids(side, side, table_side=model.config.vision_config.table_side)).to(device)
     column = torch.arange(side, device=device)
-    coords = torch.stack(torch.meshgrid(column, column, indexing="ij"), dim=-1).flatten(0, 1)
-    rows = []
-    for part in pictures.split(PICTURES_AT_ONCE):
-        patches = part.reshape(-1, side, PATCH, side, PATCH, 3).permute(0, 1, 3, 5, 2, 4).flatten(3).flatten(1, 2)
-        x = model.vpm.embeddings(pixel_values(patches.float()), numbers)
-        for layer in model.vpm.encoder.layers:
-            x = layer(x, None)
-        whole = torch.ones(x.shape[:2], dtype=torch.bool, device=device)
-        rows.append(model.resampler(model.vpm.post_layernorm(x), coords.expand(len(x), -1, -1), whole))
-    return torch.cat(rows)
+    return numbers, torch.stack(torch.meshgrid(column, column, indexing="ij"), dim=-1).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The parts of a pass that take its time: as they are, or compiled.
+
+    Args:
+        pictures: compiled it gets PICTURES_AT_ONCE pictures in each call, the last ones empty where there are fewer.
+    """
+
+    decoder: Callable[[Backbone, Tensor], Tensor] = run_decoder
+    audio: Callable[[OmniModel, Tensor, Tensor, Tensor], Tensor] = encode_segments
+    pictures: Callable[[OmniModel, Tensor, Tensor, Tensor], Tensor] = encode_part
+
+    @classmethod
+    def compiled(cls) -> "Passes":
+        """Compiled for every number of rows, and for one number of pictures."""
+        return cls(
+            torch.compile(run_decoder, dynamic=True),
+            torch.compile(encode_segments, dynamic=True),
+            torch.compile(encode_part, dynamic=False),
+        )

@@ -24,13 +24,14 @@ from models.inputs.tokens import SpecialTokens
 from models.omni import OmniModel
 from training.mind.batches import Batch
 from training.mind.device_pictures import degrade_pictures
-from training.mind.device_sound import degrade_all, unit_mels
+from training.mind.device_sound import degrade_all, degrade_mels, unit_mels
 from training.mind.examples import Task
-from training.mind.forward import Inputs, clip_mels, logits_of, run_rows
+from training.mind.forward import Inputs, Passes, clip_mels, logits_of, run_rows
 from training.mind.moments import HELPS, load_small, save_small
 from training.mind.pool import Pool, Stored
 from training.mind.records import SILENCE
-from training.scenes.labels import CLASSES, UNKNOWN
+from training.mind.sight import class_loss
+from training.scenes.labels import CLASSES
 from training.speech.corpus import NO_PHONE, PHONES
 
 RE_WARMUP_STEPS = 100  # of every run
@@ -60,6 +61,7 @@ class LearnPlan:
         rate: highest learning rate.
         task: one task instead of the curriculum.
         degrades: sound and pictures are made worse.
+        compiled: the parts that take the time are compiled.
     """
 
     work: Path
@@ -69,6 +71,7 @@ class LearnPlan:
     rate: float = 1e-3
     task: Task | None = None
     degrades: bool = True
+    compiled: bool = False
     seed: int = 0
 
 
@@ -109,6 +112,7 @@ class Learner:
         self.model, self.plan, self.special = model, plan, special
         device = plan.device
         self.log_mel = LogMel(device)
+        self.passes = Passes.compiled() if plan.compiled else Passes()
         # A help in training that no checkpoint has: phonemes from states of the audio encoder.
         self.phones = nn.Linear(model.config.audio_config.d_model, len(PHONES), device=device)
         nn.init.zeros_(self.phones.weight)
@@ -208,6 +212,15 @@ class Learner:
         self.step_number += 1
         self.seconds += time.monotonic() - begun
 
+    def prepare(self, pool: Pool) -> None:
+        """Compile what steps need, with batches of all tasks that change nothing."""
+        for task in self._shares(pool):
+            for _ in range(2):
+                with self.precision():
+                    loss, _ = self.loss(pool, pool.draw(task, self.plan.rows // TASKS_OF_A_STEP, self.random))
+                loss.backward()
+                self.optimizer.zero_grad(set_to_none=True)
+
     def take_log(self) -> dict[str, float]:
         """Means of what was measured since the last call. Waits for the device."""
         means = {name: float(torch.stack(values).float().nanmean()) for name, values in self._sums.items()}
@@ -218,7 +231,7 @@ class Learner:
     def loss(self, pool: Pool, drawn: Sequence[Stored]) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of one batch, and what is logged of it."""
         batch, inputs = self.inputs(pool, drawn, degrades=self.plan.degrades)
-        states = run_rows(self.model, batch, inputs)
+        states = run_rows(self.model, batch, inputs, self.passes)
         logits = logits_of(self.model, states.hidden, batch.learned)
         each = F.cross_entropy(logits, batch.targets, reduction="none")
         quiet = batch.is_decision & (batch.targets == self.special.listen)
@@ -232,29 +245,14 @@ class Learner:
             phone_loss, measured["phone_errors"] = self.phone_loss(states.heard, phones)
             loss = loss + self._help(PHONE_WEIGHTS) * phone_loss
         if states.seen is not None:
-            sight_loss, measured["sight_errors"] = self.sight_loss(states.seen, pool.classes_of(drawn))
+            sight_loss, errors = class_loss(self.sights, states.seen, pool.classes_of(drawn))
+            measured["sight_errors"] = errors.nanmean()
             loss = loss + self._help(SIGHT_WEIGHTS) * sight_loss
         return loss, measured
 
     def _help(self, weights: tuple[float, float]) -> float:
         early, late = weights
         return early + (late - early) * min(self.progress, 1.0)
-
-    def sight_loss(self, seen: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss of classes of pictures, and the share of wrong ones.
-
-        Args:
-            seen: [P, 64, D] rows of pictures. classes: [P, 4], UNKNOWN where a picture does not tell.
-        """
-        guessed = self.sights(seen.mean(1)).float().split(CLASSES, dim=1)
-        losses = [
-            F.cross_entropy(one, right, ignore_index=UNKNOWN, reduction="sum")
-            for one, right in zip(guessed, classes.unbind(1), strict=True)
-        ]
-        known = classes != UNKNOWN
-        best = torch.stack([one.argmax(-1) for one in guessed], dim=1)
-        n_known = known.sum().clamp_min(1)
-        return torch.stack(losses).sum() / n_known, ((best != classes) & known).sum() / n_known
 
     def phone_loss(self, heard: Tensor, phones: Tensor) -> tuple[Tensor, Tensor]:
         """Loss of phonemes, and the share of wrong ones among those of speech.
@@ -279,10 +277,12 @@ class Learner:
         if len(batch.sound):
             sound = pool.waves_of(drawn)
             mel = unit_mels(self.log_mel, degrade_all(sound, self.generator) if degrades else sound)
+            mel = degrade_mels(mel, self.generator) if degrades else mel
         if degrades and len(pictures):
             pictures = degrade_pictures(pictures, self.generator)
         if len(clips):
             clips = clip_mels(self.log_mel, degrade_all(clips, self.generator) if degrades else clips, n_clip)
+            clips = degrade_mels(clips, self.generator) if degrades else clips
         return batch, Inputs(mel, clips, n_clip, pictures)
 
     def phone_targets(self, pool: Pool, drawn: Sequence[Stored], batch: Batch) -> Tensor | None:
@@ -292,6 +292,11 @@ class Learner:
         units = pool.phones_of(drawn, NO_PHONE).unflatten(1, (-1, 50)).flatten(0, 1)
         phones = units[batch.segments.clamp_min(0)]
         return torch.where(batch.is_own[..., None], phones, NO_PHONE).flatten()
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Of which steps are made."""
+        return (self.plan.task,) if self.plan.task else tuple(CURRICULUM[0][1])
 
     def _weights(self) -> dict[str, Tensor]:
         named: dict[str, Tensor] = {

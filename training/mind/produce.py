@@ -79,10 +79,23 @@ class Producers:
     def n_alive(self) -> int:
         return sum(process.is_alive() for process in self._processes)
 
+    def pause(self) -> None:
+        """Leave the cores to others until `resume`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, number)
+
     def stop(self) -> None:
         """End all processes and remove what they have not finished."""
         for process in self._processes:
             process.terminate()
+        self.resume()
         for process in self._processes:
             process.join()
         for file in self._folder.glob("*"):

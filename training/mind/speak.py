@@ -122,17 +122,21 @@ class SpeechLearner(Learner):
         """Loss, and the shares of speech tokens and of ends that are predicted."""
         batch, inputs = self.inputs(pool, drawn, degrades=self.plan.degrades)
         with torch.no_grad():
-            hidden = run_rows(self.model, batch, inputs).hidden
+            hidden = run_rows(self.model, batch, inputs, self.passes).hidden
         replies = collate_replies([one.record for one in drawn], batch.ids.shape[1])
         if replies is None:
             return torch.zeros((), device=self.plan.device, requires_grad=True), {}
         replies = replies.to(self.plan.device)
-        logits = predict_speech(self.model, hidden, replies)
+        logits = predict_speech(self.model, hidden, replies, self.passes)
         loss = F.cross_entropy(logits, replies.targets)
         is_right = logits.argmax(-1) == replies.targets
         ends = replies.targets == self.model.config.tts_config.speech_eos_id
         measured = {"loss": loss, "tokens": (is_right & ~ends).sum() / (~ends).sum()}
         return loss, measured | {"ends": (is_right & ends).sum() / ends.sum()}
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        return tuple(SHARES)
 
     def _weights(self) -> dict[str, Tensor]:
         return {name: one for name, one in self.model.named_parameters() if name.startswith("tts.")}

@@ -17,7 +17,7 @@ from torch import Tensor
 from models.layers.tts import FoldedHead, NormedWeight
 from models.omni import OmniModel
 from models.token2wav.settings import SILENCE_TOKEN
-from training.mind.forward import run_decoder
+from training.mind.forward import Passes
 from training.mind.records import Record, SpeechRecord
 from training.timelines.layout import NOTHING, ContextRows
 from training.timelines.timeline import TimelineUnit
@@ -113,7 +113,7 @@ def collate_replies(records: Sequence[Record], n_rows: int) -> SpeechBatch | Non
     return SpeechBatch(*map(torch.from_numpy, parts))
 
 
-def predict_speech(model: OmniModel, hidden: Tensor, batch: SpeechBatch) -> Tensor:
+def predict_speech(model: OmniModel, hidden: Tensor, batch: SpeechBatch, passes: Passes | None = None) -> Tensor:
     """Logits [N, speech tokens] float32 after all rows that have a target.
 
     Args:
@@ -129,7 +129,8 @@ def predict_speech(model: OmniModel, hidden: Tensor, batch: SpeechBatch) -> Tens
     )
     begin = tts.emb_text.weight[config.audio_bos_token_id].to(spoken.dtype)
     tokens = tts.emb_code[0](torch.where(is_speech[..., 0], batch.values, 0)).to(spoken.dtype)
-    states = run_decoder(tts.model, torch.where(is_text, spoken, torch.where(is_speech, tokens, begin)))
+    decoder = (passes or Passes()).decoder
+    states = decoder(tts.model, torch.where(is_text, spoken, torch.where(is_speech, tokens, begin)))
     return F.linear(states.flatten(0, 1)[batch.learned], speech_head(model)).float()
 
 

@@ -20,7 +20,7 @@ from training.scenes.labels import Place, Shown
 FRAME_SIDE = 448  # as the page's camera sends
 NOISE_SIDE = 1024  # of the field that the noise of each frame is cut from
 MIN_CONTRAST = 90  # levels between an object and its background, in the channel where they differ most
-_CENTERS: dict[Place, tuple[float, float]] = {
+CENTERS: dict[Place, tuple[float, float]] = {
     "on the left": (-0.27, 0),
     "on the right": (0.27, 0),
     "at the top": (0, -0.27),
@@ -126,7 +126,7 @@ def _random_background(rng: random.Random) -> Color:
 
 def _centers(shown: Shown, rng: random.Random) -> list[tuple[float, float]]:
     if shown.count == 1:
-        x, y = _CENTERS[shown.place]
+        x, y = CENTERS[shown.place]
         return [(x + rng.uniform(-0.04, 0.04), y + rng.uniform(-0.04, 0.04))]
     cells = [(column, row) for row in (-1, 0, 1) for column in (-1, 0, 1)]
     return [

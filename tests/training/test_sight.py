@@ -1,0 +1,75 @@
+"""Scenes that the training device draws, and steps that learn to see them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.batches import tiny_model
+from tests.worker.loop.engines import TINY
+from training.mind.examples import Examples
+from training.mind.learner import Learner, LearnPlan
+from training.mind.sight import SightTrainer
+from training.scenes.device_scenes import DeviceScenes, SceneDrawer
+from training.scenes.labels import COLORS, OBJECTS, UNKNOWN
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def drawer() -> SceneDrawer:
+    return SceneDrawer(CPU, torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def scenes(drawer: SceneDrawer) -> DeviceScenes:
+    return drawer.draw(24)
+
+
+def test_patches_show_what_the_classes_say(scenes: DeviceScenes) -> None:
+    assert scenes.pictures.shape == (24, 448, 448, 3) and scenes.pictures.dtype == torch.uint8
+    for number, (shown, color, count, place) in enumerate(scenes.classes.tolist()):
+        seen = set(scenes.objects[number].unique().tolist()) - {0}
+        assert seen == ({shown} if count else set()), f"scene {number}: expected {shown}, got {seen}"
+        colors = set(scenes.colors[number].unique().tolist()) - {UNKNOWN}
+        assert colors == ({color} if count else set()), f"scene {number}: expected {color}, got {colors}"
+        assert place == UNKNOWN or count == 1, f"scene {number}: expected no place of {count} objects, got {place}"
+        if place == 0:  # on the left
+            column = torch.nonzero(scenes.objects[number]).float().mean(0)[1]
+            assert column < 14, f"scene {number}: expected the left half, got column {column:.1f}"
+
+
+def test_colors_of_objects_are_near_their_names(drawer: SceneDrawer) -> None:
+    """Light, noise and blur included, which the tolerance is for."""
+    scenes = drawer.draw(24)
+    of_patches = scenes.pictures.float().unflatten(1, (32, 14)).unflatten(3, (32, 14)).amax((2, 4))
+    names = list(COLORS)
+    n_tested = 0
+    for number, (shown, color, *_) in enumerate(scenes.classes.tolist()):
+        if shown == 0 or OBJECTS[shown - 1][0] != "shape" or names[color - 1] not in ("red", "blue"):
+            continue
+        red, _, blue = of_patches[number][scenes.objects[number] > 0].mean(0).tolist()
+        assert (red > blue) == (names[color - 1] == "red"), f"{names[color - 1]}: got red {red:.0f}, blue {blue:.0f}"
+        n_tested += 1
+    assert n_tested, "expected red or blue shapes among the scenes"
+
+
+def test_steps_learn_to_see(tmp_path: Path) -> None:
+    examples = Examples(TINY)
+    mind = Learner(tiny_model(), examples.tokenizer.special, LearnPlan(tmp_path, CPU, plan_seconds=100))
+    trainer = SightTrainer(mind.model, mind.sights, mind.precision, rate=3e-3, seed=0, n_pictures=4)
+    unseen = trainer.drawer.draw(8)
+    others = {name: one.detach().clone() for name, one in mind.weights.items() if name.startswith(("apm", "llm"))}
+    logs: list[dict[str, float]] = []
+
+    def loss() -> float:
+        with torch.no_grad():
+            return float(trainer.loss(unseen.pictures, unseen.classes, unseen.objects, unseen.colors)[0])
+
+    before = loss()
+    trainer.train(1.5, logs.append)
+    assert trainer.n_steps > 1 and logs[-1]["sight_steps"] == trainer.n_steps
+    assert loss() < before, f"expected less than {before:.3f}, got {loss():.3f}"
+    assert set(trainer.measure(unseen)) == {"object", "color", "count", "place", "patch"}
+    changed = [name for name, one in others.items() if not torch.equal(one, mind.weights[name])]
+    assert not changed, f"expected hearing and language as before, got changes of {changed[:3]}"
