@@ -1,8 +1,8 @@
 """The parity runner on the omni model's committed golden data, and its detection of wrong values."""
 
 import json
+import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -191,10 +191,11 @@ def test_command_prints_cases_and_returns_a_status(golden, tmp_path, root, monke
     shown = capsys.readouterr().out
     assert "max abs" in shown and "2 passed, 0 failed" in shown
     changed = change(golden, tmp_path / "golden", "audio_projection", moved("pooled", 1))
-    command = [sys.executable, "-m", "tests.parity", str(changed), *only]
-    bad = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
-    assert bad.returncode == 1, bad.stderr
-    assert "MISS" in bad.stdout and "1 passed, 1 failed" in bad.stdout
+    monkeypatch.setattr(sys, "argv", ["parity", str(changed), *only])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(root / "tests" / "parity" / "__main__.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert ended.value.code == 1 and "MISS" in shown and "1 passed, 1 failed" in shown, shown
 
 
 def test_report_rules():

@@ -53,24 +53,15 @@ def chat(tiny: Path) -> Chat:
 FIGURES = r"\[(\d+) tokens, load [\d.]+ s, first token [\d.]+ s, [\d.]+ ms a token\]\n"
 
 
-def test_answers_text_image_and_sound(root: Path, files: dict[str, Path], chat: Chat) -> None:
-    done = run(
-        root,
-        "What is this?",
-        "--image",
-        files["cat.png"],
-        "--sound",
-        files["a.wav"],
-        "--greedy",
-        "--max-new-tokens",
-        24,
-    )
-    assert done.returncode == 0, done.stderr
+def test_answers_text_image_and_sound(files: dict[str, Path], chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--image", str(files["cat.png"]), "--sound", str(files["a.wav"])]
+    assert main(["What is this?", *given, "--greedy", "--max-new-tokens", "24"]) == 0
+    shown = capsys.readouterr()
     parts = [open_image(files["cat.png"].read_bytes()), PCM.astype(np.float32) / 32768, "What is this?"]
     expected = chat.reply([{"role": "user", "content": parts}], sampling=greedy(), max_new_tokens=24)
-    assert done.stdout == expected.text + "\n"
-    figures = re.fullmatch(FIGURES, done.stderr)
-    assert figures, f"expected one line of figures, got {done.stderr}"
+    assert shown.out == expected.text + "\n"
+    figures = re.fullmatch(FIGURES, shown.err)
+    assert figures, f"expected one line of figures, got {shown.err}"
     assert int(figures[1]) == len(expected.ids)
 
 

@@ -37,7 +37,7 @@ SERVING = (
 WHOLE = ("mel_unit",)
 # Greedy: a random draw at the border of two tokens would depend on rounding.
 TEXT, SPEECH_TOKENS = replace(CHAT_TEXT, greedy=True), replace(DUPLEX_SPEECH, greedy=True)
-UNITS = 16
+UNITS = 13
 FIRST_SAMPLES, SAMPLES = 16480, 16000
 
 
@@ -204,11 +204,9 @@ def is_slots(tensor: torch.Tensor, scratch: int) -> bool:
 
 
 def test_every_bucket_compiles_to_exactly_one_graph(model):
-    """Two sizes per axis and region, traced without code generation: the test counts graphs."""
+    """Two sizes per axis, traced without code generation: the test counts graphs."""
     shapes = Shapes(
         batch=(1, 2),
-        patches=(16, 64),
-        slices=(1,),
         samples=(16640,),
         rows=(16,),
         kv=(128, 256),
@@ -217,7 +215,7 @@ def test_every_bucket_compiles_to_exactly_one_graph(model):
         speech_kv=(64,),
     )
     runner = make_runner(model, shapes)
-    names = ["vision", "unit_step", "spoken_rows"]
+    names = ["unit_step", "spoken_rows"]
     runner.regions.compile(names, backend="eager")
     before = compile_counters()
     runner.regions.warm_up(names)

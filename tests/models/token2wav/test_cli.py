@@ -43,7 +43,7 @@ def command(files: Path, *args: object, speech_tokens: str = "tokens.json") -> l
     return [str(files / speech_tokens), "--voice", str(files / "voice.wav"), "--steps", "2", *map(str, args)]
 
 
-def run(root: Path, arguments: list[str], stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+def run(root: Path, arguments: list[str], stderr: int) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     line = [sys.executable, "-m", "models.token2wav", *arguments]
     return subprocess.run(
@@ -67,12 +67,12 @@ def pcm(path: Path) -> np.ndarray:
     return soundfile.read(path, dtype="int16")[0]
 
 
-def test_whole_utterance(root: Path, files: Path, tiny: Path) -> None:
-    done = run(root, command(files, "--out", files / "out.wav"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
-    figures = re.fullmatch(FIGURES, done.stderr)
-    assert figures and not figures[2], f"expected one line of figures, got {done.stderr}"
+def test_whole_utterance(files: Path, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(files, "--out", files / "out.wav")) == 0
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    figures = re.fullmatch(FIGURES, shown.err)
+    assert figures and not figures[2], f"expected one line of figures, got {shown.err}"
     assert figures[1] == f"{N_SPEECH_TOKENS * 0.04:.2f}"
     got = pcm(files / "out.wav")
     assert len(got) == 960 * N_SPEECH_TOKENS
@@ -93,7 +93,7 @@ def test_streamed_to_a_terminal(root: Path, files: Path) -> None:
     done = run(root, command(files, "--out", files / "out.wav", "--stream", "--cache", files / "cache"), slave)
     os.close(slave)
     shown = read_all(master).replace("\r\n", "\n")
-    assert done.returncode == 0, shown
+    assert (done.returncode, done.stdout) == (0, ""), shown
     counts = [int(count) for count in re.findall(rf"synthesized:.*?(\d+)/{N_SPEECH_TOKENS + 3} ", shown)]
     assert counts[0] == 0 and {25, 50} <= set(counts), f"expected the bar at each chunk, got {counts} of {shown!r}"
     figures = re.fullmatch(FIGURES, shown.rpartition("\r")[2])
