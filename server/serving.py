@@ -20,6 +20,7 @@ from starlette.types import Message
 from server.access.access import Access
 from server.access.usage import UsageTask
 from server.app import Gateway, build_app
+from server.cluster.forward import ResumeForward
 from server.cluster.link import AuthorityLink
 from server.cluster.shared_dispatcher import SharedDispatcher
 from server.dispatch.dispatcher import Dispatcher
@@ -150,7 +151,7 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
         gateway.moves.start()
         usage = UsageTask(gateway.access.usage)
         usage.start()
-        link = authority_link(gateway, watch, options)
+        link = authority_link(gateway, watch, options, bound_socket)
         if link is not None:
             link.start()
         await gateway.peers.start()
@@ -204,14 +205,17 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
     state.apply(apps, dispatcher.eta)
     preset_folders = (options.preset_folder, service.data_dir / "presets")
     live = LiveSessions()
-    access = Access.of(config, metrics.record_limit, options.start_key)
+    is_shared = isinstance(dispatcher, SharedDispatcher)
+    secret = options.worker_secret if is_shared else None
+    access = Access.of(config, metrics.record_limit, options.start_key, secret)
+    forward = ResumeForward(dispatcher, secret) if isinstance(dispatcher, SharedDispatcher) and secret else None
     slots = SlotWait(dispatcher, metrics, live, http, access.clients, options.spans)
     voices = VoiceRegistry(voice_folder(service.data_dir))
     gateway = Gateway(
         dispatcher,
         access,
         live,
-        GatewaySockets(slots, Diagnostics(options.diagnostics_folder), recordings, service.resume_grace_s),
+        GatewaySockets(slots, Diagnostics(options.diagnostics_folder), recordings, service.resume_grace_s, forward),
         HttpChats(slots, recordings),
         http,
         metrics,
@@ -247,14 +251,19 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
     return gateway, HealthWatch(dispatcher, metrics.record_worker_lost, http, service.worker_timeout_s)
 
 
-def authority_link(gateway: Gateway, watch: HealthWatch, options: ServeOptions) -> AuthorityLink | None:
+def authority_link(
+    gateway: Gateway, watch: HealthWatch, options: ServeOptions, bound_socket: socket.socket
+) -> AuthorityLink | None:
     """The connection to the authority, which is not started yet; None without one."""
     dispatcher = gateway.dispatcher
     if options.authority is None or not isinstance(dispatcher, SharedDispatcher):
         return None
     dispatcher.on_workers = watch.start
     headers = options.worker_headers
-    return AuthorityLink(dispatcher, gateway.access.usage, options.authority, options.gateway_name, headers=headers)
+    host, port = bound_socket.getsockname()[:2]
+    host = "" if ip_address(host).is_unspecified else host
+    usage, name = gateway.access.usage, options.gateway_name
+    return AuthorityLink(dispatcher, usage, options.authority, name, port, host, headers)
 
 
 async def build_routes(app: FastAPI) -> None:

@@ -73,7 +73,7 @@ cluster.messages
 cluster.records
 cluster.authority
 cluster.shared_dispatcher cluster.store
-cluster.link
+cluster.link cluster.forward
 app
 serving
 main

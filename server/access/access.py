@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
 from server.access.client_secrets import ClientSecrets
 from server.access.clients import Clients
 from server.access.credentials import Credential, CredentialSource
+from server.access.forwarded import forwarded_identity
 from server.access.identity import Identity, IdentityKind, address_of
 from server.access.keys import ApiKeys, api_keys_of
 from server.access.limit import Limit
@@ -50,25 +51,36 @@ class Access:
     cookies: PageCookies
     links: SignInLinks
     count: Callable[[Limit], None]
+    cluster_secret: str | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, config: Config, count: Callable[[Limit], None], start_key: str | None = None) -> "Access":
+    def of(
+        cls,
+        config: Config,
+        count: Callable[[Limit], None],
+        start_key: str | None = None,
+        cluster_secret: str | None = None,
+    ) -> "Access":
         """The access of a configuration.
 
         Args:
             config: settings.
             count: counts that a client has reached a limit.
             start_key: a key for this run, with an administrator's rights; None: none.
+            cluster_secret: of the gateways that may pass connections on; None: there are none.
         Raises:
             ConfigError; SettingsError.
         """
         folder = config.service.data_dir
         keys, usage = api_keys_of(config, start_key), DayUsage(folder / USAGE_FILE)
         clients, cookies = Clients(config.service.limits, usage, count), PageCookies(folder / COOKIE_FILE)
-        return cls(keys, usage, clients, ClientSecrets(), cookies, SignInLinks(), count)
+        return cls(keys, usage, clients, ClientSecrets(), cookies, SignInLinks(), count, cluster_secret)
 
     def identify(self, scope: Scope, credential: Credential | None) -> Identity:
         """The identity of a request or of a WebSocket. Raises: AccessRefusedError for one without a valid key."""
+        forwarded = forwarded_identity(scope, self.cluster_secret)
+        if forwarded is not None:
+            return forwarded
         address = address_of(scope)
         found = None if credential is None else self._found(scope, credential, address)
         if found is not None:

@@ -19,6 +19,7 @@ from server.cluster.messages import (
     FromAuthority,
     Granted,
     Hello,
+    Located,
     Numbered,
     Place,
     Places,
@@ -159,6 +160,15 @@ class Authority:
         """Renew the leases of a gateway."""
         gateway.expires_at = self._clock() + self.ttl_s
         _tell(gateway, beat)
+
+    def locate(self, gateway: GatewayRecord, session_id: str) -> None:
+        """Tell a gateway which others have a session."""
+        addresses = [
+            one.address
+            for one in self.gateways.values()
+            if one is not gateway and one.address and any(e.claim.session == session_id for e in one.entries.values())
+        ]
+        _tell(gateway, Located(session=session_id, addresses=addresses))
 
     # --- tickets -------------------------------------------------------------------------------
 

@@ -35,7 +35,8 @@ class AuthorityLink:
         usage: of keys, which all gateways of the cluster share.
         url: of the authority, such as ws://host:port.
         name: of this gateway, which no other gateway of the cluster has.
-        address: at which other gateways reach this one; "": none.
+        port: at which other gateways reach this one.
+        host: it listens on; "": all addresses, of which the others use that of the connection to the authority.
         headers: with the secret of the cluster.
     """
 
@@ -45,11 +46,13 @@ class AuthorityLink:
         usage: DayUsage,
         url: str,
         name: str,
-        address: str = "",
+        port: int,
+        host: str = "",
         headers: Mapping[str, str] | None = None,
     ):
         self._dispatcher, self._usage = dispatcher, usage
-        self._url, self._name, self._address, self._headers = f"{url}/gateway", name, address, headers or {}
+        self._url, self._name, self._headers = f"{url}/gateway", name, headers or {}
+        self._host, self._port = host, port
         self._task: asyncio.Task[None] | None = None
         self._numbers = count(1)
 
@@ -90,7 +93,8 @@ class AuthorityLink:
     async def _talk(self, socket: ClientConnection) -> None:
         """Pass messages until the connection is lost. Raises: ConnectionClosed; ClusterMessageError."""
         unsent: asyncio.Queue[FromGateway] = asyncio.Queue()
-        unsent.put_nowait(self._dispatcher.hello(self._name, self._address))
+        address = f"{self._host or socket.local_address[0]}:{self._port}"
+        unsent.put_nowait(self._dispatcher.hello(self._name, address))
         self._dispatcher.tell = unsent.put_nowait
         tasks = [
             asyncio.create_task(self._send(socket, unsent), name="to-authority"),

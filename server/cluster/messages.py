@@ -115,6 +115,13 @@ class Cancel(ClusterFields):
     owner: Name | None = None
 
 
+class Locate(ClusterFields):
+    """Which other gateways have a session with this id? Answered with `Located`."""
+
+    type: Literal["locate"] = "locate"
+    session: Name
+
+
 class Beat(ClusterFields):
     """Renew the leases of the gateway. Answered with the same number."""
 
@@ -203,6 +210,14 @@ class Places(ClusterFields):
     places: list[Place]
 
 
+class Located(ClusterFields):
+    """Addresses of the other gateways that have a session with this id."""
+
+    type: Literal["located"] = "located"
+    session: Name
+    addresses: list[Name]
+
+
 class UsageOfOthers(ClusterFields):
     """What the other gateways have counted for the keys."""
 
@@ -211,9 +226,19 @@ class UsageOfOthers(ClusterFields):
     keys: dict[Name, CountedUse]
 
 
-FromGateway = Hello | Submit | Requeue | Finish | Swap | Cancel | Beat | ReportUsage
+FromGateway = Hello | Submit | Requeue | Finish | Swap | Cancel | Locate | Beat | ReportUsage
 FromAuthority = (
-    Welcome | ClusterWorkers | Numbered | Granted | TicketRefused | Cancelled | Reclaim | Places | Beat | UsageOfOthers
+    Welcome
+    | ClusterWorkers
+    | Numbered
+    | Granted
+    | TicketRefused
+    | Cancelled
+    | Reclaim
+    | Places
+    | Located
+    | Beat
+    | UsageOfOthers
 )
 _GATEWAY: TypeAdapter[FromGateway] = TypeAdapter(Annotated[FromGateway, Field(discriminator="type")])
 _AUTHORITY: TypeAdapter[FromAuthority] = TypeAdapter(Annotated[FromAuthority, Field(discriminator="type")])

@@ -29,6 +29,7 @@ from server.cluster.messages import (
     FromAuthority,
     FromGateway,
     Hello,
+    Locate,
     ReportUsage,
     Requeue,
     Submit,
@@ -176,6 +177,8 @@ class AuthorityService:
                 authority.finish(gateway, message)
             case Cancel():
                 authority.cancel(message)
+            case Locate():
+                authority.locate(gateway, message.session)
             case Beat():
                 authority.beat(gateway, message)
             case ReportUsage():

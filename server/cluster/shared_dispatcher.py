@@ -23,6 +23,8 @@ from server.cluster.messages import (
     FromGateway,
     Granted,
     Hello,
+    Locate,
+    Located,
     Numbered,
     Place,
     Places,
@@ -83,6 +85,7 @@ class SharedDispatcher(Dispatcher):
         self._answers: dict[str, asyncio.Event] = {}
         self._moves: dict[str, Move] = {}  # by the ticket of the other slot
         self._move_numbers = count(1)
+        self._located: dict[str, asyncio.Future[list[str]]] = {}  # answers that are awaited, by session
         self._beats: dict[int, float] = {}  # number -> monotonic s when it was sent
 
     # --- tickets -------------------------------------------------------------------------------
@@ -230,6 +233,20 @@ class SharedDispatcher(Dispatcher):
             answer.set()
         self._forget(ticket_id)
 
+    async def locate(self, session_id: str) -> list[str]:
+        """Addresses of other gateways that have a session with this id; none while the authority is away."""
+        if self.tell is None:
+            return []
+        found = self._located.setdefault(session_id, asyncio.get_running_loop().create_future())
+        self._tell(Locate(session=session_id))
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await asyncio.shield(found)
+        except TimeoutError:
+            return []
+        finally:
+            self._located.pop(session_id, None)
+
     # --- what sessions ask ---------------------------------------------------------------------
 
     async def answered(self, pending: PendingSession) -> None:
@@ -298,6 +315,9 @@ class SharedDispatcher(Dispatcher):
                     self._claims[message.ticket] = claim.model_copy(update={"number": message.number})
             case Granted():
                 self._take_slot(message)
+            case Located():
+                if (found := self._located.get(message.session)) is not None and not found.done():
+                    found.set_result(message.addresses)
             case Places():
                 self._take_places(message)
             case TicketRefused() | Cancelled():

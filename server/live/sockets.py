@@ -7,7 +7,6 @@ import asyncio
 import logging
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,6 +33,7 @@ from server.live.closes import (
 from server.live.diagnostics import Diagnostics
 from server.live.inbox import ByteBudget, ClientDisconnected, Data, Inbox
 from server.live.kinds import Kind, request_type_of
+from server.live.live_client import LiveClient, OtherGateways, is_final, read_messages
 from server.live.live_sessions import LiveSession
 from server.live.moves.handover import Handover
 from server.live.moves.moving import move_session
@@ -46,7 +46,7 @@ from server.live.streaming import CLOSE, PREFILL, STOP, TurnIdleError, TurnSourc
 from server.live.worker_link import WorkerDrainsError, WorkerLostError, close_link, open_link
 from server.recording.recordings import Recordings
 from worker.protocol.codec import Message
-from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
+from worker.protocol.codes import CloseReason, ErrorCode
 from worker.protocol.connection import bytes_of, until_gone
 from worker.protocol.gateway_messages import RESUME_QUERY, QueueDone
 from worker.protocol.messages import Error, write
@@ -61,21 +61,6 @@ CLOSE_TIMEOUT_S = 2.0
 REQUEST_TIMEOUT_S = 300.0  # from the handshake of a chat to its request, which a slow client uploads for minutes
 REASONS = frozenset(CloseReason)
 MAX_LOSSES = 5  # workers that one session may lose
-FINAL_CODES = (CloseCode.NORMAL, CloseCode.GOING_AWAY, CloseCode.NO_STATUS)  # of a client that does not come back
-
-
-@dataclass(frozen=True, eq=False)
-class LiveClient:
-    """One client and what belongs to it. end: its connection. inbox: its messages that are not forwarded yet.
-
-    diagnostics_name: of its reports; differs from the session id while another session has the same one.
-    """
-
-    end: ClientEnd
-    session: LiveSession
-    inbox: Inbox
-    recorder: Recorder
-    diagnostics_name: str
 
 
 class GatewaySockets:
@@ -85,15 +70,23 @@ class GatewaySockets:
         slots: gives slots to their sessions, and knows all sessions.
         diagnostics, recordings: of all sessions.
         resume_grace_s: seconds that a session is kept after a lost connection; 0: none is.
+        others: other gateways of a cluster, which may have a session; None: there are none.
     """
 
-    def __init__(self, slots: SlotWait, diagnostics: Diagnostics, recordings: Recordings, resume_grace_s: float):
+    def __init__(
+        self,
+        slots: SlotWait,
+        diagnostics: Diagnostics,
+        recordings: Recordings,
+        resume_grace_s: float,
+        others: OtherGateways | None = None,
+    ):
         self._slots, self._diagnostics, self._recordings = slots, diagnostics, recordings
         self._metrics, self._live = slots.metrics, slots.live
         self._budget = ByteBudget(MAX_BUFFERED_TOTAL)
         self._kept, self.resume_grace_s = ByteBudget(KEPT_BYTES_TOTAL), resume_grace_s
         self._running: dict[LiveClient, asyncio.Task[SocketClose]] = {}
-        self._journals = ByteBudget(MAX_BYTES_TOTAL)
+        self._journals, self._others = ByteBudget(MAX_BYTES_TOTAL), others
         self._metrics.watch_kept_bytes(lambda: self._kept.used, lambda: self._journals.used)
 
     @property
@@ -128,7 +121,12 @@ class GatewaySockets:
         """Continue a session over this connection, if its first message has the secret."""
         try:
             request = await resume_request(websocket)
-            client, running = self._client_of(session_id, request.token, identity_of(websocket))
+            others, identity = self._others, identity_of(websocket)
+            is_elsewhere = others is not None and not self._live.find(session_id, Kind.DUPLEX)
+            if is_elsewhere and others and await others.serve(websocket, session_id, request, identity):
+                self._metrics.record_resumption("forwarded")
+                return
+            client, running = self._client_of(session_id, request.token, identity)
             connection = client.end.resume(websocket, request)
         except ClientDisconnected:
             self._metrics.record_connection_end(CLIENT_GONE.how)
@@ -176,7 +174,7 @@ class GatewaySockets:
     ) -> SocketClose:
         """Run the session beside the tasks of one connection, until the first of them ends. Returns: how to close."""
         websocket = connection.websocket
-        reading = asyncio.create_task(_read(client, connection), name="read")
+        reading = asyncio.create_task(read_messages(client, connection), name="read")
         watching = asyncio.create_task(until_gone(websocket), name="watch")
         writing = asyncio.create_task(client.end.write(connection), name="write")
         replaced = asyncio.create_task(connection.replaced.wait(), name="replaced")
@@ -227,7 +225,7 @@ class GatewaySockets:
         try:
             async with asyncio.timeout(self.resume_grace_s):
                 while not (connection.replaced.is_set() or running.done()):
-                    if _is_final(reading):
+                    if is_final(reading):
                         return None
                     waiting = [task for task in tasks if not task.done()]
                     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -366,28 +364,6 @@ class GatewaySockets:
                     self._metrics.record_error(close.error.code)
                     await _send(websocket, close.error)
                 await websocket.close(close.code, close.reason)
-
-
-async def _read(client: LiveClient, connection: Attachment) -> int:
-    """Put received messages into the inbox until the client disconnects. Returns: the close code."""
-    await client.inbox.room()  # also a client that comes again and again adds one message above the limit at most
-    while True:
-        event = await connection.websocket.receive()
-        if event["type"] == "websocket.disconnect":
-            return int(event.get("code") or CloseCode.ABNORMAL)
-        if connection.replaced.is_set():
-            continue
-        data: Data = event["bytes"] if event.get("text") is None else event["text"]
-        client.end.count_message(connection)
-        waiting = client.inbox.put(data)
-        del event, data  # they may have 128 MiB, and the next message may come much later
-        await waiting
-
-
-def _is_final(reading: "asyncio.Task[int]") -> bool:
-    """Whether the client has closed the connection in a way that ends the session."""
-    has_code = reading.done() and not reading.cancelled() and reading.exception() is None
-    return has_code and reading.result() in FINAL_CODES
 
 
 async def _send(websocket: WebSocket, message: Message) -> None:

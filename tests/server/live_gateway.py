@@ -146,6 +146,7 @@ async def running_gateway(
     spans: TraceSpans | None = None,
     authority: str | None = None,
     gateway_name: str = "",
+    secret: str | None = None,
     **service: Any,
 ) -> AsyncIterator[RunningGateway]:
     """A gateway in front of these workers.
@@ -159,7 +160,7 @@ async def running_gateway(
         picture_urls: fetches pictures.
         model: settings of the section `model`.
         spans: records sessions.
-        authority, gateway_name: of a cluster.
+        authority, gateway_name, secret: of a cluster.
         service: settings of the section `service`.
     """
     config = with_own_data_dir(default_config())
@@ -168,7 +169,9 @@ async def running_gateway(
     config = config.model_copy(update={"model": config.model.model_copy(update=model or {})})
     addresses = [WorkerAddress("127.0.0.1", one if isinstance(one, int) else one.port) for one in workers]
     plain = {"trust_env": False, "verify": False}  # loading the CA certificates takes longer than most tests
-    served = ServeOptions(addresses, reports, spans=spans, authority=authority, gateway_name=gateway_name)
+    served = ServeOptions(
+        addresses, reports, spans=spans, authority=authority, gateway_name=gateway_name, worker_secret=secret
+    )
     with listen("127.0.0.1", 0) as bound_socket:
         port = bound_socket.getsockname()[1]
         async with (
@@ -184,7 +187,7 @@ async def running_gateway(
             serving = asyncio.create_task(server.serve([bound_socket]))
             await wait_until(lambda: server.started or serving.done(), "the gateway to start")
             watch.start()
-            link = authority_link(gateway, watch, served)
+            link = authority_link(gateway, watch, served, bound_socket)
             if link is not None:
                 link.start()
             gateway.moves.start()

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -51,12 +52,18 @@ async def running_authority(
 
 
 @asynccontextmanager
-async def running_gateways(url: str, names: Sequence[str], n_workers: int) -> AsyncIterator[list[RunningGateway]]:
-    """Gateways of the authority at this address, which know this number of ready workers."""
+async def running_gateways(
+    url: str, names: Sequence[str], n_workers: int, **options: Any
+) -> AsyncIterator[list[RunningGateway]]:
+    """Gateways of the authority at this address, which know this number of ready workers.
+
+    options: of `running_gateway`.
+    """
     async with AsyncExitStack() as stack:
-        gateways = [
-            await stack.enter_async_context(running_gateway(authority=url, gateway_name=name)) for name in names
-        ]
+        gateways = []
+        for name in names:
+            running = running_gateway(authority=url, gateway_name=name, **options)
+            gateways.append(await stack.enter_async_context(running))
         for one in gateways:
             workers = one.gateway.dispatcher.workers
             await wait_until(lambda workers=workers: workers.n_ready == n_workers, f"{n_workers} workers")

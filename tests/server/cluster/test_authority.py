@@ -290,7 +290,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
 
 TestCluster = ClusterMachine.TestCase
-TestCluster.settings = settings(max_examples=80, stateful_step_count=25)
+TestCluster.settings = settings(max_examples=40, stateful_step_count=25)
 
 
 def test_session_of_a_gateway_that_is_cut_off_keeps_its_slot() -> None:

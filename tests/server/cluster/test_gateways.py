@@ -8,8 +8,10 @@ import pytest
 
 from benchmarks.serve.fake_worker import FakeWorker
 from server.access.usage import KeyUsage
+from tests.server.access.keyed_gateway import USER, bearer, entry
 from tests.server.cluster.clusters import SECRET, running_authority, running_gateways
-from tests.server.live_gateway import run, wait_until
+from tests.server.live_gateway import Client, run, wait_until
+from worker.key_text import new_key
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +19,9 @@ def beat_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.cluster.link.BEAT_S", 0.1)
     monkeypatch.setattr("server.cluster.link.RETRY_S", 0.05)
     monkeypatch.setattr("server.cluster.shared_dispatcher.ANSWER_S", 0.5)
+
+
+OTHER = new_key()
 
 
 def n_sessions(worker: FakeWorker) -> int:
@@ -109,6 +114,50 @@ def test_session_of_a_worker_that_drains_moves_to_a_slot_of_the_authority(tmp_pa
             await wait_until(lambda: len(state.gateways["g0"].entries) == 1, "one ticket")
             lease = gateways[0].gateway.dispatcher.workers.leases
             assert [str(one.worker.address) for one in lease] == [str(target.address)], f"got {lease}"
+
+    run(scenario)
+
+
+def test_client_resumes_its_session_through_another_gateway(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        keys = {"api_keys": [entry("user", USER), entry("other", OTHER)]}
+        async with (
+            FakeWorker(slots=1) as worker,
+            running_authority(tmp_path / "state", worker, secret=SECRET) as authority,
+            running_gateways(authority.url, ("g0", "g1"), 1, secret=SECRET, **keys) as gateways,
+        ):
+            client = await (await gateways[0].connect("omni_a", additional_headers=bearer(USER))).with_slot()
+            await client.send({"type": "prepare", "spec": {"resume": True}})
+            token = (await client.receive("prepared"))["resume_token"]
+            await client.unit()
+            client.abort()
+
+            async def resume(key: str, given: str, received: int) -> Client:
+                options = {"path": "/ws/duplex/", "additional_headers": bearer(key)}
+                again = await gateways[1].connect("omni_a?resume=1", **options)
+                await again.send({"type": "resume_session", "token": given, "received": received})
+                return again
+
+            for key, given in ((OTHER, token), (USER, "another")):
+                refused = await resume(key, given, 1)
+                assert (await refused.receive("error"))["code"] == "resume_refused"
+                assert (await refused.wait_closed())[0] == 1008
+            again = await resume(USER, token, 1)
+            resumed = await again.receive("session_resumed")
+            assert (resumed["next"], resumed["lost"]) == (2, 0), f"expected the result that the client lacks: {resumed}"
+            await again.receive("result")
+            await again.unit()
+            again.abort()  # once more, through the gateway that has the session
+            options = {"path": "/ws/duplex/", "additional_headers": bearer(USER)}
+            last = await gateways[0].connect("omni_a?resume=1", **options)
+            await last.send({"type": "resume_session", "token": resumed["resume_token"], "received": 3})
+            await last.receive("session_resumed")
+            await last.unit()
+            await last.close()
+            await wait_until(lambda: not authority.service.authority.workers.leases, "the end of the session")
+            stranger = {**bearer(USER), "x-duologue-identity": "{}", "x-duologue-worker-secret": "wrong"}
+            first = await gateways[0].connect("omni_b", additional_headers=stranger)
+            await first.with_slot()  # with its own key, since the secret is not that of the cluster
 
     run(scenario)
 

@@ -1,0 +1,107 @@
+"""A client that continues its session at a gateway which does not have it: another gateway serves the connection.
+
+This gateway passes the messages on. The secret of the cluster makes the other one trust the identity found here.
+"""
+
+import asyncio
+from contextlib import suppress
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
+
+from server.access.forwarded import forwarded_headers
+from server.access.identity import Identity
+from server.cluster.shared_dispatcher import SharedDispatcher
+from worker.protocol.codes import CloseCode
+from worker.protocol.connection import MAX_FRAME
+from worker.protocol.gateway_messages import RESUME_QUERY, ResumeSession
+from worker.protocol.messages import write
+
+OPEN_TIMEOUT_S = 3.0
+MAX_UNREAD = 4  # messages of each direction that are buffered
+
+
+class ResumeForward:
+    """Passes connections on.
+
+    Args:
+        dispatcher: knows from the authority which gateway has a session.
+        secret: of the cluster.
+    """
+
+    def __init__(self, dispatcher: SharedDispatcher, secret: str):
+        self._dispatcher, self._secret = dispatcher, secret
+
+    async def serve(self, websocket: WebSocket, session_id: str, request: ResumeSession, identity: Identity) -> bool:
+        """Serve a connection with the gateway that has its session, until its end.
+
+        Args:
+            websocket: the client's connection, whose first message is read.
+            session_id: of its session.
+            request: that message.
+            identity: of the client.
+        Returns:
+            False if no other gateway has the session.
+        """
+        headers = forwarded_headers(identity, self._secret)
+        for address in await self._dispatcher.locate(session_id):
+            try:
+                link = await connect(
+                    f"ws://{address}/ws/duplex/{session_id}?{RESUME_QUERY}=1",
+                    additional_headers=headers,
+                    compression=None,
+                    proxy=None,
+                    max_size=MAX_FRAME,
+                    max_queue=MAX_UNREAD,
+                    open_timeout=OPEN_TIMEOUT_S,
+                    close_timeout=1,
+                    ping_interval=None,
+                    user_agent_header=None,
+                )
+            except (OSError, WebSocketException):
+                continue
+            async with link:
+                await link.send(write(request))
+                await _pass_on(websocket, link)
+            return True
+        return False
+
+
+async def _pass_on(websocket: WebSocket, link: ClientConnection) -> None:
+    """Pass messages in both directions until one side closes, and close the other one alike."""
+    up = asyncio.create_task(_up(websocket, link), name="client-to-gateway")
+    down = asyncio.create_task(_down(websocket, link), name="gateway-to-client")
+    try:
+        await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (up, down):
+            task.cancel()
+        await asyncio.gather(up, down, return_exceptions=True)
+
+
+async def _up(websocket: WebSocket, link: ClientConnection) -> None:
+    with suppress(ConnectionClosed):
+        while True:
+            event = await websocket.receive()
+            if event["type"] == "websocket.disconnect":
+                code = event.get("code")
+                if code in (CloseCode.NORMAL, CloseCode.GOING_AWAY, CloseCode.NO_STATUS):
+                    await link.close(CloseCode.NORMAL)
+                else:
+                    link.transport.abort()  # a lost connection, after which the client may come back
+                return
+            await link.send(event["bytes"] if event.get("text") is None else event["text"])
+
+
+async def _down(websocket: WebSocket, link: ClientConnection) -> None:
+    with suppress(WebSocketDisconnect, RuntimeError):
+        try:
+            while True:
+                data = await link.recv()
+                await (websocket.send_text(data) if isinstance(data, str) else websocket.send_bytes(data))
+        except ConnectionClosed as closed:
+            if closed.rcvd is None or closed.rcvd.code == CloseCode.NO_STATUS:
+                await websocket.close(CloseCode.SERVICE_RESTART)  # the client tries again
+            else:
+                await websocket.close(closed.rcvd.code, closed.rcvd.reason)

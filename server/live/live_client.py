@@ -1,0 +1,69 @@
+"""One client of the gateway's WebSockets, what is read from it, and the gateways that may have its session instead."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.websockets import WebSocket
+
+from server.access.identity import Identity
+from server.live.client_end import Attachment, ClientEnd
+from server.live.inbox import Data, Inbox
+from server.live.live_sessions import LiveSession
+from server.live.recorder import Recorder
+from worker.protocol.codes import CloseCode
+from worker.protocol.gateway_messages import ResumeSession
+
+FINAL_CODES = (CloseCode.NORMAL, CloseCode.GOING_AWAY, CloseCode.NO_STATUS)  # of a client that does not come back
+
+
+class OtherGateways(Protocol):
+    """The other gateways of a cluster."""
+
+    async def serve(self, websocket: WebSocket, session_id: str, request: ResumeSession, identity: Identity) -> bool:
+        """Serve a connection that continues a session, if another gateway has the session.
+
+        Args:
+            websocket: the client's connection, whose first message is read.
+            session_id: of its session.
+            request: that message.
+            identity: of the client.
+        Returns:
+            False if none has it.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class LiveClient:
+    """One client and what belongs to it. end: its connection. inbox: its messages that are not forwarded yet.
+
+    diagnostics_name: of its reports; differs from the session id while another session has the same one.
+    """
+
+    end: ClientEnd
+    session: LiveSession
+    inbox: Inbox
+    recorder: Recorder
+    diagnostics_name: str
+
+
+async def read_messages(client: LiveClient, connection: Attachment) -> int:
+    """Put received messages into the inbox until the client disconnects. Returns: the close code."""
+    await client.inbox.room()  # also a client that comes again and again adds one message above the limit at most
+    while True:
+        event = await connection.websocket.receive()
+        if event["type"] == "websocket.disconnect":
+            return int(event.get("code") or CloseCode.ABNORMAL)
+        if connection.replaced.is_set():
+            continue
+        data: Data = event["bytes"] if event.get("text") is None else event["text"]
+        client.end.count_message(connection)
+        waiting = client.inbox.put(data)
+        del event, data  # they may have 128 MiB, and the next message may come much later
+        await waiting
+
+
+def is_final(reading: "asyncio.Task[int]") -> bool:
+    """Whether the client has closed the connection in a way that ends the session."""
+    has_code = reading.done() and not reading.cancelled() and reading.exception() is None
+    return has_code and reading.result() in FINAL_CODES
