@@ -54,12 +54,14 @@ async def move_session(
     _lose_worker(journal, end, slots.metrics, is_death=reason == "worker_lost")
     n_failed = 0
     for n_tries in range(1, MAX_TRIES + 1):
+        asked = time.monotonic()
         slots.dispatcher.requeue(pending, was_used=n_tries == 1)
         try:
             async with asyncio.timeout(WAIT_S):
                 lease, link = await slots.open(pending, connect, None, is_move=True)
         except TimeoutError:
             break
+        connected = time.monotonic()
         try:
             await ContextRebuild(link, lease, one_by_one=journal.is_one_by_one).feed(journal.steps)
             for data in journal.unanswered:
@@ -79,7 +81,15 @@ async def move_session(
         except BaseException:
             await close_link(link, graceful=False)
             raise
-        record_moved(slots, end, journal, pending, lease, reason, time.monotonic() - begun)
+        ready = time.monotonic()
+        LOG.info(
+            "session %s: %.3f s for a slot and its connection, %.3f s for %d units",
+            pending.ticket.session_id,
+            connected - asked,
+            ready - connected,
+            journal.n_units,
+        )
+        record_moved(slots, end, journal, pending, lease, reason, ready - begun)
         return lease, link
     slots.metrics.record_move("failed", time.monotonic() - begun)
     raise WorkerLostError("session", expected="another worker that continues it", got="none")

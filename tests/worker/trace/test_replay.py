@@ -58,39 +58,32 @@ def test_recorded_values_are_those_of_the_events(recorded: tuple[list[Record], l
         assert got == (list(event.tokens), event.text, n_samples, event.n_speech_tokens), f"got {got}, event {event}"
 
 
-def test_unit_that_was_taken_back_leaves_no_difference() -> None:
+def test_units_that_were_taken_back_or_decided_elsewhere_run_again() -> None:
+    """An early unit that changed nothing, and after it the context of a session that has moved."""
+
     def play(scene: Scene) -> list[Event]:
         def listens(job: EarlyJob, token: int) -> None:
             raise TakenBackError("the unit listens")
 
         first = scene.unit(0, force_listen=True)
         with mock.patch.object(EarlyJob, "on_token", listens):
-            return [first, scene.unit(1, 6000, early=EarlyTrial()), scene.unit(2, 10_000), scene.unit(3)]
-
-    records, _ = traced(play=play)
-    trace = Trace.of(records)
-    assert [one["early"] for one in trace.outcomes] == [None, EarlyEnd.TAKEN_BACK, None, None], trace.outcomes
-    assert trace.outcomes[1]["decision"] == "incomplete" and trace.outcomes[1]["at"] == trace.outcomes[0]["at"]
-    again = run_again(trace, CONFIG)
-    assert differences(trace.outcomes, again.outcomes) == []
-
-
-def test_a_session_that_has_moved_runs_again() -> None:
-    """Its trace begins with units whose decisions were known."""
-
-    def play(scene: Scene) -> list[Event]:
-        before = [scene.unit(number) for number in range(2)]
+            scene.unit(1, 6000, early=EarlyTrial())
+        scene.unit(2, 10_000)
+        second = scene.unit(3)
         scene.handle.prepare(PROMPT).result(PATIENCE_S)
-        for number, event in enumerate(before):
+        for number, event in ((0, first), (3, second)):
             assert isinstance(event, UnitResult)
             scene.unit(number, decided=event.decided)
-        return [scene.unit(2)]
+        return [scene.unit(4)]
 
     records, _ = traced(play=play)
     trace = Trace.of(json.loads(json.dumps(records)))
+    assert [one["early"] for one in trace.outcomes[:4]] == [None, EarlyEnd.TAKEN_BACK, None, None], trace.outcomes
+    assert trace.outcomes[1]["decision"] == "incomplete" and trace.outcomes[1]["at"] == trace.outcomes[0]["at"]
     decided = [command["decided"] is not None for command in trace.commands if command["kind"] == "unit"]
-    assert decided == [False, False, True, True, False], decided
-    assert differences(trace.outcomes, run_again(trace, CONFIG).outcomes) == []
+    assert decided == [False] * 4 + [True, True, False], decided
+    again = run_again(trace, CONFIG)
+    assert differences(trace.outcomes, again.outcomes) == []
 
 
 def test_only_sessions_that_ask_are_traced() -> None:
