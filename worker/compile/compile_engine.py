@@ -59,7 +59,7 @@ def compile_engine(
     if config.compile.enabled:
         result.backend_flags = apply_backend_flags(config.compile, parts.model.device)
         # Two sizes that are equal in the first example are still two symbols.
-        with symbol_config.patch(use_duck_shape=False):  # type: ignore[attr-defined]  # added to the module at import
+        with symbol_config.patch(use_duck_shape=False):
             _run(parts, CompileJob(config.compile, result, progress, backend, is_warm))
     result.kernels_cached = LoadedKernels.n_cached - cached
     result.kernels_built = LoadedKernels.n - built - result.kernels_cached

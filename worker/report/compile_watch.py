@@ -204,7 +204,7 @@ def _records() -> list[Any]:
         return []
     from torch._dynamo.utils import get_compilation_metrics
 
-    return get_compilation_metrics()
+    return list(get_compilation_metrics())
 
 
 class _Listener(logging.Handler):
