@@ -140,7 +140,7 @@ def weighted_draws(rng: random.Random, split: Split, memory: ToldFacts) -> list[
     """Draws of requests that need no camera, without counting, and how often each kind is drawn."""
     return [
         (lambda: draw_small_talk(rng, split), 5),
-        (lambda: draw_arithmetic(rng, split), 2),
+        (lambda: draw_arithmetic(rng, split), 3),
         (lambda: draw_repetition(rng, split), 1.5),
         (lambda: draw_unknown(rng, split), 1.5),
         (lambda: draw_told(rng, split, memory), 1.5),

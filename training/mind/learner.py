@@ -44,10 +44,10 @@ PAUSE_WEIGHT = 0.1  # of pauses among phonemes: most of a conversation is silent
 TASKS_OF_A_STEP = 2  # the more, the more operations of small batches
 # Shares of rows at parts of the schedule; between them they change evenly.
 CURRICULUM: tuple[tuple[float, dict[Task, float]], ...] = (
-    (0.0, {"text": 0.10, "echo": 0.45, "captions": 0.35, "talk": 0.05, "chat": 0.05}),
-    (0.15, {"text": 0.08, "echo": 0.37, "captions": 0.25, "talk": 0.25, "chat": 0.05}),
-    (0.45, {"text": 0.05, "echo": 0.20, "captions": 0.15, "talk": 0.54, "chat": 0.06}),
-    (1.0, {"text": 0.04, "echo": 0.12, "captions": 0.10, "talk": 0.68, "chat": 0.06}),
+    (0.0, {"text": 0.20, "echo": 0.45, "captions": 0.25, "talk": 0.05, "chat": 0.05}),
+    (0.15, {"text": 0.20, "echo": 0.35, "captions": 0.15, "talk": 0.25, "chat": 0.05}),
+    (0.45, {"text": 0.18, "echo": 0.18, "captions": 0.10, "talk": 0.46, "chat": 0.08}),
+    (1.0, {"text": 0.12, "echo": 0.12, "captions": 0.08, "talk": 0.60, "chat": 0.08}),
 )
 
 

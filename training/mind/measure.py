@@ -16,7 +16,7 @@ from training.mind.pool import Pool, Stored
 from training.timelines.layout import NOTHING
 
 AT_ONCE = 16  # records
-MAX_ANSWER = 40  # tokens
+MAX_ANSWER = 96  # tokens; counting to thirty has the most
 
 
 @torch.no_grad()
