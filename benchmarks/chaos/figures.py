@@ -31,7 +31,7 @@ class SessionFigures:
     n_before, n_same_before: units that were answered before the fault, and those with the same decision, text and
     context as undisturbed; n_after, n_same_after: later ones. late: units whose result took more than a second, or had
     not come when the session was stopped. begun_again: conversations after the first one. moves: to another worker.
-    difference: the first unit that is not the same.
+    n_units: units sent. difference: the first unit that is not the same.
     """
 
     name: str
@@ -47,7 +47,8 @@ class SessionFigures:
     late: int
     begun_again: int
     moves: int
-    difference: str = ""
+    n_units: int
+    difference: str
 
 
 def session_figures(client: ChaosClient, undisturbed: Undisturbed, at: float) -> SessionFigures:
@@ -91,6 +92,7 @@ def session_figures(client: ChaosClient, undisturbed: Undisturbed, at: float) ->
         late=sum(unit.is_late for unit in client.units),
         begun_again=client.n_begun,
         moves=len(client.moves),
+        n_units=len(client.units),
         difference=difference,
     )
 
@@ -147,7 +149,7 @@ def _recovery(row: FaultRow) -> str:
     if any(one.recovery is None for one in row.hit) and times:
         texts.append(f"{sum(one.recovery is None for one in row.hit)} without")
     if late := sum(one.late for one in row.hit):
-        texts.append(f"{late} of {sum(one.n_before + one.n_after for one in row.hit)} units late")
+        texts.append(f"{late} of {sum(one.n_units for one in row.hit)} units late")
     if row.back_s is not None:
         texts.append(f"process {row.back_s:.1f} s")
     if row.has_new_session is not None:

@@ -49,7 +49,7 @@ def test_rows_name_who_noticed_and_what_is_lost() -> None:
     notices = [FaultSign(2.5, "launcher", "b"), FaultSign(2.25, "gateway", "a"), FaultSign(1.5, "worker", "c")]
     row = FaultRow("kill", "kill -9", notices, [goes_on, ends], [goes_on], at=2.0, back_s=4.0)
     expected = [
-        *("kill -9", "gateway 0.25 s, launcher 0.50 s", "1.50 s; 1 without; 1 of 5 units late; process 4.0 s", "1.0 s"),
+        *("kill -9", "gateway 0.25 s, launcher 0.50 s", "1.50 s; 1 without; 1 of 6 units late; process 4.0 s", "1.0 s"),
         *("3 characters, 1 units without a result", "3 of 3 units the same, 1 late"),
     ]
     assert cells(row) == expected, f"expected {expected}, got {cells(row)}"
