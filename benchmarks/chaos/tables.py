@@ -38,7 +38,7 @@ def kill_table(kill: dict[str, Any], result: dict[str, Any] | None = None) -> An
         ("transcripts identical up to the gap", f"{kill['same_before']} of {n}"),
         ("transcripts identical after the gap as well", f"{kill['same_after']} of {n}"),
         ("sessions with a unit without a result", f"{kill['lost_units']} of {n}"),
-        ("sound of the model lost, p50 / p95 / maximum", _three(sound)),
+        ("sound that a session lost in all its kills, p50 / p95 / maximum", _three(sound)),
         ("time until the worker is back, p50 / p95 / maximum", _three(back)),
     ]
     return rows if result is None else f"{_conditions(result)}\n\n{markdown(rows)}"
