@@ -352,8 +352,7 @@ class SharedDispatcher(Dispatcher):
             spare.lease = self.workers.lease(worker, claim.request_type, spare.session_id, claim.owner, is_spare=True)
             spare.granted.set()
         elif pending is not None and pending.lease is None:
-            self.queue.remove(pending.ticket)
-            self._pending.pop(pending.ticket, None)
+            self._remove(pending.ticket)
             self._places.pop(ticket_id, None)
             pending.lease = self.workers.lease(worker, claim.request_type, claim.session, claim.owner)
             self._answers[ticket_id].set()
@@ -381,10 +380,15 @@ class SharedDispatcher(Dispatcher):
             pending.refusal = message.why
         else:
             pending.is_cancelled = True
-        self.queue.remove(pending.ticket)
-        self._pending.pop(pending.ticket, None)
+        self._remove(pending.ticket)
         pending.changed.set()
         self._end(message.ticket)
+
+    def _remove(self, ticket: Ticket) -> None:
+        """Remove a ticket that does not wait any longer."""
+        self.queue.remove(ticket)
+        self._pending.pop(ticket, None)
+        self._positions = None
 
     def _tell(self, message: FromGateway) -> None:
         if self.tell is not None:

@@ -351,3 +351,19 @@ def test_places_outlive_a_lost_connection_and_a_new_authority() -> None:
             for pick, which in ((1, 0), (0, 1), (1, 1))
         ]
         assert got == [1, 2, 3], f"expected the order of arrival across gateways, got {got}"
+
+
+def test_a_slot_ends_the_wait_at_once_after_another_one() -> None:
+    """The second slot comes while positions are reused; a client that finds its position waits on."""
+    cluster = ClusterMachine()
+    cluster.settle()
+    for _ in range(3):
+        cluster.submit(0, True)
+    dispatcher = cluster.gateways[0].dispatcher
+    first, second, third = cluster.gateways[0].sessions
+    assert first.lease is not None and dispatcher.position_of(first) is None
+    for waiting in (second, third):
+        dispatcher.finish(cluster.gateways[0].sessions.pop(0))
+        cluster.exchange(0)
+        assert waiting.lease is not None, "expected the freed slot, got none"
+        assert dispatcher.position_of(waiting) is None, "expected no position with a slot, got one"
