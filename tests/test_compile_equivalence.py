@@ -5,6 +5,7 @@ warm-up.
 import queue
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 from unittest import mock
 
@@ -15,12 +16,15 @@ from torch import Tensor
 
 from models.graphs.captured import Bucket
 from models.graphs.region_graphs import RegionTable
-from models.stages import region_table
+from models.layers.audio_overlap import needs_overlap
+from models.load import load_model
+from models.stages import region_table, unit_steps
 from models.stages import speech_steps as speaker
 from models.stages.region_table import Shapes
 from models.token2wav.stream.region_table import VocoderShapes
 from tests.models.token2wav.stream.vocoders import make_voice
-from tests.worker.loop.engines import TINY, make_image, make_sound
+from tests.worker.loop.engines import TINY, make_image, make_sound, with_history
+from worker.assembly import parts as parts_module
 from worker.assembly.parts import build
 from worker.compile.compile_engine import CompileResult, RecompileWatch, compile_engine
 from worker.compile.state import CompileCounts, TargetPhase
@@ -37,7 +41,8 @@ from worker.start.warmup import WarmUpMedia, warm_up
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-N_SLOTS, N_UNITS = 3, 36  # units of each of two sessions; enough that the sound encoder restarts
+N_SLOTS, N_UNITS = 3, 18  # units of each of two sessions; the sound encoder restarts and rows are evicted
+POSITIONS = 700  # of the sound encoder, instead of 1500: it restarts after 14 seconds
 SPEAKING, PERIOD, N_TEXT = 4, 10, 3  # speaking units per period, and their text tokens
 MAX_ERROR, MEAN_ERROR = 1e-5, 1e-6
 CONFIG = EngineConfig(
@@ -48,7 +53,7 @@ CONFIG = EngineConfig(
     euler_steps=2,
     compile=CompileConfig(enabled=True),
     session=SessionConfig(
-        force_listen_count=0, max_new_speak_tokens_per_chunk=6, window=WindowConfig(high_tokens=500, low_tokens=400)
+        force_listen_count=0, max_new_speak_tokens_per_chunk=6, window=WindowConfig(high_tokens=320, low_tokens=200)
     ),
 )
 SHAPES = Shapes(
@@ -137,7 +142,11 @@ def few_steps() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def bench(few_steps: None) -> Iterator[Bench]:
     torch._dynamo.reset()
-    engine = Engine(build(CONFIG, shapes=SHAPES, vocoder_shapes=VOCODER_SHAPES), CONFIG, observer=Script())
+    with mock.patch.object(
+        parts_module, "load_model", lambda *given, **options: with_history(load_model(*given, **options), POSITIONS)
+    ):
+        parts = build(CONFIG, shapes=SHAPES, vocoder_shapes=VOCODER_SHAPES)
+    engine = Engine(parts, CONFIG, observer=Script())
     with engine:
         compile_result = engine.submit(compile_engine, engine.parts, CONFIG).result()
         yield Bench(engine, compile_result, RecompileWatch(engine.parts))
@@ -206,14 +215,21 @@ def test_every_target_compiles(bench: Bench) -> None:
 
 
 def test_units_after_warm_up_compile_nothing(bench: Bench) -> None:
-    results = talk(bench.engine, N_UNITS)
+    restarts: list[bool] = []
+    with mock.patch.object(
+        unit_steps, "needs_overlap", lambda *given: restarts.append(needs_overlap(*given)) or restarts[-1]
+    ):
+        results = talk(bench.engine, N_UNITS)
     assert len(results) == 2 * N_UNITS
+    context = [result.context_len for result in results if result.session == "session 0"]
+    assert any(restarts), "expected the sound encoder to restart"
+    assert any(later < earlier for earlier, later in pairwise(context)), f"expected evictions, got {context} rows"
     n_listen, n_voiced = (
         sum(result.is_listen for result in results),
         sum(result.n_speech_tokens > 0 for result in results),
     )
-    assert 5 < n_listen < 2 * N_UNITS - 10, f"expected units of both kinds, got {n_listen} that listen"
-    assert n_voiced > 20, f"expected units with sound, got {n_voiced}"
+    assert 2 < n_listen < 2 * N_UNITS - 10, f"expected units of both kinds, got {n_listen} that listen"
+    assert n_voiced > 10, f"expected units with sound, got {n_voiced}"
     assert bench.watch.check() == CompileCounts(), f"after warm-up: {bench.watch.check()}"
 
 

@@ -82,11 +82,15 @@ def loaded() -> tuple[OmniModel, Tokenizer, PreprocessorConfig, FlowAndHift]:
 @cache
 def short_history_model() -> OmniModel:
     """The same model with fewer encoder positions: it starts over at every unit from the fourth on."""
-    model = copy.deepcopy(loaded()[0])
-    audio = model.config.audio_config.model_copy(update={"max_source_positions": POSITIONS})
+    return with_history(copy.deepcopy(loaded()[0]), POSITIONS)
+
+
+def with_history(model: OmniModel, positions: int) -> OmniModel:
+    """The model itself, changed to this number of positions of the audio encoder."""
+    audio = model.config.audio_config.model_copy(update={"max_source_positions": positions})
     model.config = model.config.model_copy(update={"audio_config": audio})
-    model.apm.max_positions = POSITIONS
-    weight = model.apm.embed_positions.weight[:POSITIONS].clone()
+    model.apm.max_positions = positions
+    weight = model.apm.embed_positions.weight[:positions].clone()
     model.apm.embed_positions = torch.nn.Embedding.from_pretrained(weight)
     return model
 
