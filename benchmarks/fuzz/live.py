@@ -2,9 +2,9 @@
 
 `python -m benchmarks.fuzz.live --messages 100000 --seed 3`. A neighbour repeats one conversation all the time. Its
 decisions, texts and numbers of samples must be those without other clients; samples may differ by rounding, since the
-vocoder pads windows of a batch. Found are also: errors `internal` and `engine`, HTTP status 500, connections that end
-without a close frame, errors in the logs, a process that ends, and slots that stay in use. Messages repeat with the
-seed, their order at the server does not.
+vocoder pads windows of a batch. Found are also: errors `internal` and `engine`, HTTP status 500, connections that the
+server ends without a close frame, errors in the logs, a process that ends, and slots that stay in use. Messages repeat
+with the seed, their order at the server does not.
 """
 
 import argparse
@@ -204,17 +204,17 @@ class LiveFuzz:
                     url, compression=None, max_size=None, proxy=None, close_timeout=2
                 ) as socket:
                     await self._burst(socket, name, door, last, is_open=connection % 4 > 0)
+                    ended = socket.close_code  # by the server: the client has not closed yet
                     if connection % 3 == 0:
                         socket.transport.abort()
-                        continue
             except (OSError, websockets.InvalidHandshake) as error:
                 self.ends[f"{name} {type(error).__name__} {str(error)[:60]}"] += 1
                 await asyncio.sleep(0.2)
                 continue
-            code, reason = socket.close_code, socket.close_reason
-            self.ends[f"{name} {code} {reason}"] += 1
-            if code in (ABNORMAL, INTERNAL) and connection % 3:
-                self.found.append(f"{name}: expected another close code, got {code} {reason!r} after {list(last)}")
+            self.ends[f"{name} {socket.close_code} {socket.close_reason}"] += 1
+            if ended == ABNORMAL or socket.close_code == INTERNAL:
+                got = f"{socket.close_code} {socket.close_reason!r}"
+                self.found.append(f"{name}: expected another close code, got {got} after {list(last)}")
 
     async def _burst(
         self, socket: websockets.ClientConnection, name: str, door: FuzzDoor, last: deque[str], *, is_open: bool
