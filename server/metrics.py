@@ -214,7 +214,7 @@ class GatewayMetrics:
 
     def render(self, dispatcher: Dispatcher) -> bytes:
         """The metrics as Prometheus text, with gauges set to the current state."""
-        for gauge in (self._open, self._compiled, self._late, self._memory):
+        for gauge in (self._open, self._state, self._compiled, self._late, self._memory):
             gauge.clear()
         self._queue.set(len(dispatcher.queue))
         self._slots.labels("total").set(dispatcher.workers.n_slots)

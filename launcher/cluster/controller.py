@@ -103,6 +103,7 @@ class Controller:
         self.authority = self._member(plan.authority)
         self.gateways: list[Member] = []
         self.workers: list[Member] = []
+        self._unseen: list[Member] = []  # adopted ones whose addresses are not known yet
         self._n_made = 0
         self._is_stopping = False
         self._requested = -1
@@ -117,6 +118,7 @@ class Controller:
             if name.startswith(prefix) and name[len(prefix) :].isdecimal():
                 self._n_made = max(self._n_made, int(name[len(prefix) :]))
                 self.workers.append(self._member(replace(self.plan.worker, name=name)))
+        self._unseen = list(self.workers)
 
     # --- one round -----------------------------------------------------------------------------
 
@@ -204,12 +206,15 @@ class Controller:
 
     def _register(self, known: dict[str, dict[str, Any]]) -> None:
         ours = {worker.address: worker for worker in self.workers if worker.address}
-        for address in known.keys() - ours.keys():
+        self._unseen = [one for one in self._unseen if one in self.workers and not one.address and not one.reason]
+        for address in () if self._unseen else known.keys() - ours.keys():
             self._change("DELETE", address)
         for address, worker in ours.items():
             if address not in known:
                 self._change("PUT", address)
-            elif worker.is_draining and not known[address]["is_draining"]:
+                continue
+            worker.is_draining = worker.is_draining or known[address]["is_draining"]  # since an earlier controller
+            if worker.is_draining and not known[address]["is_draining"]:
                 self._change("POST", address)
             elif worker.is_draining and not worker.is_stopping and _is_empty(known[address]):
                 assert worker.placed is not None, "expected a worker that runs"

@@ -124,6 +124,8 @@ class Authority:
         if entry is None:
             entry = self._add(gateway, claim)
         elif entry.held is not None and entry.held.worker is worker:
+            if entry.spare is not None and entry.spare.is_reclaimed:  # the message may have been lost
+                entry.spare.on_reclaim()
             return
         self._release(entry)
         if worker is None:

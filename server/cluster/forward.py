@@ -62,7 +62,8 @@ class ResumeForward:
             except (OSError, WebSocketException):
                 continue
             async with link:
-                await link.send(write(request))
+                with suppress(ConnectionClosed):  # `_pass_on` reads why
+                    await link.send(write(request))
                 await _pass_on(websocket, link)
             return True
         return False

@@ -126,12 +126,15 @@ class AuthorityService:
         due = time.monotonic()
         while True:
             await asyncio.sleep(PLACES_S)
-            self.authority.look()
             is_due = time.monotonic() >= due
             if is_due:
                 due = time.monotonic() + PLACES_AGE_S
                 self._store_gateways()
-            self.authority.tell_places(is_due=is_due)
+            try:
+                self.authority.look()
+                self.authority.tell_places(is_due=is_due)
+            except Exception:  # leases expire here, so the task goes on
+                LOG.exception("slots and places")
 
     # --- gateways ------------------------------------------------------------------------------
 
@@ -150,8 +153,11 @@ class AuthorityService:
             gateway = self.authority.connect(hello, tell)
             self._store_gateways()
             LOG.info("gateway %s is connected, with %d tickets", gateway.name, len(gateway.entries))
-            while gateway.tell is tell:
-                self._handle(gateway, read_from_gateway(await websocket.receive_text()))
+            while True:
+                message = read_from_gateway(await websocket.receive_text())
+                if gateway.tell is not tell:  # it has expired or connected again, and claims what it has
+                    break
+                self._handle(gateway, message)
             await websocket.close(CloseCode.REPLACED)
         except ClusterMessageError as error:
             LOG.warning("a gateway's message: %s", error)
@@ -213,9 +219,9 @@ class AuthorityService:
 
     def _store_gateways(self) -> None:
         names = set(self.authority.gateways)
-        if names != self._stored_gateways and not self.authority.is_recovering:
+        is_new = names != self._stored_gateways and not self.authority.is_recovering
+        if is_new and self._store.store_gateways(sorted(names)):
             self._stored_gateways = names
-            self._store.store_gateways(sorted(names))
 
     # --- workers -------------------------------------------------------------------------------
 

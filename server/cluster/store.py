@@ -3,12 +3,14 @@
 Leases and tickets are not stored: gateways claim them again, and a worker's /health tells which slots are in use.
 """
 
+import logging
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from server.cluster.messages import CountedUse
 
+LOG = logging.getLogger(__name__)
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS terms (term INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS gateways (name TEXT PRIMARY KEY);
@@ -46,12 +48,10 @@ class AuthorityStore:
         """Names of the gateways that may have sessions."""
         return [name for (name,) in self._db.execute("SELECT name FROM gateways")]
 
-    def store_gateways(self, names: list[str]) -> None:
-        """Replace the names of the gateways."""
-        with self._db:
-            self._db.execute("BEGIN")
-            self._db.execute("DELETE FROM gateways")
-            self._db.executemany("INSERT INTO gateways VALUES (?)", [(name,) for name in names])
+    def store_gateways(self, names: list[str]) -> bool:
+        """Replace the names of the gateways. Returns: whether they are stored."""
+        rows = [(name,) for name in names]
+        return self._write(("DELETE FROM gateways", [()]), ("INSERT INTO gateways VALUES (?)", rows))
 
     @property
     def workers(self) -> list[tuple[str, bool]]:
@@ -61,10 +61,7 @@ class AuthorityStore:
 
     def store_workers(self, workers: list[tuple[str, bool]]) -> None:
         """Replace the workers."""
-        with self._db:
-            self._db.execute("BEGIN")
-            self._db.execute("DELETE FROM workers")
-            self._db.executemany("INSERT INTO workers VALUES (?, ?)", workers)
+        self._write(("DELETE FROM workers", [()]), ("INSERT INTO workers VALUES (?, ?)", workers))
 
     def usage(self, day: int) -> dict[str, dict[str, CountedUse]]:
         """Usage of a day: gateway -> name of the key -> use."""
@@ -77,10 +74,24 @@ class AuthorityStore:
     def store_usage(self, day: int, gateway: str, keys: Mapping[str, CountedUse]) -> None:
         """Store what a gateway has counted, and forget the days before."""
         rows = [(day, gateway, name, one.requests, one.session_s) for name, one in keys.items()]
-        with self._db:
-            self._db.execute("BEGIN")
-            self._db.execute("DELETE FROM usage WHERE day < ?", (day,))
-            self._db.executemany("INSERT OR REPLACE INTO usage VALUES (?, ?, ?, ?, ?)", rows)
+        self._write(
+            ("DELETE FROM usage WHERE day < ?", [(day,)]), ("INSERT OR REPLACE INTO usage VALUES (?, ?, ?, ?, ?)", rows)
+        )
+
+    def _write(self, *changes: tuple[str, Sequence[tuple[object, ...]]]) -> bool:
+        """Make changes together: statements, each with the values of its runs.
+
+        Returns: False after a failure, such as on a full disk. It is logged, and the cluster goes on without the file.
+        """
+        try:
+            with self._db:
+                self._db.execute("BEGIN")
+                for statement, rows in changes:
+                    self._db.executemany(statement, rows)
+        except sqlite3.OperationalError as error:
+            LOG.error("state of the cluster: expected to write it, got %s", error)
+            return False
+        return True
 
     def close(self) -> None:
         """Close the file."""

@@ -135,9 +135,14 @@ class Relay:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            if handing is not None and not is_handed and not handing.cancelled() and handing.exception() is None:
-                handing.result().link.transport.abort()
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            except asyncio.CancelledError:
+                is_handed = False  # the caller does not get it
+                raise
+            finally:
+                if not is_handed:
+                    _abort_successor(handing)
 
     async def _up(self) -> NoReturn:
         while True:
@@ -211,6 +216,12 @@ class Relay:
         elif kind == ERROR:
             self._metrics.record_error(str(header.get("code")))
         return kind
+
+
+def _abort_successor(handing: "asyncio.Task[Successor] | None") -> None:
+    """Close the connection to a worker that would have taken over."""
+    if handing is not None and handing.done() and not handing.cancelled() and handing.exception() is None:
+        handing.result().link.transport.abort()
 
 
 def fragments(data: Data) -> Data | Iterator[Data]:

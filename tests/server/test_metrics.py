@@ -186,6 +186,9 @@ def test_compile_counters_and_memory_of_workers() -> None:
     ones = [labels for (name, labels), value in got.items() if name == "worker_state" and value]
     assert ones == [(("state", "OFFLINE"), ("worker", "worker_0"))], f"expected one state, got {ones}"
     assert sum(name == "worker_state" for name, _ in got) == len(State) + 1
+    gateway.dispatcher.workers.remove(gateway.dispatcher.workers.all[0])
+    got = samples(gateway.metrics.render(gateway.dispatcher).decode())
+    assert not [labels for name, labels in got if name == "worker_state"], "expected no state of a removed worker"
 
 
 # --- the documentation ----------------------------------------------------------------------------

@@ -59,6 +59,7 @@ class Handover:
         """Let the session stay, unless it has left."""
         self.reason = None
         self._asked.clear()
+        self._journal.changed.set()  # a move that waits for it ends
 
     async def run(self, hold: Callable[[], bool]) -> Successor:
         """Wait until the session has to leave and another worker takes over.

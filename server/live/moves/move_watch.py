@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from weakref import WeakKeyDictionary
 
 from server.dispatch.workers import Worker
 from server.live.live_sessions import LiveSession, LiveSessions
@@ -17,7 +18,7 @@ class MoveWatch:
 
     def __init__(self, live: LiveSessions, clock: Callable[[], float] = time.monotonic):
         self._live, self._clock = live, clock
-        self._eased_at: dict[Worker, float] = {}
+        self._eased_at: WeakKeyDictionary[Worker, float] = WeakKeyDictionary()  # workers of a cluster come and go
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:

@@ -27,9 +27,12 @@ class PlayedProgram:
     is_lost: bool = False
     is_asked: bool = False
     is_removed: bool = False
+    is_silent: bool = False
     ended: str = ""
 
     def status(self) -> ProgramStatus | None:
+        if self.is_silent:
+            return None
         if self.is_lost:
             raise NodeLostError("actor", expected="an answer", got="none")
         return ProgramStatus(self.address, f"node of {self.address}", self.ended)
@@ -51,8 +54,12 @@ class PlayedCluster:
     queue_length: int = 0
     wait_s: float = 0.0
     is_down: bool = False
+    changes: list[tuple[str, str]] = field(default_factory=list)
 
     def place(self, spec: ProgramSpec) -> PlayedProgram:
+        for one in self.programs:
+            if one.spec.name == spec.name and not (one.is_removed or one.is_lost or one.ended):
+                return one
         self.programs.append(PlayedProgram(spec, f"10.0.0.{len(self.programs) + 1}:1"))
         return self.programs[-1]
 
@@ -68,6 +75,7 @@ class PlayedCluster:
         if request.url.path == "/workers":
             return httpx.Response(200, json={"workers": list(self.workers.values())})
         assert path == "/workers" and request.headers["secret"] == "s", f"expected a worker's route, got {request.url}"
+        self.changes.append((request.method, address))
         if request.method == "PUT":
             self.workers[address] = {
                 **{"address": address, "is_ready": True, "is_draining": False},
@@ -189,7 +197,24 @@ def test_new_controller_finds_the_workers_of_the_one_before() -> None:
     played, controller, clock = controlled(ScalingPolicy(1, 1))
     controller.adopt(["authority", "worker-7", "worker-x", "gateway-0"])
     look(controller, clock)
-    assert [one.spec.name for one in played.running("worker")] == ["worker-7"], "expected no further worker"
+    (worker,) = played.running("worker")
+    assert worker.spec.name == "worker-7", f"expected no further worker, got {worker.spec.name}"
+
+    played.workers[worker.address].update(is_draining=True, free=1, leases=1)
+    again = Controller(controller.plan, played, clock, controller._http)
+    again.adopt(["worker-7"])
+    worker.is_silent = True
+    asked = len(played.changes)
+    look(again, clock)
+    assert played.changes[asked:] == [], f"expected the sessions' worker to stay registered, got {played.changes}"
+    worker.is_silent = False
+    look(again, clock)
+    assert not worker.is_asked and len(played.running("worker")) == 2, (
+        "expected another one beside a worker that drains"
+    )
+    played.workers[worker.address].update(leases=0)
+    look(again, clock)
+    assert worker.is_asked, "expected the end of a worker that drains and has no session"
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,21 @@ from pathlib import Path
 
 import httpx
 import pytest
+from websockets.asyncio.client import connect
 
 from benchmarks.serve.fake_worker import FakeWorker
-from server.access.usage import KeyUsage
+from server.access.usage import DayUsage, KeyUsage
+from server.cluster.link import AuthorityLink
+from server.cluster.messages import Claim, FromAuthority, Hello, Submit, read_from_authority
+from server.cluster.shared_dispatcher import SharedDispatcher
+from server.dispatch.eta import Eta, EtaConfig
+from server.dispatch.queue import Queue
+from server.dispatch.workers import Workers
 from tests.server.access.keyed_gateway import USER, bearer, entry
 from tests.server.cluster.clusters import SECRET, running_authority, running_gateways
 from tests.server.live_gateway import Client, run, wait_until
 from worker.key_text import new_key
+from worker.protocol.codes import CloseCode
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +89,46 @@ def test_sessions_outlive_the_authority_and_a_new_one_learns_them(tmp_path: Path
                 assert len(state.queue) == 1, f"expected the late ticket to wait, got {len(state.queue)}"
                 await clients[1].close()
                 await late.with_slot()
+
+    run(scenario)
+
+
+def test_what_comes_over_a_connection_that_no_longer_counts(tmp_path: Path) -> None:
+    """The authority takes no ticket from it, and a gateway that fails at a message connects again."""
+
+    async def scenario() -> None:
+        async with FakeWorker(slots=1) as worker, running_authority(tmp_path / "state", worker) as authority:
+            state = authority.service.authority
+            await wait_until(lambda: state.workers.n_free == 1, "the worker")
+            claim = Claim(ticket="t", number=0, request_type="chat", session="s", owner="")
+            async with connect(f"{authority.url}/gateway", proxy=None) as expired:
+                await expired.send(Hello(gateway="g").model_dump_json())
+                await expired.recv()  # welcome
+                state.gateways["g"].expires_at = 0.0
+                state.look()
+                await expired.send(Submit(claim=claim).model_dump_json())
+                await expired.wait_closed()
+                assert expired.close_code == CloseCode.REPLACED, f"expected REPLACED, got {expired.close_code}"
+                assert not state.workers.leases, "expected no lease without a gateway"
+            async with connect(f"{authority.url}/gateway", proxy=None) as again:
+                await again.send(Hello(gateway="g", claims=[claim]).model_dump_json())
+                while (message := read_from_authority(str(await again.recv()))).type != "granted":
+                    pass
+                assert message.ticket == "t", f"expected the slot of the ticket, got {message}"
+
+            dispatcher = SharedDispatcher(Workers(()), Queue(10), Eta(EtaConfig()))
+            receive, failed = dispatcher.receive, []
+
+            def fail_once(message: FromAuthority) -> None:
+                dispatcher.receive = receive
+                failed.append(message)
+                raise KeyError(message.type)
+
+            dispatcher.receive = fail_once
+            link = AuthorityLink(dispatcher, DayUsage(tmp_path / "usage"), authority.url, "g1", 1)
+            link.start()
+            await wait_until(lambda: failed and len(dispatcher.workers.all) == 1, "the list of workers")
+            await link.stop()
 
     run(scenario)
 

@@ -8,6 +8,11 @@ import websockets
 from websockets.asyncio.server import ServerConnection
 
 from benchmarks.serve.fake_worker import FakeWorker
+from server.access.identity import Identity
+from server.dispatch.workers import Worker, WorkerAddress, WorkerLease
+from server.live.kinds import Kind
+from server.live.live_sessions import LiveSession
+from server.live.relay import Relay, RelayEnds, Successor
 from tests.server.live_gateway import (
     CHUNK,
     PREPARE,
@@ -193,5 +198,50 @@ def test_refuses_other_socket_paths() -> None:
                     await websockets.connect(f"ws://127.0.0.1:{gateway.port}{path}")
             assert (await gateway.http.get("/ws/duplex/a")).status_code in (404, 426)
             await (await gateway.connect()).with_slot()
+
+    run(scenario)
+
+
+class _SlowEnd:
+    """A worker's connection whose reading ends late, and a client that sends nothing."""
+
+    def __init__(self) -> None:
+        self.ending, self.aborted = asyncio.Event(), 0
+        self.transport = self
+
+    def abort(self) -> None:
+        self.aborted += 1
+
+    def __len__(self) -> int:
+        return 0
+
+    async def get(self) -> None:
+        await asyncio.Event().wait()
+
+    async def recv(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ending.set()
+            await asyncio.Event().wait()
+
+
+def test_client_that_leaves_while_another_worker_takes_over_leaves_no_connection() -> None:
+    async def scenario() -> None:
+        slow, taken = _SlowEnd(), _SlowEnd()
+        session = LiveSession("omni_a", Kind.DUPLEX, Identity())
+        lease = WorkerLease(Worker(0, WorkerAddress("w", 1)), "omni_duplex", "omni_a", 0.0, 0.0)
+        relay = Relay(RelayEnds(None, slow, slow, lease), session, None, None, None, None)
+
+        async def hand_over() -> Successor:
+            await asyncio.sleep(0)
+            assert relay.hold(), "expected a session that goes on"
+            return Successor(lease, taken)
+
+        running = asyncio.create_task(relay.run(asyncio.create_task(hand_over())))
+        await slow.ending.wait()
+        running.cancel()
+        await asyncio.wait((running,))
+        assert running.cancelled() and taken.aborted == 1, f"expected the connection to be closed, got {taken.aborted}"
 
     run(scenario)

@@ -1,5 +1,6 @@
 """Sessions that leave a worker that goes on: one that shuts down, or is short of memory."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +13,10 @@ from server.dispatch.queue import Queue
 from server.dispatch.workers import Worker, WorkerAddress, WorkerLease
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession, LiveSessions
-from server.live.moves.handover import further_steps
+from server.live.moves.handover import Handover, further_steps
 from server.live.moves.move_watch import MEMORY_INTERVAL_S, MoveWatch
-from tests.server.live.moves.test_moving import JournalTalk
+from server.live.moves.rebuild import ContextRebuild
+from tests.server.live.moves.test_moving import FRAME, JournalTalk
 from tests.server.live.test_resumption import Talker, sample
 from tests.server.live_gateway import CHUNK, STOP, run, running_gateway, wait_until
 from tests.server.routes.asgi_gateway import IDLE, asgi_client, gateway_of
@@ -134,3 +136,21 @@ def test_what_follows_a_context_that_another_worker_has() -> None:
     fed = list(talk.journal.steps)
     talk.unit(3)
     assert further_steps(fed, talk.journal.steps) is None, "expected an interrupt that has had its effect to count"
+
+
+def test_a_move_that_waits_for_an_edge_ends_once_the_session_may_stay() -> None:
+    async def scenario() -> None:
+        talk = JournalTalk().prepared()
+        talk.send(FRAME)  # without a chunk, so no edge comes
+        handover = Handover(None, None, None, None, talk.journal)
+        rebuild = ContextRebuild(None, None, one_by_one=False)
+        rebuild.fed = list(talk.journal.steps)
+        handover.ask("memory")
+        waiting = asyncio.create_task(handover._catch_up(rebuild, lambda: True))
+        await asyncio.sleep(0)
+        handover.withdraw()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert waiting.done() and not waiting.result(), "expected the other worker's slot to be given up"
+
+    run(scenario)
