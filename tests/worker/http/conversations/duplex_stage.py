@@ -109,6 +109,7 @@ class Stage:
             preparing=asyncio.Semaphore(),
             decoders=DecodingThreads(),
             reference=lambda **given: None,
+            loaded=None,
         )
         self.conversation = DuplexConversation(service, WorkerMetrics(), "c")
         self.running = asyncio.create_task(self.run())
