@@ -287,7 +287,7 @@ def _moved(message: SessionMoved) -> str:
         text += f", without the first {message.omitted} s and their {message.omitted_pictures} pictures"
     if message.dropped:
         lost = f"{message.dropped_sound_s:.1f} s of sound and {message.dropped_pictures} pictures"
-        text += f"; {lost} are dropped: workers were lost at them"
+        text += f"; {lost} are dropped, because workers failed on them"
     return text
 
 

@@ -132,7 +132,7 @@ def run(call: Call) -> int:
 
 
 def _train_sight(call: Call, learner: Learner, producers: Producers, log: Callable[[object], None]) -> None:
-    """Seeing alone. Adam's moments of what sees begin anew after it."""
+    """Train on pictures alone. Adam's moments of the vision parts are reset after it."""
     trainer = SightTrainer(
         learner.model,
         learner.sights,

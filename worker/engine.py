@@ -126,9 +126,9 @@ class Engine:
             raise
         return engine
 
-    def trace(self, session: str, wants: bool) -> bool:
-        """Whether a trace of the session is recorded from its next preparation on. wants: its client asks for one."""
-        return self._recorder is not None and self._recorder.ask(session, wants)
+    def trace(self, session: str, is_requested: bool) -> bool:
+        """Whether a trace of the session is recorded from its next preparation on. is_requested: by its client."""
+        return self._recorder is not None and self._recorder.ask(session, is_requested)
 
     def __enter__(self) -> "Engine":
         if self.thread.thread is None:

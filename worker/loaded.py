@@ -49,7 +49,7 @@ class WorkerSettings:
         max_backlog: bytes of a session's waiting messages.
         spread_units: tell new sessions when to begin, so that units of all sessions are spread over the second.
         is_measured: no more sessions are admitted than have their units answered in time.
-        secret: of the launcher, which clients must know; None: none.
+        secret: of the launcher, which clients must send; None: none.
         max_memory: bytes of the process above which its launcher replaces it; None: by what it holds once ready.
         trace_dir: folder of traces of all sessions; None: none are written.
         asked_trace_dir: folder of traces of sessions that ask for one; None: none is written.

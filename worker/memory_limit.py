@@ -1,6 +1,6 @@
 """How much memory a worker's process may hold before its launcher replaces it. Torch-free; measures nothing itself."""
 
-GROWTH, ROOM = 2, 4 * 2**30  # without a setting: so many times what it held when it became ready, and so many bytes
+GROWTH, ROOM = 2, 4 * 2**30  # without a setting: this multiple of what it held when it became ready, plus so many bytes
 
 
 class MemoryLimit:

@@ -1,6 +1,6 @@
 """What faults cost live sessions: `python -m benchmarks.chaos`.
 
-Starts the launcher with a gateway and two workers, talks to them in real time and causes each fault in turn.
+Starts the launcher with a gateway and two workers, runs conversations in real time and causes each fault in turn.
 docs/reliability.md explains the tables.
 """
 

@@ -67,7 +67,7 @@ class Unit:
 
 
 class FaultSign(NamedTuple):
-    """Something that tells of a fault. at: monotonic s."""
+    """A sign of a fault. at: monotonic s."""
 
     at: float
     who: str
@@ -120,7 +120,7 @@ class ChaosClient:
         self._is_over = True
 
     async def run(self, begin: asyncio.Event) -> None:
-        """Talk until `stop`. begin: set when all sessions send their first unit."""
+        """Send units until `stop`. begin: set when all sessions send their first unit."""
         while not self._is_over:
             self.session_id = self.name if self.n_begun == 0 else f"{self.name}_{self.n_begun}"
             try:

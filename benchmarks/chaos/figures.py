@@ -118,7 +118,7 @@ class FaultRow:
     reason: str = ""
 
     def first_signs(self, begin: float, end: float = math.inf) -> str:
-        """Who noticed something in a span of time, and after how long."""
+        """The first sign of each program in a span of time, and after how long."""
         found: dict[str, float] = {}
         for notice in sorted(self.notices):
             if begin <= notice.at < end:
@@ -134,7 +134,7 @@ class FaultRow:
 
 
 def cells(row: FaultRow) -> list[str]:
-    """The row of the table: fault, who notices and when, recovery, lost sound, lost text, neighbours."""
+    """The row of the table: fault, first signs and their times, recovery, lost sound, lost text, neighbours."""
     if row.reason:
         return [row.what, f"left out: {row.reason}", *["-"] * 4]
     noticed = row.first_signs(row.at)

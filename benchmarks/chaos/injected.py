@@ -30,7 +30,7 @@ def shift_clock() -> None:
 
 
 def hold_memory(n_bytes: int) -> None:
-    """Hold so many bytes more."""
+    """Allocate and keep so many more bytes."""
     while n_bytes > 0:
         held.append(b"x" * STEP_BYTES)
         n_bytes -= STEP_BYTES

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback whose connections can be slow, lossy, or swallow everything."""
+"""A TCP proxy on loopback whose connections can be slow, lossy, or discard all data."""
 
 import asyncio
 import random
@@ -41,7 +41,7 @@ class FaultyProxy:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def blackhole(self) -> None:
-        """Swallow what the present connections carry, in both directions. New connections work."""
+        """Discard the data of the present connections, in both directions. New connections work."""
         self._swallowing |= self._tasks
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

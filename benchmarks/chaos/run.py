@@ -31,7 +31,7 @@ class References:
         self._n_units = 0
 
     async def of(self, n_units: int) -> list[Undisturbed]:
-        """So many units of each session, or `MAX_COMPARED`."""
+        """This many units of each session, at most `MAX_COMPARED`."""
         n_units = min(n_units, MAX_COMPARED)
         if n_units > self._n_units:
             await self._system.wait_ready()

@@ -23,7 +23,7 @@ N_WORKERS, N_SLOTS = 2, 6
 START_S, STOP_S, ANSWER_S = 300.0, 90.0, 5.0
 TAIL_S, POLL_S = 0.01, 0.05
 MAX_WORKER_GB = 2.0
-# What tells of a fault, in the logs of the gateway and of the launcher.
+# Signs of a fault in the logs of the gateway and of the launcher.
 SIGNS = {
     "gateway": (
         r"session \S+ moves: .*",

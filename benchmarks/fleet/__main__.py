@@ -172,7 +172,7 @@ def _gateway(stack: ExitStack, number: int, source: tuple[str, str]) -> ServedPr
 
 
 def _wait_slots(gateway: ServedProgram, n_slots: int) -> None:
-    """Wait until a gateway knows all slots."""
+    """Wait until a gateway has all slots."""
     end = time.monotonic() + START_S
     while f'duologue_gateway_slots{{kind="total"}} {n_slots:.1f}' not in gateway.text("/metrics"):
         if time.monotonic() > end:
@@ -275,7 +275,7 @@ def row_of(
 
 
 def sessions_of_a_core(gateway_ms: Mapping[str, float]) -> float:
-    """Sessions with a unit a second that a gateway on one core carries, with 0.3 of the core left; on paper."""
+    """Sessions with a unit a second that a gateway on one core carries, with 0.3 of the core left; by arithmetic."""
     busy_ms = gateway_ms["idle_second"] + gateway_ms["unit"]
     return max(0.0, USABLE * 1000 - gateway_ms["empty_second"]) / busy_ms if busy_ms else 0.0
 

@@ -24,7 +24,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--messages", type=int, default=100_000, help="number of messages of all targets together")
     parser.add_argument("--seed", type=int, default=0, help="repeats the same messages")
     parser.add_argument("--targets", type=lambda text: text.split(","), default=list(TARGETS), help=", ".join(TARGETS))
-    parser.add_argument("--corpus", type=Path, help="file to which found messages are added, as small as they get")
+    parser.add_argument("--corpus", type=Path, help="file to which found messages are added, reduced")
     parser.add_argument("--json", type=Path, help="result file")
     options = parser.parse_args(arguments)
     if unknown := set(options.targets) - set(TARGETS):

@@ -1,4 +1,4 @@
-"""Messages that were found, as small as they get, in one JSON file that the tests read."""
+"""Messages that were found, reduced, in one JSON file that the tests read."""
 
 import base64
 import json

@@ -1,6 +1,6 @@
 """Nearly valid messages at every door of a running gateway, and at the sockets of its worker.
 
-`python -m benchmarks.fuzz.live --messages 100000 --seed 3`. A neighbour repeats one conversation all the time. Its
+`python -m benchmarks.fuzz.live --messages 100000 --seed 3`. One client, the neighbour, repeats a conversation. Its
 decisions, texts and numbers of samples must be those without other clients; samples may differ by rounding, since the
 vocoder pads windows of a batch. Found are also: errors `internal` and `engine`, HTTP status 500, connections that the
 server ends without a close frame, errors in the logs, a process that ends, and slots that stay in use. Messages repeat

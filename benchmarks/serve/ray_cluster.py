@@ -1,4 +1,4 @@
-"""A cluster of several Ray nodes on this machine, with the embedded model on the CPU: start, a node's death, scaling.
+"""A cluster of several Ray nodes on this machine, with the embedded model on the CPU: start, loss of a node, scaling.
 
     python -m benchmarks.serve.ray_cluster [--pace-s 1] [--sessions 8]
 
@@ -61,7 +61,7 @@ class LocalCluster:
         return [one for one in self.state()["workers"] if one.get("is_ready") and not one["is_draining"]]
 
     def kill_node(self, worker: dict[str, Any]) -> None:
-        """Kill a worker's process and its whole node, without a word."""
+        """Kill a worker's process and its whole node with SIGKILL."""
         port = int(worker["address"].rpartition(":")[2])
         for process in psutil.process_iter():
             if str(port) in process.cmdline() and "worker.main" in process.cmdline():
@@ -91,7 +91,7 @@ def measure_start(cluster: LocalCluster) -> dict[str, object]:
 
 
 async def measure_death(cluster: LocalCluster, n_sessions: int, pace_s: float) -> dict[str, object]:
-    """Live sessions at two gateways; the node of one worker dies."""
+    """Live sessions at two gateways; the node of one worker is killed."""
     urls = [f"ws://127.0.0.1:{8006 + number % 2}" for number in range(n_sessions)]
     async with LiveGroup(urls, "death", pace_s) as group:
         await until(lambda: all(one.n_answered >= 2 for one in group.clients), "two units of each session")

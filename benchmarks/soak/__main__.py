@@ -1,7 +1,8 @@
-"""Hours of live sessions through gateway and worker: what grows, and what is left when all clients have gone.
+"""Hours of live sessions through gateway and worker: what grows, and what stays in use after all clients have left.
 
-`python -m benchmarks.soak --help` lists the options; README.md explains the result. One session stays to the end and
-evicts all the time. Visits come and go beside it. Exit status: 1 if a bound fails, 0 otherwise.
+`python -m benchmarks.soak --help` lists the options; README.md explains the result. One session lasts to the end
+and evicts continuously; short ones, called visits, run beside it. Exit status: 1 if a bound fails, something is left
+over or a visit ends in another way than expected, 0 otherwise.
 """
 
 import argparse
@@ -45,10 +46,10 @@ SETTLE_S = 90.0  # for slots and descriptors to be given back
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__.split("\n")[0])
-    parser.add_argument("--minutes", type=float, default=120, help="length of the session that stays")
+    parser.add_argument("--minutes", type=float, default=120, help="length of the long session")
     parser.add_argument("--warm", type=float, default=10, help="first minutes, which slopes leave out")
     parser.add_argument("--sample-s", type=float, default=15, help="seconds between samples")
-    parser.add_argument("--visit-s", type=int, default=24, help="seconds of a visit, about")
+    parser.add_argument("--visit-s", type=int, default=24, help="approximate seconds of a visit")
     parser.add_argument("--visitors", type=int, default=1, help="visits at the same time; 0: none")
     parser.add_argument("--model-path", type=Path, help="checkpoint folder; default: the embedded one")
     parser.add_argument("--device", default="auto", help="device of the worker: auto, cpu, cuda, cuda:N")
@@ -86,7 +87,7 @@ class Soak:
         }
 
     def run(self) -> bool:
-        """Returns: whether no bound fails."""
+        """Returns: whether no bound fails, nothing is left over and no visit fails."""
         with ExitStack() as stack:
             gateway, worker = self._start(stack)
             asyncio.run(self._soak(gateway, worker))

@@ -1,4 +1,4 @@
-"""Keeps the programs of a cluster running: one authority, some gateways, and workers between two numbers.
+"""Keeps the programs of a cluster running: one authority, the gateways, and a number of workers within limits.
 
 Contains no Ray: `Placement` starts programs on nodes. A program whose node dies is started on another one. A worker is
 removed only after it was drained and has no session.
@@ -112,7 +112,7 @@ class Controller:
         return Member(spec, RestartBackoff(RestartPolicy()))
 
     def adopt(self, names: list[str]) -> None:
-        """Take up workers that an earlier controller has started. names: of all actors."""
+        """Add the workers that an earlier controller has started. names: of all actors."""
         prefix = f"{self.plan.worker.name}-"
         for name in names:
             if name.startswith(prefix) and name[len(prefix) :].isdecimal():
@@ -123,7 +123,7 @@ class Controller:
     # --- one round -----------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Look after everything once."""
+        """Check all programs once: start, stop, register and scale."""
         self._keep(self.authority)
         if self._is_stopping:
             self._look_after_end()
@@ -146,7 +146,7 @@ class Controller:
         self._scale(known)
 
     def _keep(self, member: Member) -> None:
-        """Start a program that should run and does not, and note the end of one that did."""
+        """Start a program that does not run, and record the end of one that did."""
         now = self._clock()
         if member.placed is None:
             if not member.is_stopping and now >= member.start_at:
@@ -188,7 +188,7 @@ class Controller:
     # --- workers -------------------------------------------------------------------------------
 
     def _known_workers(self) -> dict[str, dict[str, Any]] | None:
-        """What the authority says of each worker, by address; None if it does not answer."""
+        """The authority's state of each worker, by address; None if it does not answer."""
         try:
             response = self._http.get(f"http://{self.authority.address}/workers")
             response.raise_for_status()
@@ -269,7 +269,7 @@ class Controller:
     # --- the end -------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Stop everything: gateways first, which let their sessions end, then workers, then the authority."""
+        """Stop all programs: gateways first, which let their sessions end, then workers, then the authority."""
         self._is_stopping = True
         self._end(self.gateways)
 
@@ -291,11 +291,11 @@ class Controller:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether everything has ended after `stop`."""
+        """Whether all programs have ended after `stop`."""
         return self._is_stopping and all(one.placed is None for one in (self.authority, *self.gateways, *self.workers))
 
     def describe(self) -> dict[str, Any]:
-        """The state of everything, for operators."""
+        """The state of all programs, for operators."""
         known = self._known_workers() if self.authority.address else None
         return {
             "authority": _describe(self.authority),

@@ -18,33 +18,49 @@ STATE_FILE = "authority.sqlite"  # below `service.data_dir`
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m launcher.cluster", description="Runs a cluster with Ray.")
-    parser.add_argument("--address", default="auto", help="of the Ray cluster; default: the one of this machine")
+    parser.add_argument("--address", default="auto", help="address of the Ray cluster; default: this machine's")
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start the authority, the gateways and the workers")
     up.add_argument("--config", type=Path, metavar="FILE", help="settings file, at the same path on each node")
-    up.add_argument("--gateways", type=_count, default=1, metavar="N", help="default: 1")
-    up.add_argument("--min-workers", type=_count, default=1, metavar="N", help="default: 1")
-    up.add_argument("--max-workers", type=_count, metavar="N", help="default: --min-workers")
-    up.add_argument("--gpus-per-worker", type=float, default=1, metavar="N", help="0: on the CPU; default: 1")
+    up.add_argument("--gateways", type=_count, default=1, metavar="N", help="gateways; default: 1")
+    up.add_argument("--min-workers", type=_count, default=1, metavar="N", help="fewest workers; default: 1")
+    up.add_argument("--max-workers", type=_count, metavar="N", help="most workers; default: --min-workers")
+    up.add_argument("--gpus-per-worker", type=float, default=1, metavar="N", help="default: 1; 0: on the CPU")
     up.add_argument(
-        "--resource", action="append", default=[], metavar="NAME", help="Ray resource that each worker takes one of"
+        "--resource",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="Ray resource of which a worker takes one; repeatable",
     )
-    up.add_argument("--idle-s", type=float, default=60.0, metavar="S", help="before a worker is removed; default: 60")
-    up.add_argument("--placement", choices=["spread", "pack"], default="spread", help="of sessions; default: spread")
+    up.add_argument(
+        "--idle-s",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds of less need before a worker is removed; default: 60",
+    )
+    up.add_argument(
+        "--placement", choices=["spread", "pack"], default="spread", help="of sessions on workers; default: spread"
+    )
     up.add_argument("--authority-port", type=int, default=AUTHORITY_PORT, metavar="N", help="default: %(default)s")
     up.add_argument("--remote", action="store_true", help="gateways listen on all addresses; default: loopback")
     up.add_argument("--insecure", action="store_true", help="with --remote: no key is needed, if none is configured")
-    up.add_argument("--model-path", metavar="DIR", help="checkpoint, at the same path on each node, or a hub's id")
+    up.add_argument("--model-path", metavar="DIR", help="checkpoint, at the same path on each node, or a hub id")
     up.add_argument("--max-sessions", type=_count, metavar="N", help="slots of a worker; default: as many as fit")
     up.add_argument("--no-compile", action="store_true", help="workers do not compile the model")
-    up.add_argument("--log-dir", type=Path, default=ROOT / "tmp" / "cluster", metavar="DIR", help="on each node")
-    up.add_argument("--wait-s", type=float, default=600.0, metavar="S", help="for the first workers; default: 600")
+    up.add_argument("--log-dir", type=Path, default=ROOT / "tmp" / "cluster", metavar="DIR", help="logs of each node")
+    up.add_argument(
+        "--wait-s", type=float, default=600.0, metavar="S", help="seconds for the first workers; default: 600"
+    )
     up.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
-    commands.add_parser("status", help="print the state of everything as JSON")
+    commands.add_parser("status", help="print the state of all programs as JSON")
     drain = commands.add_parser("drain", help="drain a worker, or all workers of a node, and remove them")
     drain.add_argument("name", help="name of a worker or id of a node, as in `status`")
-    down = commands.add_parser("down", help="end all sessions and stop everything")
-    down.add_argument("--wait-s", type=float, default=600.0, metavar="S", help="for sessions to end; default: 600")
+    down = commands.add_parser("down", help="end all sessions and stop all programs")
+    down.add_argument(
+        "--wait-s", type=float, default=600.0, metavar="S", help="seconds for sessions to end; default: 600"
+    )
     return parser
 
 

@@ -9,7 +9,7 @@ from launcher.managed_process import ChildProcess, Program, describe_exit
 from worker.config.service import ROOT
 
 PORT_MARK, HOST_MARK = "{port}", "{host}"  # in a command
-# Ray sets these for what runs inside an actor; the programs choose for themselves.
+# Ray sets these for what runs inside an actor; the programs choose their own values.
 LEFT_OUT = ("OMP_NUM_THREADS", "RAY_JOB_ID", "RAY_RAYLET_PID")
 
 
@@ -17,7 +17,7 @@ LEFT_OUT = ("OMP_NUM_THREADS", "RAY_JOB_ID", "RAY_RAYLET_PID")
 class ProgramSpec:
     """A program of a cluster.
 
-    kind: gateway, worker or authority. name: of its actor, unlike all others. command: with `{host}` and `{port}` where
+    kind: gateway, worker or authority. name: of its actor, unique. command: with `{host}` and `{port}` where
     the node's address belongs. environ: variables that it gets. port: None: any free one. n_gpus: that it needs.
     resources: further ones, by their names in Ray.
     """

@@ -1,6 +1,6 @@
 """Programs as Ray actors, and the controller as one that Ray restarts. The only module that uses Ray.
 
-Ray is imported when a cluster is used, so that nothing else needs it or waits for it.
+Ray is imported only when a cluster is used, so other commands neither need it nor spend the time of its import.
 """
 
 import logging
@@ -20,7 +20,7 @@ from worker.config.service import ROOT
 
 LOG = logging.getLogger(__name__)
 NAMESPACE, CONTROLLER = "duologue", "controller"
-# Ray's own resource of the head node. What must not move stays there.
+# Ray's own resource of the head node, where authority and controller run.
 HEAD: tuple[tuple[str, float], ...] = (("node:__internal_head__", 0.001),)
 LOOK_S = 0.5
 UNAVAILABLE_S = 30.0  # time for which an actor may not answer before it counts as lost
@@ -123,7 +123,7 @@ class RayPlacement:
             num_gpus=spec.n_gpus,
             resources=dict(spec.resources),
             scheduling_strategy="SPREAD",
-            max_restarts=0,  # the controller starts another one, where there is room
+            max_restarts=0,  # the controller starts another one, on a node with free resources
         )
         return PlacedActor(actor.remote(spec, self._folder))
 
@@ -133,7 +133,7 @@ class RayPlacement:
 
 
 class ControllerActor:
-    """The controller inside an actor: a thread looks after the cluster every `LOOK_S` seconds.
+    """The controller inside an actor: a thread checks the cluster every `LOOK_S` seconds.
 
     Args:
         plan: what should run.
@@ -156,11 +156,11 @@ class ControllerActor:
                 with self._lock:
                     self._controller.look()
             except Exception:
-                LOG.exception("the controller")
+                LOG.exception("error in the controller")
             time.sleep(max(0.05, LOOK_S - (time.monotonic() - begun)))
 
     def describe(self) -> dict[str, Any]:
-        """The state of everything."""
+        """The state of all programs."""
         with self._lock:
             return self._controller.describe()
 
@@ -170,12 +170,12 @@ class ControllerActor:
             return self._controller.drain(name)
 
     def stop(self) -> None:
-        """Begin to stop everything."""
+        """Begin to stop all programs."""
         with self._lock:
             self._controller.stop()
 
     def is_stopped(self) -> bool:
-        """Whether everything has ended."""
+        """Whether all programs have ended."""
         with self._lock:
             return self._controller.is_stopped
 
@@ -183,7 +183,7 @@ class ControllerActor:
 def start_controller(ray: Any, plan: ClusterPlan, folder: Path, level: str) -> Any:
     """Start the controller on the head node. Raises: SettingsError if there is one."""
     if find_controller(ray) is not None:
-        raise SettingsError("up", expected="no cluster that runs (launcher.cluster down ends it)", got="one")
+        raise SettingsError("up", expected="no running cluster (launcher.cluster down ends it)", got="one")
     plan = replace(plan, authority=replace(plan.authority, resources=HEAD))
     actor = ray.remote(ControllerActor).options(
         name=CONTROLLER,

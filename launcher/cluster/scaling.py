@@ -1,4 +1,4 @@
-"""How many workers a cluster should have. Pure functions and a history of times passed in."""
+"""How many workers a cluster should have. Contains no clock and no I/O."""
 
 import math
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ class ScalingPolicy:
     """Limits of the number of workers.
 
     min_workers, max_workers: of the cluster. wait_s: wait of the oldest ticket from which on workers are added.
-    spare_share: share of all slots that should be free. idle_s: time for which a worker has to be superfluous before it
-    is drained.
+    spare_share: share of all slots that should be free. idle_s: time for which fewer workers have to be enough
+    before one is drained.
     """
 
     min_workers: int = 1
@@ -38,7 +38,7 @@ class ClusterLoad:
 
 
 class Scaler:
-    """Decides the number of workers again and again.
+    """The number of workers for each measured load.
 
     Args:
         policy: limits.

@@ -1,8 +1,8 @@
-"""The one place of a cluster that gives workers' slots to the tickets of all gateways, in the order of their arrival.
+"""Assigns workers' slots to the tickets of all gateways of a cluster, in the order of their arrival.
 
 Contains no I/O; the clock is passed in. A lease belongs to a gateway and ends with it: a gateway that renews nothing
-for `ttl_s` seconds loses its leases and tickets. A gateway that connects again claims what it has, so a new authority
-learns all leases and tickets from the gateways; `term` orders its tickets behind those of earlier ones.
+for `ttl_s` seconds loses its leases and tickets. A gateway that connects again claims its leases and tickets, so a new
+authority gets all of them from the gateways; `term` orders new tickets after those of earlier authorities.
 """
 
 import time
@@ -39,7 +39,7 @@ from server.dispatch.spare_slots import SpareSlot, SpareSlots
 from server.dispatch.workers import Worker, WorkerAddress, WorkerLease, Workers
 
 TTL_S = 15.0
-RECOVERY_S = 5.0  # after a start: for the gateways of the authority before to claim their leases
+RECOVERY_S = 5.0  # after a start: for gateways of the earlier authority to claim their leases
 TERM_BITS = 32  # numbers of one term
 
 
@@ -85,13 +85,13 @@ class Authority:
 
     @property
     def is_recovering(self) -> bool:
-        """Whether gateways of an earlier term may still claim leases, so that no slot is given away."""
+        """Whether gateways of an earlier term may still claim leases, so that no slot is assigned."""
         return bool(self._awaited) and self._clock() < self._recovered_at
 
     # --- gateways ------------------------------------------------------------------------------
 
     def connect(self, hello: Hello, tell: Tell) -> GatewayRecord:
-        """Take up a gateway, whose connection before, if any, no longer counts.
+        """Register the connection of a gateway, in place of an earlier one.
 
         Args:
             hello: its name and what it claims.
@@ -113,7 +113,7 @@ class Authority:
         return gateway
 
     def _claim(self, gateway: GatewayRecord, claim: Claim) -> None:
-        """Make what is known of a ticket equal to what its gateway says."""
+        """Update a ticket to the claim of its gateway."""
         entry = self._entries.get(claim.ticket)
         if entry is not None and entry.gateway is not gateway:
             return
@@ -136,7 +136,7 @@ class Authority:
             return
         self.queue.remove(entry.ticket)
         lease = self.workers.lease(worker, claim.request_type, claim.session, claim.owner, is_spare=claim.is_spare)
-        # The worker counted the slot as one of a session that it does not know from here.
+        # Until now the slot counted as one of a session outside the cluster.
         model = model_of(claim.request_type)
         if model == "omni":
             worker.n_external = max(0, worker.n_external - 1)
@@ -164,7 +164,7 @@ class Authority:
         _tell(gateway, beat)
 
     def locate(self, gateway: GatewayRecord, session_id: str) -> None:
-        """Tell a gateway which others have a session."""
+        """Send a gateway the addresses of the others that have a session."""
         addresses = [
             one.address
             for one in self.gateways.values()
@@ -221,7 +221,7 @@ class Authority:
             self._grant(self._add(gateway, claim), lease)
 
     def swap(self, gateway: GatewayRecord, message: Swap) -> None:
-        """Give a ticket the slot of another one, which is over."""
+        """Give a ticket the slot of another one, which ends."""
         entry, by = gateway.entries.get(message.ticket), gateway.entries.get(message.by)
         if entry is None or by is None or by.lease is None:
             return
@@ -298,14 +298,14 @@ class Authority:
             del self.gateways[gateway.name]
             gateway.tell = None
             for entry in list(gateway.entries.values()):
-                if entry.held is not None:  # the gateway may still use it: the worker's next answer tells
+                if entry.held is not None:  # the gateway may still use it: the worker's next answer shows it
                     self.workers.suspend(entry.held.worker)
                 self._drop(entry)
 
     # --- workers -------------------------------------------------------------------------------
 
     def add_worker(self, address: WorkerAddress) -> Worker:
-        """Register a worker; one that is known and drains accepts sessions again."""
+        """Register a worker; one that is registered and drains accepts sessions again."""
         worker = self.workers.find(address)
         if worker is None:
             worker = self.workers.add(1 + max((one.index for one in self.workers.all), default=-1), address)
@@ -319,7 +319,7 @@ class Authority:
         self.tell_workers()
 
     def remove_worker(self, worker: Worker) -> None:
-        """Forget a worker. Sessions that it still has move to others."""
+        """Remove a worker. Its sessions move to others."""
         self.workers.remove(worker)
         self.tell_workers()
 

@@ -1,6 +1,6 @@
-"""A client that continues its session at a gateway which does not have it: another gateway serves the connection.
+"""Passes the connection of a client that resumes its session on to the gateway that has the session.
 
-This gateway passes the messages on. The secret of the cluster makes the other one trust the identity found here.
+The other gateway accepts the identity found here, because the connection has the secret of the cluster.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class ResumeForward:
     """Passes connections on.
 
     Args:
-        dispatcher: knows from the authority which gateway has a session.
+        dispatcher: gets from the authority the gateways that have a session.
         secret: of the cluster.
     """
 

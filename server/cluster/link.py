@@ -1,4 +1,4 @@
-"""A gateway's connection to the authority of its cluster: it connects again and again, and renews the leases."""
+"""A gateway's connection to the authority of its cluster: reconnects after a loss, and renews the leases."""
 
 import asyncio
 import logging

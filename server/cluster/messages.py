@@ -27,7 +27,7 @@ class ClusterFields(BaseModel):
 
 
 class Claim(ClusterFields):
-    """A ticket as its gateway sees it.
+    """A ticket with the state that its gateway has of it.
 
     number: its place in the order of arrival; 0: it has none yet. worker: address of the worker whose slot it has; "":
     it waits. limit: sessions of its owner at the same time; None: any number. moves: ticket of a session that leaves
@@ -64,7 +64,7 @@ class WorkerEntry(ClusterFields):
 
 
 class Hello(ClusterFields):
-    """The first message of a connection: all tickets of the gateway, which replace what is known of it.
+    """The first message of a connection: all tickets of the gateway, which replace those from before.
 
     address: host and port at which other gateways reach it; "": none.
     """
@@ -108,7 +108,7 @@ class Swap(ClusterFields):
 
 
 class Cancel(ClusterFields):
-    """Cancel a waiting ticket of any gateway. owner: whose it has to be; None: an administrator cancels it."""
+    """Cancel a waiting ticket of any gateway. owner: it has to be theirs; None: any owner's."""
 
     type: Literal["cancel"] = "cancel"
     ticket: Name
@@ -116,7 +116,7 @@ class Cancel(ClusterFields):
 
 
 class Locate(ClusterFields):
-    """Which other gateways have a session with this id? Answered with `Located`."""
+    """Request for the other gateways that have a session with this id. Answered with `Located`."""
 
     type: Literal["locate"] = "locate"
     session: Name

@@ -56,7 +56,7 @@ HELLO_S = 5.0
 
 @dataclass(frozen=True)
 class AuthorityOptions:
-    """What an authority is started with.
+    """Settings of an authority.
 
     store: file of its state; None: none. workers: that are registered at the start. packs: fill one worker after
     another. max_queue_size, max_spare, eta: as in a gateway. secret: of the cluster; None: none.
@@ -106,11 +106,11 @@ class AuthorityService:
         return self.authority.workers
 
     def dispatch(self) -> None:
-        """Give slots that may have become free."""
+        """Assign slots that may have become free."""
         self.authority.look()
 
     def start(self) -> None:
-        """Start to poll workers and to tell places."""
+        """Start to poll workers and to send places in the queue."""
         self._store_workers()
         self._tasks = [asyncio.create_task(self._run(), name="places")]
 
@@ -193,7 +193,7 @@ class AuthorityService:
                 raise ClusterMessageError("message.type", expected="hello once", got="another one")
 
     def _count_usage(self, gateway: GatewayRecord, message: ReportUsage) -> None:
-        """Take what a gateway has counted today, and answer with the sums of the others."""
+        """Record what a gateway has counted today, and answer with the sums of the others."""
         if message.day > self._day:
             self._day, self._usage = message.day, self._store.usage(message.day)
         if message.day < self._day:
@@ -272,12 +272,12 @@ class AuthorityService:
         return JSONResponse({"status": "alive"})
 
     async def ready(self, request: Request) -> Response:
-        """200 once slots are given away."""
+        """200 once slots are assigned; 503 before."""
         is_ready = not self.authority.is_recovering
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
     async def health(self, request: Request) -> Response:
-        """Numbers of everything, for operators and for scaling."""
+        """Counts of gateways, workers, slots and tickets, for operators and for scaling."""
         authority, workers = self.authority, self.workers
         waits = [time.monotonic() - ticket.created_at for ticket in authority.queue]
         return JSONResponse(
@@ -297,7 +297,7 @@ class AuthorityService:
         )
 
     async def metrics(self, request: Request) -> Response:
-        """The same numbers for Prometheus."""
+        """Counts for Prometheus."""
         registry, authority, workers = CollectorRegistry(), self.authority, self.workers
         values = {
             "term": ("Starts of the authority", authority.term),
@@ -346,7 +346,7 @@ class SecretGuard:
         if is_open or (is_right and "origin" not in headers):
             await self._app(scope, receive, send)
         else:
-            detail = f"{WORKER_SECRET_HEADER}: expected the secret of this cluster, from a program"
+            detail = f"{WORKER_SECRET_HEADER}: expected the secret of this cluster, and no origin"
             await JSONResponse({"detail": detail}, 403)(scope, receive, send)
 
 

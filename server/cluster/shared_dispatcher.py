@@ -1,7 +1,7 @@
 """The dispatcher of a gateway whose queue and leases are those of a cluster: an authority gives the slots.
 
-The gateway keeps what it was given. Without the authority its sessions go on, their slots stay theirs, and new sessions
-wait. Contains no sockets: `AuthorityLink` sends and receives.
+Without the authority, the gateway's sessions go on and keep their slots, and new sessions wait. Contains no sockets:
+`AuthorityLink` sends and receives.
 """
 
 import asyncio
@@ -43,12 +43,12 @@ from server.dispatch.spare_slots import SpareSlot
 from server.dispatch.workers import WorkerLease, Workers
 
 MOVE_S = 5.0  # for the authority's answer about another slot, and for the session to take it
-ANSWER_S = 2.0  # for the authority's answer to a new ticket, before its client is told that it waits
+ANSWER_S = 2.0  # for the authority's answer to a new ticket, before its client gets `queued`
 
 
 @dataclass(eq=False)
 class Move:
-    """A session that leaves its worker. since: monotonic s of the question, then of the answer.
+    """A session that leaves its worker. since: monotonic s of the request, then of the answer.
 
     lease: the other slot; None: there is no answer yet. is_taken: `replace` or `give_up` follows.
     """
@@ -65,7 +65,7 @@ class SharedDispatcher(Dispatcher):
     Args:
         workers: those of the cluster, which the authority names.
         queue: the tickets of this gateway that wait.
-        eta: expected durations, for positions while the authority is away.
+        eta: expected durations, for positions without a connection to the authority.
         clock: monotonic s.
 
     Attributes:
@@ -147,7 +147,7 @@ class SharedDispatcher(Dispatcher):
     # --- sessions that leave their workers -------------------------------------------------------
 
     def acquire_elsewhere(self, pending: PendingSession) -> WorkerLease | None:
-        """As without a cluster; the authority is asked, and a later call returns its answer."""
+        """As without a cluster; sends a request to the authority, and a later call returns its answer."""
         move = next((one for one in self._moves.values() if one.pending is pending), None)
         if move is not None:
             move.is_taken = move.lease is not None
@@ -165,7 +165,7 @@ class SharedDispatcher(Dispatcher):
     def replace(self, pending: PendingSession, lease: WorkerLease) -> None:
         ticket_id, by = pending.ticket.ticket_id, self._move_of(lease)
         super().replace(pending, lease)
-        if by is None:  # the authority knows from the next `hello`
+        if by is None:  # the next `hello` reports it to the authority
             return
         lease.is_used = True
         del self._moves[by]
@@ -214,27 +214,27 @@ class SharedDispatcher(Dispatcher):
     def cancel_elsewhere(self, ticket_id: str, owner: str | None) -> bool:
         """Cancel a ticket that waits at another gateway, if it is there and belongs to the owner.
 
-        owner: None: an administrator cancels it. Returns: whether the authority was asked.
+        owner: None: an administrator cancels it. Returns: whether the request was sent to the authority.
         """
         self._tell(Cancel(ticket=ticket_id, owner=owner))
         return self.tell is not None
 
     def dispatch(self) -> None:
-        """Nothing: the authority gives the slots."""
+        """Do nothing: the authority assigns the slots."""
 
     def _forget(self, ticket_id: str) -> None:
         for known in (self._claims, self._places, self._answers):
             known.pop(ticket_id, None)
 
     def _end(self, ticket_id: str) -> None:
-        """Forget a ticket that is refused or cancelled; its session's `finish` follows."""
+        """Remove a ticket that is refused or cancelled; its session's `finish` follows."""
         del self._sessions[ticket_id]
         if (answer := self._answers.get(ticket_id)) is not None:
             answer.set()
         self._forget(ticket_id)
 
     async def locate(self, session_id: str) -> list[str]:
-        """Addresses of other gateways that have a session with this id; none while the authority is away."""
+        """Addresses of other gateways that have a session with this id; none without a connection to the authority."""
         if self.tell is None:
             return []
         found = self._located.setdefault(session_id, asyncio.get_running_loop().create_future())
@@ -247,7 +247,7 @@ class SharedDispatcher(Dispatcher):
         finally:
             self._located.pop(session_id, None)
 
-    # --- what sessions ask ---------------------------------------------------------------------
+    # --- queries of sessions ---------------------------------------------------------------------
 
     async def answered(self, pending: PendingSession) -> None:
         answer = self._answers.get(pending.ticket.ticket_id)
@@ -268,7 +268,7 @@ class SharedDispatcher(Dispatcher):
         return super().position_of(pending)
 
     def positions(self) -> dict[Ticket, QueuePosition]:
-        """Positions of this gateway's tickets in the cluster's queue; in its own while the authority is away."""
+        """Positions of this gateway's tickets in the cluster's queue; in its own without a connection."""
         found = super().positions()
         for ticket in found:
             if (place := self._places.get(ticket.ticket_id)) is not None:
@@ -281,10 +281,10 @@ class SharedDispatcher(Dispatcher):
         """The first message of a connection. name, address: of this gateway."""
         self._beats.clear()
         for ticket_id, move in list(self._moves.items()):
-            if move.lease is None:  # it may have been lost; the session asks again
+            if move.lease is None:  # it may have been lost; the session requests it again
                 self._end_move(ticket_id)
         if self._clock() >= self._valid_until:
-            # Leases that are not used yet have expired. Their sessions see it in `may_use`, and wait again.
+            # Leases that are not used yet have expired: `may_use` is false for their sessions, which wait again.
             for ticket_id, pending in self._sessions.items():
                 if pending.lease is not None and not pending.lease.is_used:
                     self._claims[ticket_id] = self._claims[ticket_id].model_copy(update={"worker": ""})

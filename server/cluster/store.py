@@ -1,6 +1,6 @@
-"""What an authority must not forget, in a SQLite file: its term, its gateways, its workers and the usage of keys.
+"""State of an authority that outlives its process, in a SQLite file: term, gateways, workers and usage of keys.
 
-Leases and tickets are not stored: gateways claim them again, and a worker's /health tells which slots are in use.
+Leases and tickets are not stored: gateways claim them again, and a worker's /health reports which slots are in use.
 """
 
 import logging
@@ -30,7 +30,7 @@ class AuthorityStore:
     """
 
     def __init__(self, path: Path | None):
-        # One thread of the event loop's pool at a time uses it.
+        # One thread at a time uses it, which may be another one than this.
         self._db = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None)
         if path is not None:
             path.chmod(0o600)
@@ -72,7 +72,7 @@ class AuthorityStore:
         return found
 
     def store_usage(self, day: int, gateway: str, keys: Mapping[str, CountedUse]) -> None:
-        """Store what a gateway has counted, and forget the days before."""
+        """Store what a gateway has counted, and delete earlier days."""
         rows = [(day, gateway, name, one.requests, one.session_s) for name, one in keys.items()]
         self._write(
             ("DELETE FROM usage WHERE day < ?", [(day,)]), ("INSERT OR REPLACE INTO usage VALUES (?, ?, ?, ?, ?)", rows)

@@ -1,4 +1,4 @@
-"""Values of what workers report, which may be anything."""
+"""Values from workers' reports, which may have any type."""
 
 from datetime import datetime
 from typing import Any

@@ -18,7 +18,7 @@ class MissingModel:
     Attributes:
         model: which one.
         problem: why a worker could not load it; "" if that is not known.
-        is_final: nothing but an operator changes it: a worker that is ready has failed to load it, or has no such part.
+        is_final: only an operator can change it: a worker that is ready has failed to load it, or has no such part.
     """
 
     model: Model

@@ -144,7 +144,7 @@ class Worker:
 
     @property
     def is_closing(self) -> bool:
-        """Whether its sessions should go on elsewhere: it shuts down, or is to get no more of them."""
+        """Whether its sessions should move to other workers: it shuts down or drains."""
         return self.is_draining or self.state == State.DRAINING
 
     @property
@@ -194,7 +194,7 @@ class Worker:
         return max(0, self.n_slots - len(self.leases_of("omni")) - self.n_external)
 
     def about(self, model: Model) -> dict[str, Any]:
-        """What it says of a model beside the omni model; {} without it."""
+        """Its report on a model other than the omni model; {} without one."""
         models = self.health.get("models")
         found = models.get(model) if isinstance(models, dict) else None
         return found if isinstance(found, dict) else {}

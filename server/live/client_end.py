@@ -82,7 +82,7 @@ class ClientEnd:
         if self._journal is None:
             await send_data(self.newest.websocket, data)
             return
-        await self._until_sent(self._journal.count)  # so that what a client is catching up with is not dropped
+        await self._until_sent(self._journal.count)  # so that messages that the client still lacks are not dropped
         await self._until_sent(self._add(self._journal, data))
 
     def post(self, message: SessionMoving | SessionMoved | Error) -> None:

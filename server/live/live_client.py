@@ -49,7 +49,7 @@ class LiveClient:
 
 async def read_messages(client: LiveClient, connection: Attachment) -> int:
     """Put received messages into the inbox until the client disconnects. Returns: the close code."""
-    await client.inbox.room()  # also a client that comes again and again adds one message above the limit at most
+    await client.inbox.room()  # so each connection adds at most one message above the limit
     while True:
         event = await connection.websocket.receive()
         if event["type"] == "websocket.disconnect":

@@ -67,7 +67,7 @@ class GatewaySockets:
     """All WebSockets of the gateway.
 
     Args:
-        slots: gives slots to their sessions, and knows all sessions.
+        slots: gives slots to their sessions, and has the list of all sessions.
         diagnostics, recordings: of all sessions.
         resume_grace_s: seconds that a session is kept after a lost connection; 0: none is.
         others: other gateways of a cluster, which may have a session; None: there are none.

@@ -1,4 +1,4 @@
-"""Routes that show, load and unload the models of a worker, and let it shut down. For administrators."""
+"""Routes that show, load and unload the models of a worker, and shut it down. For administrators."""
 
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ REFUSED: dict[int | str, dict[str, Any]] = {
 class WorkerModels(BaseModel):
     """The models of a worker.
 
-    omni: whether it is loaded. speech: what the worker says of its speech model. speech_path: in its settings.
+    omni: whether it is loaded. speech: the worker's report on its speech model. speech_path: in its settings.
     speech_error: why the latest one was not loaded.
     """
 
@@ -98,7 +98,7 @@ def model_admin_routes(dispatcher: Dispatcher, http: httpx.AsyncClient, moves: M
         if response.status_code not in (200, 202):
             status = STATUS.get(response.status_code, 502)
             raise HTTPException(status, f"{name}: {answer.get('detail') if isinstance(answer, dict) else answer}")
-        dispatcher.workers.suspend(worker)  # its slots are uncertain until it says them
+        dispatcher.workers.suspend(worker)  # its slots are uncertain until its next answer
         return ModelChanged(state=str(answer.get("state")), memory=answer.get("memory"))
 
     @router.get(PATH)

@@ -1,4 +1,4 @@
-"""A cluster with Ray on this machine: a node that dies under live sessions, and workers that come and go.
+"""A cluster with Ray on this machine: a node is killed under live sessions, workers are added and removed.
 
 Needs the extra `cluster`: `python -m pytest -m cluster tests/e2e/test_ray_cluster.py`.
 """

@@ -221,7 +221,7 @@ def patch_places(model: OmniModel, device: torch.device) -> tuple[Tensor, Tensor
 
 @dataclass(frozen=True)
 class Passes:
-    """The parts of a pass that take its time: as they are, or compiled.
+    """The parts of a pass that take most of its time, eager or compiled.
 
     Args:
         pictures: compiled it gets PICTURES_AT_ONCE pictures in each call, the last ones empty where there are fewer.

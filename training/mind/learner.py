@@ -61,7 +61,7 @@ class LearnPlan:
         rate: highest learning rate.
         task: one task instead of the curriculum.
         degrades: sound and pictures are made worse.
-        compiled: the parts that take the time are compiled.
+        compiled: the parts that take most of the time are compiled.
     """
 
     work: Path
@@ -295,7 +295,7 @@ class Learner:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """Of which steps are made."""
+        """Tasks of the steps."""
         return (self.plan.task,) if self.plan.task else tuple(CURRICULUM[0][1])
 
     def _weights(self) -> dict[str, Tensor]:

@@ -80,7 +80,7 @@ class Producers:
         return sum(process.is_alive() for process in self._processes)
 
     def pause(self) -> None:
-        """Leave the cores to others until `resume`."""
+        """Stop the processes until `resume`, so that the cores are free."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:

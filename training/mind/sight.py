@@ -1,7 +1,7 @@
-"""Seeing before conversations: `vpm` and `resampler` learn what scenes show, from pictures drawn on the device.
+"""Training on pictures before conversations: `vpm` and `resampler` learn scenes that are drawn on the device.
 
-Each patch learns its object and color, and the mean of a picture's rows the classes of the whole. The heads are helps
-of training. Conversations alone teach this slowly: a reply says little of a picture.
+Each patch learns its object and color, and the mean of a picture's rows the classes of the whole. The heads are
+used in training only. Conversations alone teach this slowly: a reply says little of a picture.
 """
 
 import math
@@ -29,7 +29,7 @@ NAMES = ("object", "color", "count", "place")  # of CLASSES
 
 
 class SightTrainer:
-    """Trains what sees, and `sights`, for some time."""
+    """Trains `vpm`, `resampler` and the heads `sights` for some time."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ def class_loss(head: nn.Module, seen: Tensor, classes: Tensor) -> tuple[Tensor, 
 
     Args:
         head: from the mean of a picture's rows to all CLASSES.
-        seen: [P, 64, D] rows of pictures. classes: [P, 4], UNKNOWN where a picture does not tell.
+        seen: [P, 64, D] rows of pictures. classes: [P, 4], UNKNOWN where a picture does not show it.
     """
     guessed = head(seen.mean(1)).float().split(CLASSES, dim=1)
     losses = [

@@ -1,7 +1,7 @@
 """Scenes drawn on the training device, thousands in a second, with what each patch shows.
 
-They resemble those of `render`, without JPEG: objects of a bank of sprites, on backgrounds, under light. A picture that
-is drawn once and never again teaches an encoder to see; conversations teach what is said of it.
+They resemble those of `render`, without JPEG: objects of a bank of sprites, on backgrounds, under light. Each picture
+is drawn once. They train the vision encoder; conversations train what is said of a picture.
 """
 
 import math

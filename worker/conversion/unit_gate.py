@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from worker.engine_thread import EngineThread
 
-POLL_S = 0.05  # interval at which a caller that waits looks whether it is cancelled
+POLL_S = 0.05  # interval at which a waiting caller checks whether it is cancelled
 
 
 class UnitGate:
-    """An `EngineWork` without steps: it knows what the models before it can do without, and lets callers pass.
+    """An `EngineWork` without steps of its own: lets callers pass while the models before it leave enough time.
 
-    Callers pass one by one, in their order.
+    Callers pass one at a time, in their order.
     """
 
     def __init__(self, thread: EngineThread):
@@ -49,10 +49,10 @@ class UnitGate:
             self._waiting.popleft()[1].set()
 
     def after_others(self, seconds: float) -> None:
-        """The time of models after this one needs no note."""
+        """Do nothing: the time of models after this one does not count here."""
 
     def fail(self, error: Exception) -> None:
-        """Let all callers pass; they find out by themselves."""
+        """Let all callers pass; each handles a failure of the device itself."""
         self.end()
 
     def end(self) -> None:

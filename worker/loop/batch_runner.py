@@ -33,7 +33,7 @@ class DeviceLostError(ModelError, RuntimeError):
 
 
 def check_device(error: Exception, device: torch.device) -> None:
-    """Tell a device that is lost from a call that failed. Raises: DeviceLostError."""
+    """Check after an error whether the device still works. Raises: DeviceLostError if it does not."""
     if isinstance(error, DeviceLostError):
         raise error
     if not isinstance(error, torch.AcceleratorError):
@@ -103,7 +103,7 @@ class Overlap:
 class BatchRunner:
     """The jobs in flight. Every call that may raise because of one of them goes through here.
 
-    A device that is lost is the failure of none of them: DeviceLostError ends the engine's thread.
+    A lost device does not count as the failure of a job: DeviceLostError ends the engine's thread.
     """
 
     def __init__(self, unit_steps: UnitSteps, voices: VoiceManager, observer: Observer, clock: Callable[[], float]):

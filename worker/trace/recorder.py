@@ -76,13 +76,13 @@ class TraceRecorder:
 
     # --- commands ------------------------------------------------------------------------------
 
-    def ask(self, session: str, wants: bool) -> bool:
-        """Whether a session is traced from its next preparation on. On any thread. wants: it asks for a trace."""
-        if wants:
+    def ask(self, session: str, is_requested: bool) -> bool:
+        """Whether a session is traced from its next preparation on. On any thread. is_requested: by its client."""
+        if is_requested:
             self._asked.add(session)
         else:
             self._asked.discard(session)
-        return self.is_on and (wants or not self._asked_only)
+        return self.is_on and (is_requested or not self._asked_only)
 
     def prepared(self, session: str, prompt: SystemPrompt, config: SessionConfig, seed: int) -> None:
         """A session has a new context."""

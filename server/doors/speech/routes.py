@@ -55,7 +55,7 @@ class VoiceList(BaseModel):
 
 
 def speech_routes(door: SpeechDoor, workers: Workers) -> APIRouter:
-    """The routes of spoken texts and their voices. workers: know the speakers of speech models."""
+    """The routes of spoken texts and their voices. workers: with the speakers of speech models."""
     router = APIRouter()
 
     @router.get("/v1/audio/voices")

@@ -31,7 +31,7 @@ class Handover:
         slots: give the other workers' slots.
         pending: the session's ticket.
         connect: connects to a worker. Raises: WorkerRefusedError; WorkerLostError.
-        end: hears of a move.
+        end: gets the messages about a move.
         journal: what the context consists of.
 
     Attributes:

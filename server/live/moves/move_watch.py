@@ -14,7 +14,7 @@ MEMORY_INTERVAL_S = 5.0  # between two sessions that leave a worker for its memo
 
 
 class MoveWatch:
-    """A task that looks at every session with a slot each `INTERVAL_S` seconds."""
+    """A task that checks every session with a slot each `INTERVAL_S` seconds."""
 
     def __init__(self, live: LiveSessions, clock: Callable[[], float] = time.monotonic):
         self._live, self._clock = live, clock
@@ -22,11 +22,11 @@ class MoveWatch:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start looking."""
+        """Start the task."""
         self._task = asyncio.create_task(self._run(), name="move-watch")
 
     async def stop(self) -> None:
-        """Stop looking."""
+        """End the task."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -38,7 +38,7 @@ class MoveWatch:
             self.look()
 
     def look(self) -> None:
-        """Look once."""
+        """Check all sessions once."""
         by_worker: dict[Worker, list[LiveSession]] = {}
         for session in self._live.all:
             if session.handover is not None and session.lease is not None:

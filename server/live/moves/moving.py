@@ -43,7 +43,7 @@ async def move_session(
         slots: gives the slot.
         pending: the session's ticket, which has the lost worker's slot.
         connect: connects to a worker. Raises: WorkerRefusedError; WorkerLostError.
-        end: hears of the move, and gets the error of a message that is dropped.
+        end: gets the messages about the move, and the error of a message that is dropped.
         journal: what rebuilds the context.
         error: how the worker was lost.
     Raises: WorkerLostError without a slot or a context; SessionEnd.
@@ -73,7 +73,7 @@ async def move_session(
                 _lose_worker(journal, end, slots.metrics, is_death=_is_death(failed))
             elif failed.suspect is not None and journal.lose_worker_at(failed.suspect):
                 slots.metrics.record_quarantine()
-                continue  # what has stopped the workers is gone
+                continue  # the step at which workers were lost is dropped
             n_failed += 1
             if n_failed == MAX_FAILED:
                 break
@@ -106,7 +106,7 @@ def record_moved(
     *,
     n_omitted: int | None = None,
 ) -> None:
-    """Tell the client and the metrics of a move.
+    """Report a move to the client and the metrics.
 
     Args:
         seconds: without a worker.

@@ -1,4 +1,4 @@
-"""The controller of a cluster, with nodes and an authority that the tests play; and what uses Ray."""
+"""The controller of a cluster, with simulated nodes and a simulated authority; and what uses Ray."""
 
 import re
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ class PlayedProgram:
 
 @dataclass
 class PlayedCluster:
-    """Nodes and an authority. workers: what the authority knows. load: of its /health."""
+    """Nodes and an authority. workers: those of the authority. load: of its /health."""
 
     programs: list[PlayedProgram] = field(default_factory=list)
     requested: list[int] = field(default_factory=list)

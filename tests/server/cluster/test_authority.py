@@ -76,7 +76,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.new_authority()
 
     def new_authority(self) -> None:
-        """An authority that knows what is stored: the term before, the gateways and the worker."""
+        """An authority with what is stored: the term before, the gateways and the worker."""
         self.term += 1
         self.authority = Authority(
             Workers((), self.clock, self.clock),
@@ -246,7 +246,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule()
     def settle(self):
-        """All messages arrive and all gateways are connected: everyone agrees, and the queue is in order."""
+        """All messages arrive and all gateways are connected: all states agree, and the queue is in order."""
         for pick, gateway in enumerate(self.gateways):
             if gateway.record is None or gateway.record.tell is None:
                 self.disconnect(pick)

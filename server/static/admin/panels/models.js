@@ -1,4 +1,4 @@
-/** The speech models of the workers: what they do, and buttons that load and unload them. */
+/** The speech models of the workers: state and counters, and buttons that load and unload them. */
 
 import { fetchJson, sendJson } from "../../shared/api.js";
 import { ask } from "../../shared/dialogs.js";

@@ -97,7 +97,7 @@ export const en = {
   notice_moving_draining: "The worker of this conversation shuts down. Waiting for another one.",
   notice_moving_memory: "The worker of this conversation is short of memory. Waiting for another one.",
   notice_moved: "Another worker has taken over. The conversation goes on where it was.",
-  notice_moved_without: "Another worker has taken over. A part of what you said was dropped: workers were lost at it.",
+  notice_moved_without: "Another worker has taken over. A part of what you said was dropped, because workers failed on it.",
   notice_barge_in_failed: "The voice detector is not available. Use Interrupt to stop a reply.",
   delay: "Playback delay, ms",
   delay_help:
