@@ -49,7 +49,7 @@ class FleetLoad:
 class FleetOutcome:
     """What the clients measured; times in ms.
 
-    admission: from the begin of the handshake to the slot. prepared: from there to the answer to `prepare`. replies: of
+    admission: from the start of the handshake to the slot. prepared: from there to the answer to `prepare`. replies: of
     units. waits: from the stop of a session to the slot of a waiting client. order: numbers of waiting clients, by
     arrival, in the order in which they got their slots.
     """

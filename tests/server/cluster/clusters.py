@@ -55,7 +55,7 @@ async def running_authority(
 async def running_gateways(
     url: str, names: Sequence[str], n_workers: int, **options: Any
 ) -> AsyncIterator[list[RunningGateway]]:
-    """Gateways of the authority at this address, which know this number of ready workers.
+    """Gateways of the authority at this address, which have this number of ready workers.
 
     options: of `running_gateway`.
     """

@@ -158,7 +158,7 @@ def test_a_turn_is_dropped_as_a_whole() -> None:
 
 
 def test_a_worker_that_is_lost_while_it_rebuilds_is_noticed() -> None:
-    """Its connection stays open and says nothing."""
+    """Its connection stays open, and no message comes."""
 
     class SilentLink:
         async def send(self, _: object) -> None:
@@ -255,7 +255,7 @@ def test_a_chunk_that_kills_two_workers_is_dropped() -> None:
 
 
 def test_a_unit_that_kills_two_rebuilding_workers_is_dropped() -> None:
-    """It has an answer already, so its session is told what the context lacks."""
+    """It has an answer already, so its client gets the number of dropped units."""
 
     async def scenario() -> None:
         workers = [FakeWorker(slots=1) for _ in range(4)]
