@@ -32,7 +32,7 @@ def check(manifest: dict[str, Any]) -> str:
 
 
 def _dropped(given: Any, read: Any, path: str = "") -> set[str]:
-    """Paths of the fields that a model does not know, and therefore leaves out."""
+    """Paths of the fields that a model does not have, and therefore leaves out."""
     if isinstance(given, dict):
         if not isinstance(read, dict):
             return {path}

@@ -36,7 +36,7 @@ def voice_folder(data_dir: Path) -> Path:
 
 
 class RegisteredVoice(BaseModel):
-    """One sound: mono PCM16. Those that were stored before 24 kHz were kept are at 16 kHz.
+    """One sound: mono PCM16. At 24 kHz; older ones at 16 kHz.
 
     created_at: local ISO time. source_type: builtin voices come with the server.
     transcript: what is said; "" if it is unknown.

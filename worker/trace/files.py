@@ -85,20 +85,20 @@ def recorder_for(path: Path | None, asked: Path | None = None) -> TraceRecorder 
 
     Args:
         path: for all sessions.
-        asked: without the former, for sessions that ask for a trace.
+        asked: used without `path`, for sessions with `spec.trace`.
     Raises:
         SettingsError: if the folder cannot be made.
     """
     chosen = path or asked
     if chosen is None:
         return None
-    name, who = ("trace_dir", "users") if path else ("record_traces", "users of sessions with spec.trace")
+    name, who = ("trace_dir", "all sessions") if path else ("record_traces", "sessions with spec.trace")
     try:
         folder = _folder(chosen)
     except OSError as error:
         got = f"{chosen}: {error.strerror}"
         raise SettingsError(f"service.{name}", expected="a folder that can be made", got=got) from None
-    LOG.warning("what %s say and show is written to %s (service.%s)", who, chosen, name)
+    LOG.warning("sound, pictures and texts of %s are written to %s (service.%s)", who, chosen, name)
     return TraceRecorder(folder.open, asked_only=path is None)
 
 
