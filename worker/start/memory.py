@@ -25,7 +25,7 @@ def memory_bytes(device: torch.device | None) -> int:
 
 
 def own_bytes() -> int:
-    """Resident bytes of this process without files that it maps, such as weights; 0 where the system does not report them."""
+    """Resident bytes of this process without files that it maps, such as weights; 0 where they are not reported."""
     try:
         _, resident, shared, *_ = STATM.read_text().split()
         return (int(resident) - int(shared)) * PAGE
