@@ -143,6 +143,9 @@ class Relay:
             finally:
                 if not is_handed:
                     _abort_successor(handing)
+                # Their errors have this frame, which would keep the whole session until a full garbage collection.
+                self._up_task = None
+                del up, down, lost, tasks, task
 
     async def _up(self) -> NoReturn:
         while True:

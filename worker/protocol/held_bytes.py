@@ -36,12 +36,14 @@ class ConnectionBytes:
         """Release all bytes; later calls of `add` have no effect."""
         self.add(-self.n_bytes)
         self._is_closed = True
+        self._shed = _nothing  # the connection has this object
         self._held.forget(self)
 
     def shed(self) -> None:
         """Close the connection, to bring the process back below a bound."""
+        shed = self._shed
         self.close()
-        self._shed()
+        shed()
 
 
 class HeldBytes:
@@ -80,6 +82,10 @@ class HeldBytes:
         self._open.discard(connection)
         if connection.group is not None and not self._of_group[connection.group]:
             del self._of_group[connection.group]
+
+
+def _nothing() -> None:
+    pass
 
 
 def _largest(connections: Iterable[ConnectionBytes]) -> ConnectionBytes:

@@ -1,7 +1,9 @@
 """The relay: messages arrive unchanged and in order; forwarded closes, status and counters."""
 
 import asyncio
+import gc
 import json
+import weakref
 
 import pytest
 import websockets
@@ -16,11 +18,13 @@ from server.live.relay import Relay, RelayEnds, Successor
 from tests.server.live_gateway import (
     CHUNK,
     PREPARE,
+    STOP,
     Client,
     echo,
     run,
     running_gateway,
     scripted_worker,
+    wait_until,
 )
 
 MB = 2**20
@@ -245,3 +249,33 @@ def test_client_that_leaves_while_another_worker_takes_over_leaves_no_connection
         assert running.cancelled() and taken.aborted == 1, f"expected the connection to be closed, got {taken.aborted}"
 
     run(scenario)
+
+
+def test_an_ended_session_needs_no_garbage_collection() -> None:
+    """A gateway with little traffic runs a full collection once in many hours."""
+
+    async def scenario() -> None:
+        async with FakeWorker(slots=1) as worker, running_gateway(worker, resume_grace_s=0.05) as gateway:
+            for end, resume in (("stop", False), ("close", False), ("drop", False), ("drop", True)):
+                client = await (await gateway.connect()).with_slot()
+                await client.send(PREPARE | {"spec": {"resume": resume}})
+                await client.receive("prepared")
+                await client.unit()
+                [session] = gateway.gateway.live.all
+                left = weakref.ref(session)
+                del session
+                if end == "stop":
+                    await client.send(STOP)
+                    await client.receive("stopped")
+                if end == "drop":
+                    client.abort()
+                else:
+                    await client.close()
+                await wait_until(lambda left=left: left() is None, f"nothing of the session after {end}, {resume=}")
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(scenario)
+    finally:
+        gc.enable()
