@@ -103,7 +103,7 @@ class Controller:
         self.authority = self._member(plan.authority)
         self.gateways: list[Member] = []
         self.workers: list[Member] = []
-        self._unseen: list[Member] = []  # adopted ones whose addresses are not known yet
+        self._unseen: list[Member] = []  # adopted ones without an address so far
         self._n_made = 0
         self._is_stopping = False
         self._requested = -1

@@ -62,7 +62,7 @@ class ResumeForward:
             except (OSError, WebSocketException):
                 continue
             async with link:
-                with suppress(ConnectionClosed):  # `_pass_on` reads why
+                with suppress(ConnectionClosed):  # `_pass_on` reads the close code
                     await link.send(write(request))
                 await _pass_on(websocket, link)
             return True

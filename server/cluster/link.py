@@ -88,8 +88,8 @@ class AuthorityLink:
                 if is_new_loss:
                     LOG.warning("no authority at %s: %s", self._url, error or type(error).__name__)
                 is_new_loss = False
-            except Exception:  # one faulty message must not cut the gateway off for good
-                LOG.exception("the connection to the authority")
+            except Exception:  # one faulty message must not end the reconnects
+                LOG.exception("error in the connection to the authority")
             await asyncio.sleep(RETRY_S)
 
     async def _talk(self, socket: ClientConnection) -> None:

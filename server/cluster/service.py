@@ -134,7 +134,7 @@ class AuthorityService:
                 self.authority.look()
                 self.authority.tell_places(is_due=is_due)
             except Exception:  # leases expire here, so the task goes on
-                LOG.exception("slots and places")
+                LOG.exception("error in a round of slots and places")
 
     # --- gateways ------------------------------------------------------------------------------
 

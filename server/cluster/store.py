@@ -89,7 +89,7 @@ class AuthorityStore:
                 for statement, rows in changes:
                     self._db.executemany(statement, rows)
         except sqlite3.OperationalError as error:
-            LOG.error("state of the cluster: expected to write it, got %s", error)
+            LOG.error("the state of the cluster was not stored: %s", error)
             return False
         return True
 

@@ -18,7 +18,7 @@ class MoveWatch:
 
     def __init__(self, live: LiveSessions, clock: Callable[[], float] = time.monotonic):
         self._live, self._clock = live, clock
-        self._eased_at: WeakKeyDictionary[Worker, float] = WeakKeyDictionary()  # workers of a cluster come and go
+        self._eased_at: WeakKeyDictionary[Worker, float] = WeakKeyDictionary()  # workers of a cluster may be removed
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
