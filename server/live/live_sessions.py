@@ -38,7 +38,7 @@ class LiveSession:
         identity: whose session it is.
         pending: its ticket; None before its request and between the turns of a streaming session.
         active_at: Unix s of the last message in either direction.
-        task: runs the session; cancelled to end it.
+        task: runs the session; cancelled to end it. None before it begins, and once the session is over.
         forced_close: how it ends, if the gateway ends it.
         handover: moves it to another worker; None for a session that stays where it is.
     """
@@ -87,6 +87,7 @@ class LiveSessions:
 
     def remove(self, session: LiveSession) -> None:
         self._all.remove(session)
+        session.task = None  # its error, if any, has frames with the session
 
     def find(self, session_id: str, *kinds: Kind) -> list[LiveSession]:
         """The sessions with this id. kinds: only sessions of these kinds; none: of all kinds."""

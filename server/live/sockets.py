@@ -166,7 +166,6 @@ class GatewaySockets:
                 client.end.close()
                 self._live.remove(client.session)
                 del self._running[client]
-                client.session.task = None  # its error, if any, has frames with the session
         if close is not REPLACED:
             LOG.info("session %s ended: %s", client.session.session_id, close.how)
 

@@ -204,6 +204,7 @@ class DoorTurn:
             if not running.cancelling():  # a second time would leave its connection to the worker open
                 running.cancel()
             await asyncio.gather(asyncio.shield(running), return_exceptions=True)
+            self._running = None  # its error, if any, has frames with this turn
 
     async def events(self) -> AsyncIterator[TurnEvent]:
         """The events, the last of which is `TurnFinished`.

@@ -2,7 +2,9 @@
 
 import asyncio
 import base64
+import gc
 import json
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -27,6 +29,7 @@ from tests.server.doors.stub_worker import (
     stub_gateway,
     until_idle,
 )
+from tests.server.live_gateway import wait_until
 
 PATH = "/v1/chat/completions"
 HI = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -215,11 +218,18 @@ def test_client_that_leaves_frees_the_slot() -> None:
             asking = asyncio.create_task(ask(gateway.http))
             while not worker.n_open:
                 await asyncio.sleep(0.005)
+            left = weakref.ref(gateway.gateway.live.all[0])
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
             await until_idle(gateway, worker, 0.5)
+            await wait_until(lambda: left() is None, "nothing of the turn without a garbage collection")
 
-    run(scenario)
+    gc.collect()
+    gc.disable()
+    try:
+        run(scenario)
+    finally:
+        gc.enable()
 
 
 def test_waiting_stream_gets_comments(monkeypatch: pytest.MonkeyPatch) -> None:
