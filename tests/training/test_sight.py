@@ -1,12 +1,15 @@
 """Scenes that the training device draws, and steps that learn to see them."""
 
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.training.batches import tiny_model
 from tests.worker.loop.engines import TINY
+from training.mind import sight as sight_module
 from training.mind.examples import Examples
 from training.mind.learner import Learner, LearnPlan
 from training.mind.sight import SightTrainer
@@ -54,7 +57,7 @@ def test_colors_of_objects_are_near_their_names(drawer: SceneDrawer) -> None:
     assert n_tested, "expected red or blue shapes among the scenes"
 
 
-def test_steps_learn_to_see(tmp_path: Path) -> None:
+def test_steps_learn_to_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     examples = Examples(TINY)
     mind = Learner(tiny_model(), examples.tokenizer.special, LearnPlan(tmp_path, CPU, plan_seconds=100))
     trainer = SightTrainer(mind.model, mind.sights, mind.precision, rate=3e-3, seed=0, n_pictures=4)
@@ -67,8 +70,10 @@ def test_steps_learn_to_see(tmp_path: Path) -> None:
             return float(trainer.loss(unseen.pictures, unseen.classes, unseen.objects, unseen.colors)[0])
 
     before = loss()
-    trainer.train(1.5, logs.append)
-    assert trainer.n_steps > 1 and logs[-1]["sight_steps"] == trainer.n_steps
+    seconds = itertools.count()
+    monkeypatch.setattr(sight_module, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    trainer.train(4.0, logs.append)  # steps of a second, after a first one that does not count
+    assert trainer.n_steps == 4 and logs[-1]["sight_steps"] == trainer.n_steps
     assert loss() < before, f"expected less than {before:.3f}, got {loss():.3f}"
     assert set(trainer.measure(unseen)) == {"object", "color", "count", "place", "patch"}
     changed = [name for name, one in others.items() if not torch.equal(one, mind.weights[name])]

@@ -103,7 +103,9 @@ def test_a_session_goes_on_through_a_connection_that_swallows_everything(monkeyp
                     lambda: any(one.text == "connection replaced" for one in client.notices), "another", 60
                 )
                 n_sent = len(client.units)
-                await wait_until(lambda: client.units[n_sent].fingerprint if len(client.units) > n_sent else None, "on")
+                await wait_until(
+                    lambda: client.units[n_sent].fingerprint if len(client.units) > n_sent else None, "results", 60
+                )
             assert not client.n_begun and all(one.fingerprint for one in client.units), client.units
 
     asyncio.run(scenario())

@@ -4,11 +4,18 @@ import json
 
 import pytest
 
+from benchmarks.fuzz import readers
 from benchmarks.fuzz.corpus import found_by, read_corpus, shrunk
 from benchmarks.fuzz.readers import TARGETS, FoundError, FuzzTarget
 
 SEED, N = 4, 60
+CPU_S = 60.0  # of one message; the benchmark bounds it closer, on a machine that nothing else uses
 CHEAP = [name for name, target in TARGETS.items() if target.weight >= 0.1]
+
+
+@pytest.fixture(autouse=True)
+def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "MAX_CPU_S", CPU_S)
 
 
 @pytest.mark.parametrize("name", CHEAP)

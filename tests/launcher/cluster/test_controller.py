@@ -10,10 +10,11 @@ import pytest
 
 from launcher.cluster.controller import AUTHORITY_MARK, ClusterPlan, Controller, NodeLostError
 from launcher.cluster.options import make_plan, parser
-from launcher.cluster.program_host import ProgramHost, ProgramSpec, ProgramStatus
+from launcher.cluster.program_host import LEFT_OUT, ProgramHost, ProgramSpec, ProgramStatus
 from launcher.cluster.scaling import ClusterLoad, Scaler, ScalingPolicy
 from launcher.plan import RunSecrets
 from models.errors import SettingsError
+from tests.launcher.processes import wait_until
 from tests.server.dispatch.test_queue import Clock
 from worker.config.service import default_config
 
@@ -235,13 +236,15 @@ def test_number_of_workers_follows_slots_and_waits(load: ClusterLoad, expected: 
     assert got == expected, f"expected {expected} workers, got {got} for {load}"
 
 
-def test_program_gets_its_nodes_address_and_tells_its_end(tmp_path: Path) -> None:
-    spec = ProgramSpec("worker", "worker-1", ("sh", "-c", 'echo "error: $0 $1"; exit 3', "{host}", "{port}"))
+def test_program_gets_its_nodes_address_and_tells_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LEFT_OUT:  # the host removes them from this process; they come back after the test
+        monkeypatch.setenv(name, "of the actor")
+    script = 'echo "error: $0 $1 ${OMP_NUM_THREADS-none}"; exit 3'
+    spec = ProgramSpec("worker", "worker-1", ("sh", "-c", script, "{host}", "{port}"))
     host = ProgramHost(spec, "127.0.0.1", "n1", tmp_path)
-    while not (status := host.status()).ended:
-        pass
+    status = wait_until(lambda: one if (one := host.status()).ended else None, "the end of the program")
     port = status.address.removeprefix("127.0.0.1:")
-    assert status.ended == f"exit status 3: 127.0.0.1 {port}" and status.node == "n1", f"got {status}"
+    assert status.ended == f"exit status 3: 127.0.0.1 {port} none" and status.node == "n1", f"got {status}"
 
 
 def test_options_become_commands() -> None:

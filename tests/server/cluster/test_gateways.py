@@ -17,7 +17,7 @@ from server.dispatch.queue import Queue
 from server.dispatch.workers import Workers
 from tests.server.access.keyed_gateway import USER, bearer, entry
 from tests.server.cluster.clusters import SECRET, running_authority, running_gateways
-from tests.server.live_gateway import Client, run, wait_until
+from tests.server.live_gateway import ANSWER_S, Client, run, wait_until
 from worker.key_text import new_key
 from worker.protocol.codes import CloseCode
 
@@ -26,7 +26,7 @@ from worker.protocol.codes import CloseCode
 def beat_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.cluster.link.BEAT_S", 0.1)
     monkeypatch.setattr("server.cluster.link.RETRY_S", 0.05)
-    monkeypatch.setattr("server.cluster.shared_dispatcher.ANSWER_S", 0.5)
+    monkeypatch.setattr("server.cluster.shared_dispatcher.ANSWER_S", ANSWER_S)
 
 
 OTHER = new_key()
@@ -65,7 +65,9 @@ def test_two_gateways_share_slots_and_one_queue(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_sessions_outlive_the_authority_and_a_new_one_learns_them(tmp_path: Path) -> None:
+def test_sessions_outlive_the_authority_and_a_new_one_learns_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         async with FakeWorker(slots=2) as worker, AsyncExitStack() as rest:
             async with AsyncExitStack() as first:
@@ -76,8 +78,10 @@ def test_sessions_outlive_the_authority_and_a_new_one_learns_them(tmp_path: Path
                 await waiting.receive("queued")
             for client in clients:  # without an authority
                 await client.unit()
-            late = await gateways[0].connect("omni_late")
-            assert (await late.receive("queued"))["position"] == 1, "expected the place at this gateway"
+            with monkeypatch.context() as patch:
+                patch.setattr("server.cluster.shared_dispatcher.ANSWER_S", 0.1)
+                late = await gateways[0].connect("omni_late")
+                assert (await late.receive("queued"))["position"] == 1, "expected the place at this gateway"
             async with running_authority(tmp_path / "state", port=authority.port) as second:
                 state = second.service.authority
                 assert state.term == 2, f"expected a higher term, got {state.term}"
@@ -237,7 +241,10 @@ def test_secret_workers_and_usage_of_keys(tmp_path: Path) -> None:
                 await client.close()
                 waiting = await gateways[1].connect("omni_b")
                 await waiting.receive("queued")
-                assert n_sessions(worker) == 0, "expected no session at a worker that drains"
+                state = authority.service.authority
+                await wait_until(lambda: not state.workers.leases, "no lease of a worker that drains")
+                await wait_until(lambda: n_sessions(worker) == 0, "no session at a worker that drains")
+                assert len(state.queue) == 1, f"expected the ticket to wait, got {len(state.queue)}"
                 assert (await http.put(address)).status_code == 200
                 await waiting.with_slot()
                 assert (await http.delete(address)).status_code == 200

@@ -67,7 +67,8 @@ def test_traces_go_as_recordings_do(tmp_path: Path) -> None:
     """One that may still be written stays, whatever the limits are."""
     for name, days in (("expired", 31), ("old", 20), ("new", 10), ("open", 0)):
         path = tmp_path / f"{name}.trace.jsonl"
-        path.write_bytes(bytes(10_000_000))
+        path.touch()
+        os.truncate(path, 10_000_000)
         at = (NOW - timedelta(days=days)).timestamp()
         os.utime(path, (at, at))
     (tmp_path / "other.txt").touch()

@@ -337,52 +337,35 @@ def test_used_port_gives_one_line(tmp_path):
     assert status == 2 and len(second.lines) == 1 and port in second.log, f"got {status}:\n{second.log}"
 
 
-@pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("traces")
-
-
-@pytest.fixture(scope="module")
-def uncompiled(tmp_path_factory: pytest.TempPathFactory, traces: Path) -> Iterator[WorkerProcess]:
-    """A worker without a C++ compiler, with the target that is traced fastest, which records traces of sessions.
-
-    The last test that uses it ends it.
-    """
-    folder = tmp_path_factory.mktemp("uncompiled")
+def test_without_a_compiler_sessions_are_served_eagerly_traced_and_drained(tmp_path):
+    """One worker with the target that is traced fastest."""
     config = {**FEW_STEPS, "service": {"compile": {"targets": ["token2wav.hift"]}}}
-    environ = {"CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(folder / "none")}
+    environ = {"CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "none")}
+    traces = tmp_path / "traces"
+    traces.mkdir()
     flags = (*FLAGS, "--drain-timeout", "1", "--record-trace", str(traces))
-    with running(folder, *flags, config=config, environ=environ) as worker:
-        yield worker
-
-
-def test_serves_eagerly_without_a_compiler(uncompiled):
-    worker = uncompiled
-    targets = worker.health()["compile"]["targets"]
-    phases = {name: target["phase"] for name, target in targets.items() if target["phase"] != "off"}
-    assert phases == {"token2wav.hift": "eager"}, f"expected it eager, got {phases}\n{worker.log}"
-    assert targets["token2wav.hift"]["error"]
-    assert any("WARNING" in line and "token2wav.hift" in line for line in worker.lines), worker.log
-    metrics = worker.ask("/metrics")[1]
-    assert 'compile_target{phase="eager",target="token2wav.hift"} 1.0' in metrics
-    with ScriptedClient(worker) as client:
-        client.prepare(LIVELY)
-        assert [r.current_time for r in client.units(range(3), picture=True)] == [1, 2, 3]
-        client.stop()
-
-
-def test_drain_timeout_ends_sessions_and_traces(uncompiled, traces):
-    worker = uncompiled
-    worker.wait_free(2)
-    with ScriptedClient(worker) as client:
-        assert client.prepare(LIVELY).spec.trace, "expected all sessions to be traced"
-        client.unit(0)
-        assert worker.ask("/drain", post={}) == (202, {"state": "DRAINING"})
-        client.expect_error("draining", timeout=30)
-        code = client.close_code()
-        assert code == 1012, f"expected close code 1012, got {code}"
-        status = worker.wait()
-        assert status == 0, f"expected exit status 0, got {status}\n{worker.log}"
+    with running(tmp_path, *flags, config=config, environ=environ) as worker:
+        targets = worker.health()["compile"]["targets"]
+        phases = {name: target["phase"] for name, target in targets.items() if target["phase"] != "off"}
+        assert phases == {"token2wav.hift": "eager"}, f"expected it eager, got {phases}\n{worker.log}"
+        assert targets["token2wav.hift"]["error"]
+        assert any("WARNING" in line and "token2wav.hift" in line for line in worker.lines), worker.log
+        metrics = worker.ask("/metrics")[1]
+        assert 'compile_target{phase="eager",target="token2wav.hift"} 1.0' in metrics
+        with ScriptedClient(worker) as client:
+            client.prepare(LIVELY)
+            assert [r.current_time for r in client.units(range(3), picture=True)] == [1, 2, 3]
+            client.stop()
+        worker.wait_free(2)
+        with ScriptedClient(worker) as client:
+            assert client.prepare(LIVELY).spec.trace, "expected all sessions to be traced"
+            client.unit(0)
+            assert worker.ask("/drain", post={}) == (202, {"state": "DRAINING"})
+            client.expect_error("draining", timeout=30)
+            code = client.close_code()
+            assert code == 1012, f"expected close code 1012, got {code}"
+            status = worker.wait()
+            assert status == 0, f"expected exit status 0, got {status}\n{worker.log}"
     records = [read_records(path) for path in sorted(traces.glob("*-[12].trace.jsonl"), key=lambda path: path.stem[-7])]
     kinds = [[record["kind"] for record in one[1:] if record["kind"] != "unit"] for one in records]
     assert kinds == [["prepare", *["result"] * 3], ["prepare", "result"]], f"expected two traced sessions, got {kinds}"

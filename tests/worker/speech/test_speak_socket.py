@@ -13,6 +13,7 @@ from assets.build_tiny_speech import SPEAKERS, WIDTH, build
 from server.registry.voices import VoiceRegistry
 from tests.worker.speech.served import FRAME, PATIENCE_S, SpeechWorker, sound_of, speech_worker
 from worker import engine_thread
+from worker.engine_thread import EngineWork
 from worker.protocol.speech_messages import SpeakRequest
 from worker.protocol.wire import Sound
 from worker.speech.requests import SENTENCE, PlannedSpeech
@@ -186,16 +187,25 @@ def test_models_are_unloaded_and_replaced(worker: SpeechWorker, data: Path, monk
     assert "voice: expected one of" in worker.refused(voice="missing")
 
     monkeypatch.setattr(engine_thread, "CLOSE_TIMEOUT_S", 0.05)
-    assert service._thread is not None
-    is_over = threading.Event()
-    service._thread.submit(is_over.wait, PATIENCE_S)
+    thread = service._thread
+    assert thread is not None
+    is_refused, is_over, remove = threading.Event(), threading.Event(), thread.remove
+
+    def remove_later(work: EngineWork) -> None:
+        is_refused.wait(PATIENCE_S)
+        remove(work)
+
+    monkeypatch.setattr(thread, "remove", remove_later)
+    thread.submit(is_over.wait, PATIENCE_S)
     same = {"speech_path": str(data / "base")}
     assert client.post("/model/load", json=same).status_code == 202
     assert client.post("/model/load", json=same).status_code == 409, "one change at a time"
+    is_refused.set()
     worker.wait_until(lambda: service.status.state == "FAILED", "an end of the load whose thread does not answer")
     assert "the end of the step in flight" in worker.health()["error"]
     assert client.get("/livez").status_code == 503, "the worker is restarted"
     is_over.set()
+    worker.wait_until(lambda: not service._changing.locked(), "the end of the load")
 
     memory = client.post("/model/unload", json={"model": "speech"})
     assert memory.status_code == 200 and worker.health()["models"]["speech"] is None

@@ -217,8 +217,9 @@ async def last_error(gateway: RunningGateway, messages: list[dict[str, Any]]) ->
     """The error that ends a connection with these messages."""
     found = []
     async with websockets.connect(f"ws://127.0.0.1:{gateway.port}{STREAM}", proxy=None) as socket:
-        for message in messages:
-            await socket.send(json.dumps(message))
+        with suppress(websockets.ConnectionClosed):
+            for message in messages:
+                await socket.send(json.dumps(message))
         with suppress(websockets.ConnectionClosed):
             while True:
                 if isinstance(received := await socket.recv(), str):
