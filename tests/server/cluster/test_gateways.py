@@ -15,6 +15,7 @@ from server.cluster.shared_dispatcher import SharedDispatcher
 from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue
 from server.dispatch.workers import Workers
+from tests.launcher.processes import free_ports
 from tests.server.access.keyed_gateway import USER, bearer, entry
 from tests.server.cluster.clusters import SECRET, running_authority, running_gateways
 from tests.server.live_gateway import ANSWER_S, Client, run, wait_until
@@ -68,10 +69,12 @@ def test_two_gateways_share_slots_and_one_queue(tmp_path: Path) -> None:
 def test_sessions_outlive_the_authority_and_a_new_one_learns_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    [port] = free_ports(1)  # below those that other processes get: the second authority has the same one
+
     async def scenario() -> None:
         async with FakeWorker(slots=2) as worker, AsyncExitStack() as rest:
             async with AsyncExitStack() as first:
-                authority = await first.enter_async_context(running_authority(tmp_path / "state", worker))
+                authority = await first.enter_async_context(running_authority(tmp_path / "state", worker, port=port))
                 gateways = await rest.enter_async_context(running_gateways(authority.url, ("g0", "g1"), 1))
                 clients = [await (await one.connect(f"omni_{n}")).prepared() for n, one in enumerate(gateways)]
                 waiting = await gateways[1].connect("omni_waiting")
@@ -82,7 +85,7 @@ def test_sessions_outlive_the_authority_and_a_new_one_learns_them(
                 patch.setattr("server.cluster.shared_dispatcher.ANSWER_S", 0.1)
                 late = await gateways[0].connect("omni_late")
                 assert (await late.receive("queued"))["position"] == 1, "expected the place at this gateway"
-            async with running_authority(tmp_path / "state", port=authority.port) as second:
+            async with running_authority(tmp_path / "state", port=port) as second:
                 state = second.service.authority
                 assert state.term == 2, f"expected a higher term, got {state.term}"
                 await wait_until(lambda: len(state.workers.leases) == 2 and len(state.queue) == 2, "all claims")

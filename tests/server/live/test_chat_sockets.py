@@ -7,7 +7,7 @@ import pytest
 import websockets
 
 from benchmarks.serve.fake_worker import FakeWorker
-from server.live import sockets
+from server.live import slot_wait, sockets
 from tests.server.live_gateway import (
     CHUNK,
     STOP,
@@ -76,7 +76,9 @@ def test_waiting_chat_gets_gateway_messages_and_nothing_else() -> None:
     run(scenario)
 
 
-def test_closing_waiting_chat_frees_ticket() -> None:
+def test_closing_waiting_chat_frees_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_wait, "UPDATE_S", 1000.0)  # positions are told when they change
+
     async def scenario() -> None:
         async with reference_worker() as worker, running_gateway(worker.port) as gateway:
             await gateway.wait_for_slot()
@@ -86,7 +88,7 @@ def test_closing_waiting_chat_frees_ticket() -> None:
             await left.receive("queued")
             assert (await stays.receive("queued"))["position"] == 2
             await left.close()
-            update = await stays.receive("queue_update", 1)
+            update = await stays.receive("queue_update")
             assert (update["position"], update["queue_length"]) == (1, 1), update
 
     run(scenario)

@@ -112,7 +112,7 @@ def test_waiting_client_gets_position_and_countdown(monkeypatch: pytest.MonkeyPa
         async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
             await (await gateway.connect("first")).with_slot()
             client = await gateway.connect()
-            first = await client.receive("queued", 1)
+            first = await client.receive("queued")
             assert first.keys() == QUEUED, f"expected {QUEUED}, got {first.keys()}"
             assert (first["position"], first["queue_length"]) == (1, 1), first
             assert first["ticket_id"][:2] == "q_" and int(first["ticket_id"][2:], 16) >= 0, first
