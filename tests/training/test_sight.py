@@ -42,9 +42,8 @@ def test_patches_show_what_the_classes_say(scenes: DeviceScenes) -> None:
             assert column < 14, f"scene {number}: expected the left half, got column {column:.1f}"
 
 
-def test_colors_of_objects_are_near_their_names(drawer: SceneDrawer) -> None:
+def test_colors_of_objects_are_near_their_names(scenes: DeviceScenes) -> None:
     """Light, noise and blur included, which the tolerance is for."""
-    scenes = drawer.draw(24)
     of_patches = scenes.pictures.float().unflatten(1, (32, 14)).unflatten(3, (32, 14)).amax((2, 4))
     names = list(COLORS)
     n_tested = 0
@@ -57,7 +56,9 @@ def test_colors_of_objects_are_near_their_names(drawer: SceneDrawer) -> None:
     assert n_tested, "expected red or blue shapes among the scenes"
 
 
-def test_steps_learn_to_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_learn_to_see(drawer: SceneDrawer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawer.generator.manual_seed(1)
+    monkeypatch.setattr(sight_module, "SceneDrawer", lambda *_: drawer)  # its objects are drawn already
     examples = Examples(TINY)
     mind = Learner(tiny_model(), examples.tokenizer.special, LearnPlan(tmp_path, CPU, plan_seconds=100))
     trainer = SightTrainer(mind.model, mind.sights, mind.precision, rate=3e-3, seed=0, n_pictures=4)
