@@ -62,8 +62,9 @@ def test_a_process_that_hangs_is_replaced_and_ends_its_calls_alone(
 
     async def scenario() -> None:
         first, second = served.gateway.gateway.peers.all
-        await first.start()
-        await second.start()
+        for process in (first, second):
+            await process.start()
+            await wait_until(lambda process=process: not process._n_unanswered, "an answer to a ping", 60)
         async with calling(served.http, **KEY) as lost, calling(served.http, **KEY) as other:
             assert (first.n_calls, second.n_calls) == (1, 1)
             socket, others_socket, pid = await follow(served, lost, KEY), await follow(served, other, KEY), first.pid
