@@ -26,9 +26,11 @@ class ModeClient:
         await self.socket.send(json.dumps({"type": kind, **fields}))
 
     async def receive(self, kind: str) -> Json:
-        """The next event, which must be of this type."""
+        """The next event, which must be of this type. A busy worker may make a client wait again, which is left out."""
         async with asyncio.timeout(ANSWER_S):
             event = json.loads(await self.socket.recv())
+            while event["type"] == "session.queue_update" != kind:
+                event = json.loads(await self.socket.recv())
         assert event["type"] == kind, f"expected {kind}, got {str(event)[:300]}"
         return event
 
