@@ -1,8 +1,8 @@
 """Measures how late the event loop runs a task that is due: the time for which something blocked it."""
 
 import asyncio
-from contextlib import suppress
 
+from server.background import end_task
 from server.metrics import GatewayMetrics
 
 INTERVAL_S = 0.02
@@ -21,10 +21,7 @@ class LoopWatch:
 
     async def stop(self) -> None:
         """Stop measuring."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -55,7 +55,7 @@ serving
 main offline plan
 """
 SERVER = """
-origins doors.errors request_ids
+background origins doors.errors request_ids
 cors
 access security_headers
 dispatch request_guard unknown_page

@@ -33,7 +33,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--faults", type=_names, default=NAMES, metavar="A,B", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--times", type=int, default=DEFAULT_TIMES, help="kills of `kill`; default: %(default)s")
     parser.add_argument("--model-path", type=Path, default=Path("assets/tiny"), metavar="DIR", help="checkpoint folder")
-    parser.add_argument("--json", type=Path, help="result file, rewritten after each fault")
+    parser.add_argument("--json", type=Path, help="result file, rewritten after each fault and each group of kills")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="page whose tables are replaced")
     parser.add_argument("--condition", default="", help="a sentence about the machine, for the tables")
     options = parser.parse_args(arguments)
@@ -50,7 +50,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 async def measure(options: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Run what was asked for. result: gets the figures; written after each fault."""
+    """Run what was asked for. result: gets the figures; written after each fault and each group of kills."""
     with tempfile.TemporaryDirectory(prefix="chaos_", ignore_cleanup_errors=True) as folder:
         async with System(Path(folder), "--model-path", str(options.model_path)) as system:
             references = References(system)
@@ -63,9 +63,11 @@ async def measure(options: argparse.Namespace, result: dict[str, Any]) -> None:
                     _save(options, result, cells(row))
             if options.part in ("kill", "all"):
                 report.say(f"kill -9 of a worker, {options.times} times")
-                result["kill"] = await run_kills(system, options.times, references)
+                async for figures in run_kills(system, options.times, references):
+                    result["kill"] = figures
+                    report.say(f"{figures['kills']} of {options.times} kills")
+                    _save(options, result)
                 print(on_screen(kill_table(result["kill"])), flush=True)
-                _save(options, result)
 
 
 def _show_row(row: FaultRow) -> None:

@@ -72,21 +72,22 @@ async def run_fault(system: System, fault: Fault, references: References, number
 # --- kills ----------------------------------------------------------------------------------------
 
 
-async def run_kills(system: System, times: int, references: References, seed: int = 0) -> dict[str, Any]:
-    """Kill a worker again and again under four live sessions. Returns: counts and times."""
+async def run_kills(system: System, times: int, references: References, seed: int = 0) -> AsyncIterator[dict[str, Any]]:
+    """Kill a worker again and again under four live sessions. Yields: counts and times so far, after each group."""
     dice = random.Random(seed)
     kills: list[dict[str, Any]] = []
     while len(kills) < times:
-        async with _group(system, f"kills_{len(kills)}") as group:
-            for _ in range(min(KILLS_OF_A_GROUP, times - len(kills))):
+        earlier = len(kills)
+        async with _group(system, f"kills_{earlier}") as group:
+            for _ in range(min(KILLS_OF_A_GROUP, times - earlier)):
                 await asyncio.sleep(BEFORE_S + dice.random())  # at any time within a unit
                 kills.append(await _kill_once(system, group))
         undisturbed = await references.of(max(len(client.units) for client in group.clients))
         for client, expected in zip(group.clients, undisturbed, strict=True):
-            for kill in kills[-KILLS_OF_A_GROUP:]:
+            for kill in kills[earlier:]:
                 if client.name in kill["sessions"]:
                     kill["sessions"][client.name].update(_transcript(client, expected, kill["at"]))
-    return _summary(kills)
+        yield _summary(kills)
 
 
 @asynccontextmanager

@@ -5,7 +5,6 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from models.errors import ConfigError
 from server.access.identity import Identity
 from server.access.limit import Limit
 from server.access.refusal import AccessRefusedError, limit_reached
+from server.background import end_task
 from worker.config.json_file import read_json
 
 LOG = logging.getLogger(__name__)
@@ -154,10 +154,7 @@ class UsageTask:
 
     async def stop(self) -> None:
         """Stop, and write once more."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
         await self._usage.save()
 
     async def _run(self) -> None:

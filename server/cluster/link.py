@@ -3,13 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from itertools import count
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from server.access.usage import DayUsage, KeyUsage
+from server.background import end_task
 from server.cluster.messages import (
     ClusterMessageError,
     CountedUse,
@@ -62,10 +62,7 @@ class AuthorityLink:
 
     async def stop(self) -> None:
         """End the connection."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
 
     async def _run(self) -> None:
         is_new_loss = True

@@ -1,8 +1,8 @@
 """Counts the running time of sessions for their keys, and ends those of keys whose minutes of the day are used up."""
 
 import asyncio
-from contextlib import suppress
 
+from server.background import end_task
 from server.dispatch.dispatcher import Dispatcher
 from server.live.closes import QUOTA_USED
 from server.live.live_sessions import LiveSessions
@@ -23,10 +23,7 @@ class QuotaWatch:
 
     async def stop(self) -> None:
         """Stop counting."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
 
     async def _run(self) -> None:
         while True:

@@ -6,11 +6,11 @@ Recordings in progress, those that are being completed, and folders without `met
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from server.background import end_task
 from server.recording.files import META, folder_bytes, read_json
 from server.recording.store import RecordingStore
 from server.recording.timeline import FILE_NAME, RecordingBusyError, TimelineFile
@@ -132,10 +132,7 @@ class RetentionTask:
 
     async def stop(self) -> None:
         """Stop waiting for the next run."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
 
     async def _run(self) -> None:
         await asyncio.sleep(FIRST_S)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.scenes.drawing import draw_object, draw_thing, has_things, text_fonts
+from training.scenes.drawing import JITTER, draw_object, draw_thing, has_things, text_fonts
 from training.scenes.labels import COLORS, MAX_COUNT, OBJECTS, PLACES, UNCOUNTED, UNKNOWN, Kind, Shown
 from training.scenes.random_scenes import KINDS, MANY_SHARE
 from training.scenes.render import CENTERS, FRAME_SIDE, MIN_CONTRAST
@@ -23,7 +23,6 @@ SHAPE_SPRITES = 8  # of each shape: some are outlines
 PATCH = 14
 EMPTY_SHARE, ANYWHERE_SHARE = 0.06, 0.3  # of pictures: without an object; with one object at no named place
 COVERED = 0.2  # of a patch, from which on it shows an object
-JITTER = 22  # levels that a named color varies by
 RECTANGLES = 6  # of a cluttered background
 
 

@@ -17,12 +17,13 @@ from worker.trace.records import Record, Sink, to_line
 
 LOG = logging.getLogger(__name__)
 MAX_FILE_CHARS = 1 << 28  # an hour of sound takes about half of it
+MAX_WAITING = 1024  # records of all sessions that are not written yet; more are not kept if the disk is slow
 SUFFIX = ".trace.jsonl"
 _Make = Callable[[], Record]
 
 
 class TraceFolder:
-    """Files of sessions. A session whose file cannot be written goes on without it; the log says so once."""
+    """Files of sessions. A session whose file cannot be written in time goes on without it; the log says so once."""
 
     def __init__(self, folder: Path):
         """Raises: OSError if the folder cannot be made."""
@@ -39,7 +40,17 @@ class TraceFolder:
         self._n_files += 1
         name = re.sub(r"[^A-Za-z0-9_-]", "_", session)[:64]
         path = self._folder / f"{name}-{os.getpid()}-{self._n_files}{SUFFIX}"
-        return lambda make: self._queue.put((path, make))
+        has_ended = False
+
+        def put(make: _Make | None) -> None:
+            nonlocal has_ended
+            if make is not None and not has_ended and self._queue.qsize() >= MAX_WAITING:
+                LOG.warning("trace %s ends: expected at most %d records that wait for the disk", path, MAX_WAITING)
+                has_ended = True
+            if make is None or not has_ended:
+                self._queue.put((path, make))
+
+        return put
 
     def close(self) -> None:
         """Write what is left and end the thread."""

@@ -3,9 +3,9 @@
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from weakref import WeakKeyDictionary
 
+from server.background import end_task
 from server.dispatch.workers import Worker
 from server.live.live_sessions import LiveSession, LiveSessions
 
@@ -27,10 +27,7 @@ class MoveWatch:
 
     async def stop(self) -> None:
         """End the task."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
 
     async def _run(self) -> None:
         while True:

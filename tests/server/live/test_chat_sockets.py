@@ -77,7 +77,7 @@ def test_waiting_chat_gets_gateway_messages_and_nothing_else() -> None:
 
 
 def test_closing_waiting_chat_frees_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_wait, "UPDATE_S", 1000.0)  # positions are told when they change
+    monkeypatch.setattr(slot_wait, "UPDATE_S", 1000.0)  # a position is sent when it changes, not periodically
 
     async def scenario() -> None:
         async with reference_worker() as worker, running_gateway(worker.port) as gateway:

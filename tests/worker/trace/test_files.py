@@ -2,6 +2,7 @@
 
 import logging
 import stat
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from models.errors import SettingsError
 from worker.trace import files
 from worker.trace.files import TraceFolder, recorder_for
-from worker.trace.records import TraceError, pack, read_records, to_line, unpack
+from worker.trace.records import Record, TraceError, pack, read_records, to_line, unpack
 
 HEADER = {"format": "duologue-trace", "version": 1}
 
@@ -52,6 +53,31 @@ def test_file_that_fails_or_is_full_ends_alone(
     }
     assert kinds == {"broken": [None], "full": [None], "good": [None, "pause"]}, kinds
     assert caplog.text.count(" ends: ") == 2 and "no such array" in caplog.text, caplog.text
+
+
+def test_records_that_wait_for_a_slow_disk_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(files, "MAX_WAITING", 2)
+    folder, is_writing, may_go_on = TraceFolder(tmp_path), threading.Event(), threading.Event()
+
+    def slow() -> Record:
+        is_writing.set()
+        may_go_on.wait()
+        return {"kind": "slow"}
+
+    sink = folder.open("a")
+    sink(slow)
+    is_writing.wait()
+    for number in range(4):
+        sink(lambda number=number: {"kind": "number", "number": number})
+    may_go_on.set()
+    sink(None)
+    folder.close()
+    (file,) = tmp_path.iterdir()
+    kinds = [one.get("number") for one in read_records(file)]
+    assert kinds == [None, 0, 1], f"expected the records before the bound without a gap, got {kinds}"
+    assert caplog.text.count("trace ") == 1, f"expected one warning, got {caplog.text}"
 
 
 def test_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
