@@ -3,11 +3,19 @@
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from worker.config.service import load_config
+from worker.http.app import build_app
 from worker.http.guard import OPEN_PATHS, WorkerGuard
+from worker.http.metrics import WorkerMetrics
+from worker.http.socket import WorkerSockets
 from worker.key_text import WORKER_SECRET_HEADER
+from worker.service import Service
+from worker.serving import worker_settings
+from worker.status import State
 
 PASSED = 200
 
@@ -55,3 +63,32 @@ def test_health_needs_no_secret() -> None:
     for path in OPEN_PATHS:
         assert status_of("right", "http", path) == PASSED
         assert status_of("right", "websocket", path) == 403
+
+
+@pytest.mark.parametrize(
+    ("secret", "sent", "host", "expected"),
+    [
+        (None, None, "127.0.0.1", 202),
+        (None, None, "::ffff:127.0.0.1", 202),
+        (None, None, "10.0.0.5", 403),
+        ("right", None, "127.0.0.1", 403),
+        ("right", "wrong", "10.0.0.5", 403),
+        ("right", "right", "10.0.0.5", 202),
+    ],
+)
+def test_a_gateway_on_another_host_drains_with_the_secret(
+    secret: str | None, sent: str | None, host: str, expected: int
+) -> None:
+    config, _ = load_config(None, flags={"model.device": "cpu"}, environ={})
+    service, metrics = Service(worker_settings(config, secret=secret)), WorkerMetrics()
+    app = WorkerGuard(build_app(service, metrics, WorkerSockets(service, metrics)), secret)
+
+    async def drain() -> httpx.Response:
+        transport = httpx.ASGITransport(app, client=(host, 40_000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://worker") as client:
+            return await client.post("/drain", headers={} if sent is None else {WORKER_SECRET_HEADER: sent})
+
+    response = asyncio.run(drain())
+    assert response.status_code == expected, f"expected {expected}, got {response.status_code}: {response.text}"
+    is_draining = service.status.state is State.DRAINING
+    assert is_draining == (expected == 202), f"got {service.status.state}"

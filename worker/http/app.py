@@ -63,6 +63,8 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
     # The interactive documentation of FastAPI loads its scripts from another server, so there is only the schema.
     app = FastAPI(title="Duologue worker", version=VERSION, docs_url=None, redoc_url=None)
 
+    has_secret = service.settings.secret is not None
+
     def now() -> dict[str, Any]:
         return health(service, list(sockets.conversations), metrics.totals)
 
@@ -129,7 +131,7 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
 
     @app.post("/model/unload")
     async def unload(request: Request, body: UnloadRequest | None = None) -> dict[str, Any]:
-        _only_loopback(request)
+        _refuse_others(request, has_secret=has_secret)
         try:
             memory = await asyncio.to_thread(service.unload, None if body is None else body.model)
         except StateError as error:
@@ -140,7 +142,7 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
 
     @app.post("/model/load", status_code=202)
     async def load(request: Request, body: LoadRequest) -> dict[str, Any]:
-        _only_loopback(request)
+        _refuse_others(request, has_secret=has_secret)
         try:
             given = body.model_dump(exclude_none=True)
             changes = {key: _absolute(one) for key, one in given.items()}
@@ -153,7 +155,7 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
 
     @app.post("/drain", status_code=202)
     async def drain(request: Request) -> dict[str, Any]:
-        _only_loopback(request)
+        _refuse_others(request, has_secret=has_secret)
         service.drain()
         return {"state": service.status.state}
 
@@ -207,14 +209,21 @@ def _refuse_pages(request: Request) -> None:
         raise HTTPException(403, f"expected a request from a program, got one from a page ({origin[:100]})")
 
 
-def _only_loopback(request: Request) -> None:
-    """Refuse a request from another machine or from a web page. Raises: HTTPException 403."""
+def _refuse_others(request: Request, *, has_secret: bool) -> None:
+    """Refuse a request from a web page, and without a secret one from another machine.
+
+    has_secret: the worker has one; its guard (`worker.http.guard`) has found it in this request.
+    Raises: HTTPException 403.
+    """
     _refuse_pages(request)
     host = request.client.host if request.client else ""
+    if not has_secret and not _is_loopback(host):
+        raise HTTPException(403, f"expected a request from this machine, got one from {host}")
+
+
+def _is_loopback(host: str) -> bool:
     try:
         address = ip_address(host)
-        is_loopback = (getattr(address, "ipv4_mapped", None) or address).is_loopback
     except ValueError:
-        is_loopback = False
-    if not is_loopback:
-        raise HTTPException(403, f"expected a request from this machine, got one from {host}")
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
