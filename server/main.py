@@ -15,6 +15,7 @@ from pathlib import Path
 
 from models.errors import ModelError, SettingsError
 from server.access.keys import api_keys_of
+from server.cluster.peer_tls import peer_tls
 from server.dispatch.workers import WorkerAddress
 from server.registry.presets import FOLDER, Presets
 from server.serving import ServeOptions, Tls, check_tls, serve
@@ -99,6 +100,8 @@ def main(argv: list[str] | None = None) -> int:
         addresses = [] if args.authority else worker_addresses(args, config)
         authority = None if args.authority is None else addresses_in(args.authority)[0]
         tls = certificate(config, https=args.https, http=args.http)
+        certfile = None if tls is None else tls.certfile
+        trusted = None if authority is None else peer_tls(certfile, config.service.ssl_cafile)
         Presets.load()
         start_key = os.environ.pop(START_KEY_VARIABLE, None)
         is_made = args.remote and not args.insecure and not api_keys_of(config, start_key).required
@@ -126,6 +129,7 @@ def main(argv: list[str] | None = None) -> int:
         spans=spans_of(os.environ),
         authority=None if authority is None else f"ws://{authority}",
         gateway_name=args.gateway_name or f"{platform.node()}:{config.service.gateway_port}",
+        peer_tls=trusted,
     )
     with bound_socket:
         return serve(config, bound_socket, options)

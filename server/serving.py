@@ -89,6 +89,7 @@ class ServeOptions:
     loopback address. start_key: a key for this run, with an administrator's rights. worker_secret: what the
     workers demand; None: nothing. spans: records sessions as traces; None: nothing does. authority: URL of that of a
     cluster, which names the workers; None: this gateway gives the slots itself. gateway_name: in the cluster.
+    peer_tls: how connections to the cluster's other gateways are checked; None: those with TLS get none.
     """
 
     workers: Sequence[WorkerAddress]
@@ -102,6 +103,7 @@ class ServeOptions:
     spans: TraceSpans | None = None
     authority: str | None = None
     gateway_name: str = ""
+    peer_tls: ssl.SSLContext | None = None
 
     @property
     def worker_headers(self) -> dict[str, str]:
@@ -208,7 +210,9 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
     is_shared = isinstance(dispatcher, SharedDispatcher)
     secret = options.worker_secret if is_shared else None
     access = Access.of(config, metrics.record_limit, options.start_key, secret)
-    forward = ResumeForward(dispatcher, secret) if isinstance(dispatcher, SharedDispatcher) and secret else None
+    forward = None
+    if isinstance(dispatcher, SharedDispatcher) and secret:
+        forward = ResumeForward(dispatcher, secret, options.peer_tls)
     slots = SlotWait(dispatcher, metrics, live, http, access.clients, options.spans)
     voices = VoiceRegistry(voice_folder(service.data_dir))
     gateway = Gateway(
@@ -263,7 +267,8 @@ def authority_link(
     host, port = bound_socket.getsockname()[:2]
     host = "" if ip_address(host).is_unspecified else host
     usage, name = gateway.access.usage, options.gateway_name
-    return AuthorityLink(dispatcher, usage, options.authority, name, port, host, headers)
+    has_tls = options.tls is not None
+    return AuthorityLink(dispatcher, usage, options.authority, name, port, host, headers, has_tls=has_tls)
 
 
 async def build_routes(app: FastAPI) -> None:

@@ -69,7 +69,7 @@ peers
 doors.model_routes doors.speech doors.conversion doors.chat doors.realtime doors.gpt_live doors.dialects
 doors.calls
 health_watch loop_watch routes
-cluster.messages
+cluster.messages cluster.peer_tls
 cluster.records
 cluster.authority
 cluster.shared_dispatcher cluster.store

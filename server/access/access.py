@@ -103,7 +103,9 @@ class Access:
         return None if key is None else key.identity(address)
 
     def check(self, identity: Identity, scope: Scope) -> None:
-        """Check rights and count the request. Raises: AccessRefusedError."""
+        """Check rights and count the request, once in a cluster. Raises: AccessRefusedError."""
+        if identity.is_forwarded:
+            return
         self.clients.count_request(identity, scope["path"])
         if needs_admin(scope) and not identity.is_admin:
             raise AccessRefusedError(403, scope["path"][:100], expected="an administrator's key", got=_shown(identity))

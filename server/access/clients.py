@@ -154,6 +154,8 @@ class Clients:
 
     def open_socket(self, identity: Identity) -> None:
         """Count a WebSocket, for which `close_socket` must follow. Raises: AccessRefusedError."""
+        if identity.is_forwarded:
+            return
         client, limit = self._of(identity), self._limits.sockets
         if client.n_sockets >= limit and not _is_local(identity):
             raise limit_reached(
@@ -167,7 +169,8 @@ class Clients:
 
     def close_socket(self, identity: Identity) -> None:
         """Count the end of a WebSocket."""
-        self._of(identity).n_sockets -= 1
+        if not identity.is_forwarded:
+            self._of(identity).n_sockets -= 1
 
     def admit_session(self, identity: Identity, n_slots: int) -> SessionPermit:
         """The right to a session.

@@ -33,4 +33,5 @@ def forwarded_identity(scope: Scope, secret: str | None) -> Identity | None:
     if IDENTITY_HEADER not in headers or not hmac.compare_digest(given, secret.encode()):
         return None
     fields: dict[str, Any] = json.loads(headers[IDENTITY_HEADER])
-    return Identity(name=fields["name"], kind=IdentityKind(fields["kind"]), address=fields["address"])
+    kind = IdentityKind(fields["kind"])
+    return Identity(name=fields["name"], kind=kind, address=fields["address"], is_forwarded=True)

@@ -52,6 +52,7 @@ class Identity:
         limits: of the key. A secret has those of the key that made it and counts against them.
         models: names of the models that the key may use; None: all.
         session: settings of the session that a secret was made with; None without a secret.
+        is_forwarded: another gateway of the cluster passes the connection on, and has counted it.
     """
 
     name: str = ""
@@ -60,6 +61,7 @@ class Identity:
     limits: KeyLimits = KeyLimits()
     models: frozenset[str] | None = None
     session: Mapping[str, Any] | None = None
+    is_forwarded: bool = False
 
     @property
     def has_key(self) -> bool:

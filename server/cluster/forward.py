@@ -4,6 +4,8 @@ The other gateway accepts the identity found here, because the connection has th
 """
 
 import asyncio
+import logging
+import ssl
 from contextlib import suppress
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -12,12 +14,15 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from server.access.forwarded import forwarded_headers
 from server.access.identity import Identity
+from server.cluster.messages import TLS_SCHEME
 from server.cluster.shared_dispatcher import SharedDispatcher
 from worker.protocol.codes import CloseCode
 from worker.protocol.connection import MAX_FRAME
 from worker.protocol.gateway_messages import RESUME_QUERY, ResumeSession
 from worker.protocol.messages import write
 
+LOG = logging.getLogger(__name__)
+NO_TRUST = "it has TLS; this gateway needs service.ssl_cafile, or the same certificate"
 OPEN_TIMEOUT_S = 3.0
 MAX_UNREAD = 4  # messages of each direction that are buffered
 
@@ -28,10 +33,11 @@ class ResumeForward:
     Args:
         dispatcher: gets from the authority the gateways that have a session.
         secret: of the cluster.
+        tls: how gateways with TLS are checked; None: sessions are not resumed at them.
     """
 
-    def __init__(self, dispatcher: SharedDispatcher, secret: str):
-        self._dispatcher, self._secret = dispatcher, secret
+    def __init__(self, dispatcher: SharedDispatcher, secret: str, tls: ssl.SSLContext | None = None):
+        self._dispatcher, self._secret, self._tls = dispatcher, secret, tls
 
     async def serve(self, websocket: WebSocket, session_id: str, request: ResumeSession, identity: Identity) -> bool:
         """Serve a connection with the gateway that has its session, until its end.
@@ -46,9 +52,15 @@ class ResumeForward:
         """
         headers = forwarded_headers(identity, self._secret)
         for address in await self._dispatcher.locate(session_id):
+            has_tls = address.startswith(TLS_SCHEME)
+            if has_tls and self._tls is None:
+                LOG.warning("no session is resumed at %s: %s", address, NO_TRUST)
+                continue
+            base = address if has_tls else f"ws://{address}"
             try:
                 link = await connect(
-                    f"ws://{address}/ws/duplex/{session_id}?{RESUME_QUERY}=1",
+                    f"{base}/ws/duplex/{session_id}?{RESUME_QUERY}=1",
+                    ssl=self._tls if has_tls else None,
                     additional_headers=headers,
                     compression=None,
                     proxy=None,
@@ -59,6 +71,9 @@ class ResumeForward:
                     ping_interval=None,
                     user_agent_header=None,
                 )
+            except ssl.SSLError as error:
+                LOG.warning("no session is resumed at %s: %s", address, error)
+                continue
             except (OSError, WebSocketException):
                 continue
             async with link:

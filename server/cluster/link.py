@@ -11,6 +11,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from server.access.usage import DayUsage, KeyUsage
 from server.background import end_task
 from server.cluster.messages import (
+    TLS_SCHEME,
     ClusterMessageError,
     CountedUse,
     FromGateway,
@@ -38,6 +39,7 @@ class AuthorityLink:
         port: at which other gateways reach this one.
         host: it listens on; "": all addresses, of which the others use that of the connection to the authority.
         headers: with the secret of the cluster.
+        has_tls: this gateway serves https.
     """
 
     def __init__(
@@ -49,10 +51,12 @@ class AuthorityLink:
         port: int,
         host: str = "",
         headers: Mapping[str, str] | None = None,
+        *,
+        has_tls: bool = False,
     ):
         self._dispatcher, self._usage = dispatcher, usage
         self._url, self._name, self._headers = f"{url}/gateway", name, headers or {}
-        self._host, self._port = host, port
+        self._host, self._port, self._scheme = host, port, TLS_SCHEME if has_tls else ""
         self._task: asyncio.Task[None] | None = None
         self._numbers = count(1)
 
@@ -92,7 +96,7 @@ class AuthorityLink:
     async def _talk(self, socket: ClientConnection) -> None:
         """Pass messages until the connection is lost. Raises: ConnectionClosed; ClusterMessageError."""
         unsent: asyncio.Queue[FromGateway] = asyncio.Queue()
-        address = f"{self._host or socket.local_address[0]}:{self._port}"
+        address = f"{self._scheme}{self._host or socket.local_address[0]}:{self._port}"
         unsent.put_nowait(self._dispatcher.hello(self._name, address))
         self._dispatcher.tell = unsent.put_nowait
         tasks = [

@@ -12,6 +12,7 @@ from server.dispatch.dispatcher import Refusal
 from server.dispatch.queue import RequestType
 
 MAX_NAME = 200
+TLS_SCHEME = "wss://"  # before the address of a gateway with TLS
 Name = Annotated[str, Field(max_length=MAX_NAME)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 
@@ -66,7 +67,7 @@ class WorkerEntry(ClusterFields):
 class Hello(ClusterFields):
     """The first message of a connection: all tickets of the gateway, which replace those from before.
 
-    address: host and port at which other gateways reach it; "": none.
+    address: host and port at which other gateways reach it, after `TLS_SCHEME` if it has TLS; "": none.
     """
 
     type: Literal["hello"] = "hello"

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import socket
+import ssl
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -22,11 +23,12 @@ from websockets.http11 import Request, Response
 from benchmarks.serve.fake_worker import FakeWorker
 from server.app import Gateway, build_app
 from server.cluster.link import AuthorityLink
+from server.cluster.peer_tls import peer_tls
 from server.dispatch.workers import WorkerAddress
 from server.doors.core.picture_urls import PictureUrls
 from server.doors.live.door_context import SessionLimits
 from server.health_watch import HealthWatch
-from server.serving import HTTP_LIMITS, ServeOptions, authority_link, build_gateway
+from server.serving import HTTP_LIMITS, ServeOptions, Tls, authority_link, build_gateway
 from server.tracing import TraceSpans
 from tests.server.routes.asgi_gateway import with_own_data_dir
 from worker.config.service import default_config
@@ -98,23 +100,28 @@ class Client:
 
 
 async def connect_to(port: int, name: str = "omni_me", path: str = "/ws/duplex/", **options: Any) -> Client:
-    """A client of the gateway on this port. name: session id. options: of `websockets.connect`."""
+    """A client of the gateway on this port. name: session id. options: of `websockets.connect`; `ssl` for TLS."""
     options = {"compression": None, "max_size": None, "ping_interval": None, "close_timeout": 2, **options}
-    return Client(await websockets.connect(f"ws://127.0.0.1:{port}{path}{name}", **options))
+    scheme = "wss" if options.get("ssl") else "ws"
+    return Client(await websockets.connect(f"{scheme}://127.0.0.1:{port}{path}{name}", **options))
 
 
 @dataclass
 class RunningGateway:
-    """A gateway that accepts connections. http: client for its HTTP API. link: to the authority of a cluster."""
+    """A gateway that accepts connections.
+
+    http: client for its HTTP API. link: to the authority of a cluster. tls: of its clients; None: plain HTTP.
+    """
 
     port: int
     gateway: Gateway
     http: httpx.AsyncClient
     watch: HealthWatch
     link: AuthorityLink | None = None
+    tls: ssl.SSLContext | None = None
 
     async def connect(self, name: str = "omni_me", **options: Any) -> Client:
-        return await connect_to(self.port, name, **options)
+        return await connect_to(self.port, name, **options, ssl=self.tls)
 
     async def get(self, path: str) -> Any:
         return (await self.http.get(path)).json()
@@ -147,6 +154,7 @@ async def running_gateway(
     authority: str | None = None,
     gateway_name: str = "",
     secret: str | None = None,
+    tls: Tls | None = None,
     **service: Any,
 ) -> AsyncIterator[RunningGateway]:
     """A gateway in front of these workers.
@@ -161,6 +169,7 @@ async def running_gateway(
         model: settings of the section `model`.
         spans: records sessions.
         authority, gateway_name, secret: of a cluster.
+        tls: its certificate, which the other gateways of the cluster have too; None: plain HTTP.
         service: settings of the section `service`.
     """
     config = with_own_data_dir(default_config())
@@ -169,9 +178,10 @@ async def running_gateway(
     config = config.model_copy(update={"model": config.model.model_copy(update=model or {})})
     addresses = [WorkerAddress("127.0.0.1", one if isinstance(one, int) else one.port) for one in workers]
     plain = {"trust_env": False, "verify": False}  # loading the CA certificates takes longer than most tests
-    served = ServeOptions(
-        addresses, reports, spans=spans, authority=authority, gateway_name=gateway_name, worker_secret=secret
-    )
+    trusted = None if tls is None else peer_tls(tls.certfile, None)
+    cluster = {"authority": authority, "gateway_name": gateway_name, "worker_secret": secret, "peer_tls": trusted}
+    served = ServeOptions(addresses, reports, spans=spans, tls=tls, **cluster)
+    files = {} if tls is None else {"ssl_certfile": tls.certfile, "ssl_keyfile": tls.keyfile}
     with listen("127.0.0.1", 0) as bound_socket:
         port = bound_socket.getsockname()[1]
         async with (
@@ -183,7 +193,7 @@ async def running_gateway(
                 gateway = replace(gateway, session_limits=session_limits)
             if picture_urls is not None:
                 gateway = replace(gateway, picture_urls=picture_urls)
-            server = live_server(build_app(gateway), **(options or {}))
+            server = live_server(build_app(gateway), **files, **(options or {}))
             serving = asyncio.create_task(server.serve([bound_socket]))
             await wait_until(lambda: server.started or serving.done(), "the gateway to start")
             watch.start()
@@ -195,7 +205,7 @@ async def running_gateway(
             expected = sum(isinstance(one, FakeWorker) and one.is_ready for one in workers)
             await wait_until(lambda: gateway.dispatcher.workers.n_ready >= expected, f"{expected} workers to be ready")
             try:
-                yield RunningGateway(port, gateway, http, watch, link)
+                yield RunningGateway(port, gateway, http, watch, link, trusted)
             finally:
                 gateway.live.close_all()
                 server.should_exit = True

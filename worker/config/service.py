@@ -126,6 +126,12 @@ class ServiceSection(Settings):
     max_queue_size: int = Field(1000, ge=0, le=1_000_000, description="most waiting tickets for the slots of a model")
     ssl_certfile: Path | None = Field(None, strict=False, description="TLS certificate; null: plain HTTP")
     ssl_keyfile: Path | None = Field(None, strict=False, description="private key of the certificate")
+    ssl_cafile: Path | None = Field(
+        None,
+        strict=False,
+        description="certificates that the other gateways of a [cluster](cluster.md#what-is-shared) have; null: "
+        "`service.ssl_certfile`",
+    )
     allowed_origins: tuple[str, ...] = Field(
         (),
         strict=False,

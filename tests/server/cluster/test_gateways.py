@@ -15,8 +15,10 @@ from server.cluster.shared_dispatcher import SharedDispatcher
 from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue
 from server.dispatch.workers import Workers
+from server.serving import Tls
 from tests.launcher.processes import free_ports
 from tests.server.access.keyed_gateway import USER, bearer, entry
+from tests.server.certificates import make_certificate
 from tests.server.cluster.clusters import SECRET, running_authority, running_gateways
 from tests.server.live_gateway import ANSWER_S, Client, run, wait_until
 from worker.key_text import new_key
@@ -173,13 +175,16 @@ def test_session_of_a_worker_that_drains_moves_to_a_slot_of_the_authority(tmp_pa
     run(scenario)
 
 
-def test_client_resumes_its_session_through_another_gateway(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_client_resumes_its_session_through_another_gateway(tmp_path: Path, has_tls: bool) -> None:
+    tls = Tls(*make_certificate(tmp_path, "gateway", subject="DNS:talk.example.org")) if has_tls else None
+
     async def scenario() -> None:
         keys = {"api_keys": [entry("user", USER), entry("other", OTHER)]}
         async with (
             FakeWorker(slots=1) as worker,
             running_authority(tmp_path / "state", worker, secret=SECRET) as authority,
-            running_gateways(authority.url, ("g0", "g1"), 1, secret=SECRET, **keys) as gateways,
+            running_gateways(authority.url, ("g0", "g1"), 1, secret=SECRET, tls=tls, **keys) as gateways,
         ):
             client = await (await gateways[0].connect("omni_a", additional_headers=bearer(USER))).with_slot()
             await client.send({"type": "prepare", "spec": {"resume": True}})
@@ -197,11 +202,15 @@ def test_client_resumes_its_session_through_another_gateway(tmp_path: Path) -> N
                 refused = await resume(key, given, 1)
                 assert (await refused.receive("error"))["code"] == "resume_refused"
                 assert (await refused.wait_closed())[0] == 1008
+
+            usage = [one.gateway.access.usage.own[1]["user"].requests for one in gateways]
             again = await resume(USER, token, 1)
             resumed = await again.receive("session_resumed")
             assert (resumed["next"], resumed["lost"]) == (2, 0), f"expected the result that the client lacks: {resumed}"
             await again.receive("result")
             await again.unit()
+            counted = [one.gateway.access.usage.own[1]["user"].requests for one in gateways]
+            assert counted == [usage[0], usage[1] + 1], f"expected one request at the second, got {usage}, {counted}"
             again.abort()  # once more, through the gateway that has the session
             options = {"path": "/ws/duplex/", "additional_headers": bearer(USER)}
             last = await gateways[0].connect("omni_a?resume=1", **options)
