@@ -127,10 +127,7 @@ class ServiceSection(Settings):
     ssl_certfile: Path | None = Field(None, strict=False, description="TLS certificate; null: plain HTTP")
     ssl_keyfile: Path | None = Field(None, strict=False, description="private key of the certificate")
     ssl_cafile: Path | None = Field(
-        None,
-        strict=False,
-        description="certificates that the other gateways of a [cluster](cluster.md#what-is-shared) have; null: "
-        "`service.ssl_certfile`",
+        None, strict=False, description="certificates of other gateways of a [cluster](cluster.md); null: this one's"
     )
     allowed_origins: tuple[str, ...] = Field(
         (),
