@@ -24,6 +24,7 @@ from server.doors.live.door_context import LARGE_EVENT, DoorContext
 from server.doors.live.drain_wait import DrainWait
 from server.doors.live.ends import GOING_AWAY, IDLE, MAX_FRAME, TOO_BIG, end_of
 from server.doors.live.event_error import EventError, EventRefusedError
+from server.doors.live.session_tasks import SessionTasks, first_of
 from server.doors.live.unit_run import run_units
 from server.live.closes import DRAINING, SessionEnd, SocketClose
 from server.live.kinds import Kind
@@ -153,7 +154,7 @@ class GptLiveConnection:
     async def _run(self, pending: PendingSession) -> GptLiveOverError:
         """Run the session until it is over. Returns: how it ended."""
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with SessionTasks() as tasks:
                 for name, task in (
                     ("gpt-live-write", self._writer.run()),
                     ("gpt-live-read", self._read()),
@@ -165,12 +166,11 @@ class GptLiveConnection:
                 ):
                     tasks.create_task(task, name=name)
         except BaseExceptionGroup as errors:
-            if (over := _first_of(errors, GptLiveOverError)) is not None:
-                assert isinstance(over, GptLiveOverError)
+            if (over := first_of(errors, GptLiveOverError)) is not None:
                 return over
-            if _first_of(errors, ClientGoneError) is not None:
+            if first_of(errors, ClientGoneError) is not None:
                 return GptLiveOverError(GONE)
-            if isinstance(refused := _first_of(errors, GptLiveRefusedError), GptLiveRefusedError):
+            if (refused := first_of(errors, GptLiveRefusedError)) is not None:
                 self._send.error(refused.error, refused.event_id)
                 return GptLiveOverError(INTERNAL)
             LOG.exception("session %s", self._live.session_id)
@@ -271,12 +271,3 @@ def _forced_end(close: SocketClose) -> GptLiveOverError:
     if end.how == DRAINED.how:
         return GptLiveOverError(DRAINED)
     return GptLiveOverError(GptLiveEnd(end.code, "connection_lost", end.how, end.error))
-
-
-def _first_of(errors: BaseExceptionGroup[BaseException], kind: type[Exception]) -> Exception | None:
-    """The first error of a kind in nested groups."""
-    for error in errors.exceptions:
-        found = _first_of(error, kind) if isinstance(error, BaseExceptionGroup) else error
-        if isinstance(found, kind):
-            return found
-    return None

@@ -164,7 +164,6 @@ class RealtimeSession:
             self._turns.reset()
             self.lane.detector.forget()
             self._turn_lane.clear()
-            self.lane.clear()
             self.lane_changed.set()
         self._send("session.updated", session=self.described())
 
@@ -205,7 +204,6 @@ class RealtimeSession:
     async def _on_clear(self, _: events.ClearAudio) -> None:
         self._turns.clear()
         self._input.reset()
-        self.lane.clear()
         self._turn_lane.clear()
         self._send("input_audio_buffer.cleared")
 

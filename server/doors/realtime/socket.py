@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from server.doors.live.ends import (
     invalid_settings,
 )
 from server.doors.live.event_error import EventError, EventRefusedError
+from server.doors.live.session_tasks import SessionTasks, first_of
 from server.doors.realtime.events.client_events import read_event
 from server.doors.realtime.events.server_events import EventSender
 from server.doors.realtime.initial_config import initial_config
@@ -116,7 +118,7 @@ class RealtimeConnection:
             int(time.time() + context.limits.session_s),
             time.monotonic,
             context.slot,
-            lambda: context.usage.left(live.identity),
+            partial(context.usage.left, live.identity),
             context.picture_urls,
         )
         self._session = RealtimeSession(self._send, config, used, track)
@@ -141,7 +143,7 @@ class RealtimeConnection:
     async def _run(self, pending: PendingSession) -> DoorEnd:
         """Run the session until it is over. Returns: how to close the connection."""
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with SessionTasks() as tasks:
                 for name, task in (
                     ("realtime-write", self._writer.run()),
                     ("realtime-units", self._run_units(pending)),
@@ -151,10 +153,9 @@ class RealtimeConnection:
                 ):
                     tasks.create_task(task, name=name)
         except BaseExceptionGroup as errors:
-            over = errors.subgroup(SessionOverError)
-            if over is not None:
-                return _first(over)
-            if errors.subgroup(ClientGoneError) is not None:
+            if (over := first_of(errors, SessionOverError)) is not None:
+                return over.end
+            if first_of(errors, ClientGoneError) is not None:
                 return GONE
             LOG.exception("session %s", self._live.session_id)
         finally:
@@ -216,7 +217,7 @@ class RealtimeConnection:
         session = self._session
         recorder = Recorder(self._context.recordings, Kind.DUPLEX, self._live.session_id, self._live.identity)
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with SessionTasks() as tasks:
                 await self._run_in_slot(pending, recorder, tasks)
                 while True:
                     session.lane_changed.clear()
@@ -233,7 +234,7 @@ class RealtimeConnection:
         except SessionEnd as end:
             raise SessionOverError(end_of(end.close)) from None
 
-    async def _run_in_slot(self, pending: PendingSession, recorder: Recorder, reader: asyncio.TaskGroup | None) -> None:
+    async def _run_in_slot(self, pending: PendingSession, recorder: Recorder, reader: SessionTasks | None) -> None:
         """Run the duplex lane until it is left, or its worker is lost.
 
         reader: runs the task that reads the client's events; None: it runs already.
@@ -295,9 +296,3 @@ class RealtimeConnection:
             is_quiet = self._session.response is None and not self._session.is_playing
             if self._context.slots.live.draining and is_quiet:
                 raise SessionOverError(DRAINED)
-
-
-def _first(errors: BaseExceptionGroup[SessionOverError]) -> DoorEnd:
-    """The first end in nested groups."""
-    one = errors.exceptions[0]
-    return _first(one) if isinstance(one, BaseExceptionGroup) else one.end

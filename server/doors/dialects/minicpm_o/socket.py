@@ -33,6 +33,7 @@ from server.doors.errors import ApiError, invalid
 from server.doors.live.door_context import LARGE_EVENT, DoorContext
 from server.doors.live.drain_wait import DrainWait
 from server.doors.live.ends import GONE, MAX_FRAME, DoorEnd, SessionOverError
+from server.doors.live.session_tasks import SessionTasks
 from server.live.closes import DRAINING, SessionEnd
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession
@@ -128,7 +129,7 @@ class ModeConnection:
     async def run(self, pending: PendingSession | None) -> DoorEnd:
         """Run the session until it is over. Returns: how to close the connection."""
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with SessionTasks() as tasks:
                 tasks.create_task(self._writer.run(), name="modes-write")
                 tasks.create_task(self._read(), name="modes-read")
                 tasks.create_task(self._watch(), name="modes-limits")
@@ -240,7 +241,7 @@ class ModeConnection:
             await units.open(pending, self._notify)
             self._units.attach(units)
             self._begin()
-            async with asyncio.TaskGroup() as tasks:
+            async with SessionTasks() as tasks:
                 tasks.create_task(self._handle_units(), name="modes-units")
                 await units.run(self._units)
                 raise SessionOverError(TIMEOUT)  # the worker ended the session by itself

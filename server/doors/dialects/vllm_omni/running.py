@@ -25,6 +25,7 @@ from server.doors.dialects.vllm_omni.transcripts import OmniTranscripts
 from server.doors.live.door_context import DoorContext
 from server.doors.live.drain_wait import DrainWait
 from server.doors.live.ends import GONE, DoorEnd, SessionOverError
+from server.doors.live.session_tasks import SessionTasks
 from server.doors.live.unit_run import run_units
 from server.live.closes import DRAINING
 from server.live.inbox import ByteBudget
@@ -189,7 +190,7 @@ class OmniRun:
     async def _run(self, pending: PendingSession) -> DoorEnd:
         """Run the session until it is over. Returns: how it ended."""
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with SessionTasks() as tasks:
                 tasks.create_task(self._watch(), name="vllm-omni-limits")
                 tasks.create_task(self._run_units(pending), name="vllm-omni-units")
                 tasks.create_task(self.session.turns.detector.run(), name="vllm-omni-detector")

@@ -35,6 +35,7 @@ from server.doors.errors import ApiError, invalid
 from server.doors.live.door_context import LARGE_EVENT, DoorContext
 from server.doors.live.ends import GOING_AWAY, GONE, MAX_FRAME, DoorEnd, SessionOverError
 from server.doors.live.event_error import EventError
+from server.doors.live.session_tasks import SessionTasks
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession
 from worker.protocol.codes import CloseCode
@@ -128,7 +129,7 @@ class OmniConnection:
 
     async def _run(self) -> DoorEnd:
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with SessionTasks() as tasks:
                 tasks.create_task(self._link.writer.run(), name="vllm-omni-write")
                 tasks.create_task(self._read(), name="vllm-omni-read")
                 tasks.create_task(self._wait_over(), name="vllm-omni-over")

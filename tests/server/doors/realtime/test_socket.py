@@ -1,10 +1,12 @@
 """Realtime sessions over real sockets, with a worker that follows a cycle of listening and speaking."""
 
 import base64
+import gc
 import io
 import itertools
 import json
 import time
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -74,6 +76,26 @@ def test_a_spoken_turn_sends_its_events_in_order() -> None:
             assert done["output"][0]["content"] == [{"type": "output_audio", "transcript": text}]
 
     run(scenario)
+
+
+def test_an_ended_session_needs_no_garbage_collection() -> None:
+    async def scenario() -> None:
+        async with FakeWorker(n_listen=1, n_speak=2) as worker, running_gateway(worker) as gateway:
+            for is_dropped in (False, True):
+                async with realtime(gateway.port) as client:
+                    await spoken_turn(client)
+                    left = weakref.ref(gateway.gateway.live.all[0])
+                    if is_dropped:
+                        client.socket.transport.abort()
+                end = "a lost connection" if is_dropped else "a close"
+                await wait_until(lambda left=left: left() is None, f"nothing of the session after {end}")
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(scenario)
+    finally:
+        gc.enable()
 
 
 def test_the_client_may_cancel_and_ask_again() -> None:
