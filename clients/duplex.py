@@ -299,6 +299,11 @@ class DuplexClient(SocketClient[ServerMessage]):
         self._socket = socket or self._socket
         return socket is not None
 
+    def _lost(self) -> ConnectionLost:
+        if (end := self._resumption.end) is None:
+            return super()._lost()
+        return ConnectionLost(self._address.url, expected="a conversation that goes on", got=str(end))
+
     def _take(self, data: str | bytes) -> None:
         self._resumption.received()
         try:

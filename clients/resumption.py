@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from clients.errors import ClientError, ConnectionLost
+from clients.errors import ClientError, ConnectionLost, Refused
 from clients.socket_client import Expected
 from worker.protocol.gateway_messages import Received, ResumeSession, SessionResumed
 from worker.protocol.messages import Prepared, read_server, write
@@ -21,6 +21,7 @@ from worker.protocol.wire import WireError
 
 LOG = logging.getLogger(__name__)
 FIRST_S, MAX_S, SPREAD = 0.25, 4.0, 0.2  # waits between attempts: they double, with some randomness
+FINAL = (401, 404)  # statuses of handshakes that another attempt does not change
 ANSWER_S = 10.0
 ACKNOWLEDGED_EVERY = 8  # messages
 RESUMING = 4000  # close code of a connection that another one replaces
@@ -52,6 +53,7 @@ class Resumption:
     Attributes:
         is_on: whether the server keeps the session after a lost connection.
         connected: set while messages can be sent.
+        end: why the conversation does not go on; None: it does, or there was no connection within the grace.
     """
 
     def __init__(self, reopen: Callable[[], Awaitable[ClientConnection]], on_connection: OnConnection | None):
@@ -60,7 +62,10 @@ class Resumption:
         self._grace_s = 0.0
         self._sent: deque[tuple[int, str | bytes, Expected | None]] = deque()  # not answered: number, data, answer
         self._n_sent = self._n_received = self._n_acknowledged = 0
+        self._n_resumed = 0  # received messages when the conversation went on the last time
+        self._wait_s = 0.0  # before the next attempt
         self._is_prepared = False
+        self.end: ClientError | WireError | None = None
         self.connected = asyncio.Event()
         self.connected.set()
 
@@ -101,32 +106,45 @@ class Resumption:
         return _text(Received(count=self._n_received))
 
     async def resume(self) -> ClientConnection | None:
-        """Another connection over which the conversation goes on; None if there is none within the grace."""
+        """Another connection over which the conversation goes on.
+
+        The first attempt is made at once, unless nothing has come over the connection that the last attempt opened.
+        Returns: None if there is none within the grace, or `end` is the reason.
+        """
         loop = asyncio.get_running_loop()
-        lost_at, wait_s = loop.time(), FIRST_S
+        lost_at = loop.time()
         self.connected.clear()
         self._tell(0.0, is_back=False)
+        if self._n_received > self._n_resumed:
+            self._wait_s = 0.0
         while True:
+            await asyncio.sleep(self._wait_s * random.uniform(1 - SPREAD, 1 + SPREAD))
+            self._wait_s = min(MAX_S, max(FIRST_S, 2 * self._wait_s))
             try:
                 socket = await self._attempt()
-            except (WireError, ConnectionLost) as error:  # the session is over, or has lost messages
+            except (WireError, ConnectionLost, Refused) as error:  # the session is over, or has lost messages
                 LOG.warning("no resumption: %s", error)
+                self.end = error
                 return None
             seconds = loop.time() - lost_at
             if socket is not None:
+                self._n_resumed = self._n_received
                 self._tell(seconds, is_back=True)
                 self.connected.set()
                 return socket
             if seconds > self._grace_s:
                 return None
-            await asyncio.sleep(wait_s * random.uniform(1 - SPREAD, 1 + SPREAD))
-            wait_s = min(MAX_S, 2 * wait_s)
 
     async def _attempt(self) -> ClientConnection | None:
-        """One attempt. Returns: None if there is no connection now. Raises: WireError, ConnectionLost for good."""
+        """One attempt. Returns: None if there is no connection now.
+
+        Raises: WireError, ConnectionLost, Refused for good.
+        """
         try:
             socket = await self._reopen()
         except ClientError as error:
+            if isinstance(error, Refused) and error.status in FINAL:
+                raise
             LOG.debug("no connection: %s", error)
             return None
         try:

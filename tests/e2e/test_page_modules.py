@@ -334,6 +334,40 @@ def test_resumption_counts_messages_and_sends_again_what_has_not_arrived(page: P
     assert got == [False, *acknowledged, ["a", "b"], 8, "t2", None, None], got
 
 
+def test_a_session_whose_messages_the_server_has_dropped_is_over(page: Page) -> None:
+    body = """const ends = [];
+        class Socket {
+            static OPEN = 1; readyState = 1; static n = 0;
+            constructor() { Socket.last = this; Socket.n += 1; }
+            send() {}
+            close() {}
+        }
+        const real = window.WebSocket;
+        window.WebSocket = Socket;
+        const receive = (message) => Socket.last.onmessage({ data: JSON.stringify(message) });
+        const begin = () => {
+            const session = new lib.Session("a", {}, { closed: (event) => ends.push(event.isIncomplete) });
+            Socket.last.onopen();
+            receive({ type: "prepared", spec: {}, resume_token: "t", resume_grace_s: 30 });
+            return session;
+        };
+        const resume = (session, answer) => {
+            Socket.last.onclose({ code: 1006, reason: "" });
+            session.retry();
+            Socket.last.onopen();
+            receive(answer);
+        };
+        begin();
+        receive({ type: "messages_lost", lost: 2, lost_sound_s: 1, next: 9 });
+        resume(begin(), { type: "session_resumed", resume_token: "t", received: 0, lost: 1 });
+        resume(begin(), { type: "error", code: "resume_refused", error: "" });
+        resume(begin(), { type: "session_resumed", resume_token: "t", received: 0, lost: 0 });
+        window.WebSocket = real;
+        return { ends, n: Socket.n }"""
+    got = call(page, "live/conversation/session.js", body)
+    assert got == {"ends": [True, True, False], "n": 7}, f"expected two incomplete ones and a refused one, got {got}"
+
+
 def test_loudness_of_a_sine(page: Page) -> None:
     """A sine at half scale has -9.03 dB; the weighting's constant is -0.69 dB."""
     body = """const step = (2 * Math.PI * 997) / 48000;

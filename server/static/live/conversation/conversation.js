@@ -154,7 +154,10 @@ export class Conversation {
       unreadable: (error) => this.#onUnreadable(String(error)),
       lost: ({ delayS }) => this.#keep({ code: "server_gone", delayS, isKept: true }),
       resumed: () => this.#keep(),
-      closed: ({ opened }) => this.#lose(opened ? "server_gone" : "server_unreachable", ""),
+      closed: ({ opened, isIncomplete }) => {
+        if (isIncomplete) this.#fail("messages_lost", "");
+        else this.#lose(opened ? "server_gone" : "server_unreachable", "");
+      },
     });
   }
 

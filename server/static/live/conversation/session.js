@@ -39,7 +39,8 @@ export class Session {
    * @param {string} id @param {object} prepare fields of the message besides `spec`
    * @param {object} on called by message type; also "open", "unreadable" with the Error for a message
    *   that cannot be parsed, "lost" with {delayS} when the connection is lost and the session may go on, "resumed" with
-   *   {seconds} when it does, and "closed" with {code, reason, opened}, once
+   *   {seconds} when it does, and "closed" with {code, reason, opened, isIncomplete}, once; isIncomplete: the server
+   *   has dropped messages that the page lacks
    */
   constructor(id, prepare, on) {
     this.id = id;
@@ -95,7 +96,7 @@ export class Session {
     const seconds = this.#resumption.lostS;
     const missing = message.type === "session_resumed" ? this.#resumption.resumed(message) : null;
     if (missing === null) {
-      this.#close({ code: 1006, reason: "", opened: true });
+      this.#close({ code: 1006, reason: "", opened: true, isIncomplete: message.type === "session_resumed" });
       return;
     }
     this.#isResuming = false;
@@ -120,7 +121,7 @@ export class Session {
     }
     this.#resumption.count(message);
     if (message.type === "messages_lost") {
-      this.#close({ code: 1006, reason: "", opened: true });
+      this.#close({ code: 1006, reason: "", opened: true, isIncomplete: true });
       return;
     }
     if (this.#isResuming) {

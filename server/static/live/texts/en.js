@@ -130,6 +130,9 @@ export const en = {
   error_server_gone: "Connection lost",
   error_server_gone_text:
     "The connection to the server was lost, and the conversation with it. You can start a new one.",
+  error_messages_lost: "Part of the conversation is missing",
+  error_messages_lost_text:
+    "The connection was away for too long: the server dropped what it had said. You can start a new conversation.",
   error_no_answer: "No answer for a while",
   error_no_answer_text: "The server or the network is too slow right now.",
   error_queue_full: "The queue is full",

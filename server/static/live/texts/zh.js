@@ -124,6 +124,8 @@ export const zh = {
   error_server_unreachable_text: "服务器连不上，或暂时不接受新的对话。请稍后再试。",
   error_server_gone: "连接断了",
   error_server_gone_text: "与服务器的连接丢失，之前的内容它已不记得。可以重新开始。",
+  error_messages_lost: "对话缺了一段",
+  error_messages_lost_text: "连接断得太久，服务器已丢掉这期间说的话。可以重新开始。",
   error_no_answer: "好一会儿没有应答",
   error_no_answer_text: "服务器或网络现在太慢。",
   error_queue_full: "排队已满",
