@@ -366,6 +366,9 @@ def test_a_session_whose_messages_the_server_has_dropped_is_over(page: Page) -> 
         return { ends, n: Socket.n }"""
     got = call(page, "live/conversation/session.js", body)
     assert got == {"ends": [True, True, False], "n": 7}, f"expected two incomplete ones and a refused one, got {got}"
+    body = "const code = lib.closeErrorCode(given); return [code, lib.isRetried(code)]"
+    lost = call(page, "live/conversation/errors.js", body, {"opened": True, "isIncomplete": True})
+    assert lost == ["messages_lost", False], f"expected an end without another attempt, got {lost}"
 
 
 def test_loudness_of_a_sine(page: Page) -> None:

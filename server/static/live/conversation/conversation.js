@@ -7,7 +7,7 @@
 import { Capture } from "../../shared/audio/capture.js";
 import { WakeLock } from "../../shared/wake-lock.js";
 import { Backoff } from "./backoff.js";
-import { endsConversation, isRetried, replacesResult, startErrorCode, timeoutCode } from "./errors.js";
+import { closeErrorCode, endsConversation, isRetried, replacesResult, startErrorCode, timeoutCode } from "./errors.js";
 import { Inserts } from "./inserts.js";
 import { Outgoing } from "./outgoing.js";
 import { Session, newSessionId } from "./session.js";
@@ -154,10 +154,7 @@ export class Conversation {
       unreadable: (error) => this.#onUnreadable(String(error)),
       lost: ({ delayS }) => this.#keep({ code: "server_gone", delayS, isKept: true }),
       resumed: () => this.#keep(),
-      closed: ({ opened, isIncomplete }) => {
-        if (isIncomplete) this.#fail("messages_lost", "");
-        else this.#lose(opened ? "server_gone" : "server_unreachable", "");
-      },
+      closed: (event) => this.#lose(closeErrorCode(event), ""),
     });
   }
 

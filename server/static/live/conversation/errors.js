@@ -18,6 +18,12 @@ export const isBeforeStart = (code) => BEFORE_START.includes(code);
 /** Whether the page reconnects by itself. */
 export const isRetried = (code) => RETRIED.includes(code);
 
+/** Error code of the end of a socket. @param {{opened: boolean, isIncomplete?: boolean}} event `closed` of a session */
+export function closeErrorCode({ opened, isIncomplete }) {
+  if (isIncomplete) return "messages_lost";
+  return opened ? "server_gone" : "server_unreachable";
+}
+
 /** Error code of a timeout. @param {{reason: string}} message `timeout` @param {string} state of the conversation */
 export function timeoutCode({ reason }, state) {
   return reason?.startsWith("Pause") || state === "paused" ? "pause_timeout" : "idle_timeout";
