@@ -135,7 +135,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     """The application with all routes of the gateway."""
     # The interactive documentation of FastAPI loads its scripts from another server, so there is only the schema.
     app = FastAPI(title="Duologue gateway", version=VERSION, docs_url=None, redoc_url=None)
-    app.add_middleware(RequestGuard, origins=gateway.origins)
+    app.add_middleware(RequestGuard, origins=gateway.origins, count=gateway.access.count)
     app.add_middleware(AccessGuard, access=gateway.access, error_response=_refusal, socket_error=limit_message)
     app.add_middleware(ApiCors, origins=gateway.origins)
     app.add_middleware(RequestIds)  # runs before those above: their refusals have an id too

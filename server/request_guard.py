@@ -2,12 +2,14 @@
 
 import logging
 import re
+from collections.abc import Callable
 
 from fastapi import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.identity import identity_of
+from server.access.limit import Limit
 from server.doors.errors import ApiError, error_response
 from server.origins import Origins
 from worker.protocol.connection import MAX_MESSAGE, bytes_of
@@ -38,10 +40,15 @@ class RequestGuard:
     """ASGI middleware. The routes of WebSockets check the origin themselves.
 
     A request with a key may name any host: a page of another site cannot send the key.
+
+    Args:
+        app: the application.
+        origins: of the pages and hosts that are allowed.
+        count: counts that a body was too long.
     """
 
-    def __init__(self, app: ASGIApp, origins: Origins):
-        self._app, self._origins = app, origins
+    def __init__(self, app: ASGIApp, origins: Origins, count: Callable[[Limit], None]):
+        self._app, self._origins, self._count = app, origins, count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -67,7 +74,7 @@ class RequestGuard:
         if request.method == "HEAD":  # the route's answer to GET without its body
             scope, send = {**scope, "method": "GET", IS_HEAD: True}, _without_body(send)
         held, limit = bytes_of(request), limit_of(request.url.path)
-        body = LimitedBody(receive, limit, None if limit == MAX_UPLOAD_BODY else held)
+        body = LimitedBody(receive, limit, None if limit == MAX_UPLOAD_BODY else held, self._count)
         try:
             await self._app(scope, body.receive, send)
         except ClientDisconnect:
@@ -101,10 +108,11 @@ class LimitedBody:
         max_bytes: its maximum length.
         held: the connection's bytes, of which the body is a part until `release`; None for a body that is stored
             while it arrives.
+        count: called for a body above the limit.
     """
 
-    def __init__(self, receive: Receive, max_bytes: int, held: ConnectionBytes | None):
-        self._receive, self._max_bytes, self._held = receive, max_bytes, held
+    def __init__(self, receive: Receive, max_bytes: int, held: ConnectionBytes | None, count: Callable[[Limit], None]):
+        self._receive, self._max_bytes, self._held, self._count = receive, max_bytes, held, count
         self._n_bytes = 0
 
     async def receive(self) -> Message:
@@ -115,6 +123,7 @@ class LimitedBody:
         if self._held is not None:
             self._held.add(n_bytes)
         if self._n_bytes > self._max_bytes:
+            self._count(Limit.BODY)
             raise HTTPException(413, f"body: expected at most {self._max_bytes} bytes, got more")
         return message
 

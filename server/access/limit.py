@@ -20,5 +20,6 @@ class Limit(StrEnum):
     SECRETS = "client_secrets"
     LIVE_TEXT = "live_text_s"
     LIVE_TEXT_IDLE = "live_text_idle_s"
+    BODY = "body_bytes"
     DAY_REQUESTS = "requests_per_day"
     DAY_MINUTES = "minutes_per_day"

@@ -32,5 +32,7 @@ def test_clients_that_leave_within_a_body_are_no_error(caplog: pytest.LogCapture
         "headers": headers,
     }
     scope[SCOPE_KEY] = Identity(IdentityKind.OPEN)
-    asyncio.run(RequestGuard(app, Origins(()))({**scope, "server": ("localhost", 80), "scheme": "http"}, receive, send))
+    asyncio.run(
+        RequestGuard(app, Origins(()), print)({**scope, "server": ("localhost", 80), "scheme": "http"}, receive, send)
+    )
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

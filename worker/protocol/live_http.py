@@ -21,12 +21,13 @@ MIN_BODY_BYTES = 1024  # a second, on average over the time limit of a body
 
 
 class TransportLimit(StrEnum):
-    """A limit of connections; the value is the name of its setting in `service.limits`."""
+    """A limit of connections; the value is the name of its setting in `service.limits`, or of a constant."""
 
     CONNECTIONS = "connections"
     HEADER = "header_timeout_s"
     BODY = "body_timeout_s"
     UNREAD = "unread_timeout_s"
+    HELD = "held_bytes"
 
 
 def _count_nothing(_: TransportLimit) -> None:
@@ -86,7 +87,13 @@ def bytes_of_transport(
     config: uvicorn.Config, transport: asyncio.BaseTransport, shed: Callable[[], None]
 ) -> ConnectionBytes:
     """Bytes of a new connection. shed: closes it and drops what it holds."""
-    return cast(LiveConfig, config).transport.held.open(address_of_transport(transport), shed)
+    limits = cast(LiveConfig, config).transport
+
+    def count_and_shed() -> None:
+        limits.count(TransportLimit.HELD)
+        shed()
+
+    return limits.held.open(address_of_transport(transport), count_and_shed)
 
 
 class LiveHttp(H11Protocol):

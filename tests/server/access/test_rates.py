@@ -30,7 +30,13 @@ from worker.protocol.live_http import TransportLimit
 KEY = Identity("user", IdentityKind.KEY, "192.0.2.1")
 BOUND = re.compile(r"(^|_)(max|timeout|grace|retention|mode_s)(_|$)|_mode_s$")
 NO_BOUND = {"max_warmup_chunks", "max_port"}  # of the warm-up, which no client causes; the end of a range of ports
-NO_SETTING = {"client_secrets", "requests_per_day", "minutes_per_day"}  # of a key, or constant
+NO_SETTING = {
+    "client_secrets",
+    "body_bytes",
+    "held_bytes",
+    "requests_per_day",
+    "minutes_per_day",
+}  # of a key, or constant
 
 
 def clients_in(
@@ -225,6 +231,18 @@ def test_every_limit_is_documented_with_its_setting_and_metric() -> None:
     assert all(metrics.get_sample_value("duologue_gateway_limits_total", {"limit": name}) == 0 for name in names)
 
 
+def test_every_limit_of_a_session_and_size_names_an_answer_and_a_metric() -> None:
+    text, metrics = ((ROOT / "docs" / name).read_text() for name in ("limits.md", "metrics.md"))
+    rows = re.findall(r"^\| (?!`[a-z_]+` \||limit \||-)(.+) \|$", text, re.MULTILINE)
+    assert len(rows) > 20, f"expected the rows of all tables, got {len(rows)}"
+    for row in rows:
+        limit, *cells = row.split(" | ")
+        assert len(cells) == 3 and all(cells), f"{limit}: expected default, answer and metric, got {cells}"
+        named = set(re.findall(r"`(?:gateway_|worker_)?([a-z_]+)`", cells[-1])) - {"how", "outcome", "code", "limit"}
+        unknown = [name for name in named if f"| `{name}` |" not in metrics]
+        assert (named or cells[-1].startswith("none: ")) and not unknown, f"{limit}: got {named}, unknown {unknown}"
+
+
 def test_every_other_bound_is_documented_with_its_default_and_metrics() -> None:
     """Settings outside `service.limits` that end or refuse something a client does."""
     text = (ROOT / "docs" / "limits.md").read_text()
@@ -243,8 +261,6 @@ def test_every_other_bound_is_documented_with_its_default_and_metrics() -> None:
         default = setting.parent.model_fields[setting.name].default
         shown = "null" if default is None else f"{default:g}"
         assert rows[key].startswith(shown), f"{key}: expected the default {shown}, got {rows[key]}"
-        if key == "duplex.max_backlog_mb":  # an error, which is counted as all errors are
-            continue
         named = set(re.findall(r"`(?:gateway_|worker_)?([a-z_]+)`", rows[key].split(" | ")[-1])) - {"how", "outcome"}
         unknown = [name for name in named if f"| `{name}` |" not in metrics]
         assert named and not unknown, f"{key}: expected metrics of metrics.md, got {named}, unknown {unknown}"

@@ -257,11 +257,16 @@ def test_body_size_is_limited(chunked: bool) -> None:
             yield b" " * 1000
 
     async def scenario() -> None:
-        async with asgi_client(gateway_of()) as http:
+        gateway = gateway_of()
+        async with asgi_client(gateway) as http:
             content = parts() if chunked else b" " * 100_000
             headers = {"Content-Type": "application/json"}
             answer = await http.request("PUT", "/api/config/eta", 413, content=content, headers=headers)
             assert "65536 bytes" in answer.json()["detail"], answer.text
+            counted = gateway.metrics.registry.get_sample_value(
+                "duologue_gateway_limits_total", {"limit": "body_bytes"}
+            )
+            assert counted == 1, f"expected one body above the limit, got {counted}"
 
     asyncio.run(scenario())
 

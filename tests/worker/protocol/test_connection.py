@@ -13,7 +13,7 @@ import pytest
 
 from tests.server.certificates import make_certificate
 from worker.protocol.connection import LiveServer, listen, live_server
-from worker.protocol.live_http import LiveConfig, TransportLimits
+from worker.protocol.live_http import LiveConfig, TransportLimit, TransportLimits
 
 SECONDS = 20.0  # limit of each wait
 KEY = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
@@ -217,6 +217,8 @@ def test_closes_after_an_invalid_frame_before_the_handshake(
 def test_closes_the_connection_that_holds_most(server: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     assert isinstance(server.config, LiveConfig)
     monkeypatch.setattr(server.config.transport.held, "_max_total", 1_000_000)
+    counted: list[TransportLimit] = []
+    monkeypatch.setattr(server.config.transport, "count", counted.append)
     with upgraded(server) as small, upgraded(server, path) as large:
         large.sendall(part_of(700_000 * b"x"))
         wait_held(server, range(700_000, 701_000))
@@ -228,3 +230,4 @@ def test_closes_the_connection_that_holds_most(server: LiveServer, monkeypatch: 
         small.sendall(part_of(b"x", first=False, last=True))
         assert small.recv(10) == b"\x81\x06400001"
     wait_held(server, range(1))
+    assert counted == [TransportLimit.HELD], f"expected one closed connection, got {counted}"
