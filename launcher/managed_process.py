@@ -82,10 +82,10 @@ class ChildProcess:
         """0 before the first start."""
         return 0 if self._process is None else self._process.pid
 
-    def start(self) -> None:
-        """Start the process, also without a log if that cannot be opened. Raises: OSError."""
+    def start(self, *flags: str) -> None:
+        """Start the process, also without a log if that cannot be opened. flags: after its command. Raises: OSError."""
         assert self.poll() is not None or self._process is None, "expected no running process"
-        command = [sys.executable, "-IS", str(PARENT_DEATH), str(os.getpid()), *self.program.command]
+        command = [sys.executable, "-IS", str(PARENT_DEATH), str(os.getpid()), *self.program.command, *flags]
         with self._open_log() as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(

@@ -22,6 +22,7 @@ from worker.log import LEVEL_VARIABLE
 LOOPBACK, ALL_ADDRESSES = "127.0.0.1", "0.0.0.0"  # noqa: S104 - only with --remote
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 MAX_PORT = 65_535
+LOW_PRIORITY = "--low-priority-start"  # of a worker that starts beside others that serve
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from launcher.addresses import own_addresses
 from launcher.devices import Device
 from launcher.managed_process import ChildProcess, Program, describe_exit
 from launcher.memory_watch import MemoryWatch
-from launcher.plan import LaunchPlan
+from launcher.plan import LOW_PRIORITY, LaunchPlan
 from launcher.progress import LiveLine, StatusDisplay, n_slots, ready_text, starting_line, totals_text
 from launcher.restart_policy import HealthTimeout, RestartBackoff, RestartPolicy, Verdict
 from launcher.worker_states import WorkerStates
@@ -155,7 +155,7 @@ class Supervisor:
             process.started_at = self._clock()
             self._record(process, "starting", reason=event)
             try:
-                process.child.start()
+                process.child.start(*self._start_flags(process))
                 reason = await self._watch(process, client)
             except OSError as error:
                 reason = f"could not be started: {error}"
@@ -175,6 +175,11 @@ class Supervisor:
             self._record(process, "waiting", reason=event, wait_s=wait)
             self._announce_ready()
             await asyncio.sleep(wait)
+
+    def _start_flags(self, process: ManagedProcess) -> tuple[str, ...]:
+        """A worker that starts beside one that serves leaves it the CPU."""
+        serves = process is not self._gateway and any(worker.is_ready for worker in self._workers)
+        return (LOW_PRIORITY,) if serves else ()
 
     def _others_serve(self, process: ManagedProcess) -> bool:
         """Whether another worker is ready, or may still become ready."""

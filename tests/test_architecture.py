@@ -72,7 +72,7 @@ health_watch loop_watch routes
 cluster.messages cluster.peer_tls
 cluster.records
 cluster.authority
-cluster.shared_dispatcher cluster.store
+cluster.shared_dispatcher cluster.store cluster.outbox
 cluster.link cluster.forward
 app
 serving

@@ -19,6 +19,7 @@ from worker import log
 from worker.config.service import INDUCTOR_VARIABLE, Config, load_config
 from worker.key_text import WORKER_SECRET_VARIABLE
 from worker.protocol.connection import listen
+from worker.start.priority import StartPriority
 
 if TYPE_CHECKING:
     from worker.loop.observer import Observer
@@ -59,6 +60,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--record-trace", metavar="DIR", help="write a trace of each duplex session; default: service.trace_dir"
     )
+    parser.add_argument(
+        "--low-priority-start", action="store_true", help="leave the CPU to other programs until the worker is ready"
+    )
     parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
     return parser
 
@@ -93,6 +97,7 @@ def main(argv: list[str] | None = None, observer: "Callable[[], Observer] | None
     os.environ[INDUCTOR_VARIABLE] = str(config.service.cache_dir)
     if args.gpu_id is not None and config.model.device in ("auto", "cuda"):
         os.environ.setdefault(GPU_VARIABLE, str(args.gpu_id))  # a given list of visible GPUs takes precedence
+    priority = StartPriority() if args.low_priority_start else None
     with listening:
         # Imports block all threads, so they come before the first request. Without garbage collection they take a tenth
         # less time; none of their objects is garbage.
@@ -103,7 +108,7 @@ def main(argv: list[str] | None = None, observer: "Callable[[], Observer] | None
         gpu_id = args.worker_index if args.gpu_id is None else args.gpu_id
         secret = os.environ.pop(WORKER_SECRET_VARIABLE, None)
         settings = worker_settings(config, gpu_id=gpu_id, secret=secret)
-        return serve(settings, listening, None if observer is None else observer())
+        return serve(settings, listening, None if observer is None else observer(), priority)
 
 
 def _config(args: argparse.Namespace) -> tuple[Config, list[str]]:

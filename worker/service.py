@@ -30,6 +30,7 @@ from worker.memory_limit import MemoryLimit
 from worker.slots import SlotLease, SlotUse, with_slot
 from worker.speech.model import SpeechModel
 from worker.start.memory import release_cached, release_memory
+from worker.start.priority import StartPriority
 from worker.start.uploaded_voices import Reference
 from worker.status import LEGAL, State, StateError, Status
 from worker.unit_phases import UnitPhases
@@ -54,8 +55,11 @@ class Service:
     decoders: threads for everything else that is decoded.
     """
 
-    def __init__(self, settings: WorkerSettings, observer: Observer | None = None):
-        """observer: of every engine that is started; for measurements."""
+    def __init__(
+        self, settings: WorkerSettings, observer: Observer | None = None, priority: StartPriority | None = None
+    ):
+        """observer: of every engine that is started; for measurements. priority: restored when the models are ready."""
+        self._priority = priority
         self.settings, self._observer, self.status = settings, observer, Status()
         self.targets: dict[str, TargetState] = {}
         self.loaded: Loaded | None = None
@@ -98,6 +102,8 @@ class Service:
                 self._fail(error)
             self._close_thread()
             return
+        if self._priority is not None:
+            self._priority.restore()
         with self._lock:
             is_wanted = self.status.state is not State.DRAINING
             if is_wanted:

@@ -24,6 +24,7 @@ from worker.protocol.codes import ErrorCode
 from worker.protocol.connection import begin, live_server, stop_signal
 from worker.service import Service
 from worker.start.memory import freeze_heap
+from worker.start.priority import StartPriority
 from worker.status import State
 from worker.voice_registry import voice_folder
 
@@ -62,11 +63,17 @@ def worker_settings(config: Config, *, gpu_id: int = 0, secret: str | None = Non
     )
 
 
-def serve(settings: WorkerSettings, listening: socket.socket, observer: Observer | None = None) -> int:
+def serve(
+    settings: WorkerSettings,
+    listening: socket.socket,
+    observer: Observer | None = None,
+    priority: StartPriority | None = None,
+) -> int:
     """Serve until a signal stops the process.
 
     observer: of the engine. `benchmarks.turns.worker` passes one that replaces the model's decisions; `worker.main`
         passes none.
+    priority: low until the worker is ready; None: it is not changed.
     Returns: the exit status.
     """
     sys.setswitchinterval(SWITCH_S)
@@ -75,7 +82,7 @@ def serve(settings: WorkerSettings, listening: socket.socket, observer: Observer
         # Takes seconds and blocks all threads, so it comes before the first request.
         torch.cuda.init()
     freeze_heap()
-    status = asyncio.run(_serve(settings, listening, observer))
+    status = asyncio.run(_serve(settings, listening, observer, priority))
     if any(thread.name == "starter" and thread.is_alive() for thread in threading.enumerate()):
         # A running compiler cannot be stopped, and crashes when the interpreter exits.
         logging.shutdown()
@@ -83,8 +90,10 @@ def serve(settings: WorkerSettings, listening: socket.socket, observer: Observer
     return status
 
 
-async def _serve(settings: WorkerSettings, listening: socket.socket, observer: Observer | None) -> int:
-    service, metrics = Service(settings, observer), WorkerMetrics()
+async def _serve(
+    settings: WorkerSettings, listening: socket.socket, observer: Observer | None, priority: StartPriority | None
+) -> int:
+    service, metrics = Service(settings, observer, priority), WorkerMetrics()
     sockets = WorkerSockets(service, metrics)
     server = live_server(WorkerGuard(build_app(service, metrics, sockets), settings.secret))
     stop = stop_signal()

@@ -1,17 +1,23 @@
-"""A cluster of several Ray nodes on this machine, with the embedded model on the CPU: start, loss of a node, scaling.
+"""A cluster of Ray nodes on one machine: start, loss of a node or of a worker, scaling.
 
-    python -m benchmarks.serve.ray_cluster [--pace-s 1] [--sessions 8]
+    python -m benchmarks.serve.ray_cluster [--parts start,death,steady,scaling] [--sessions 8] [--pace-s 1]
+    python -m benchmarks.serve.ray_cluster --gpus 2 --sessions 32 [--model-path DIR]
 
-Needs the extra `cluster`. Prints one JSON object for each part.
+Without `--gpus`, the embedded model on the CPU, with one worker on each of three nodes. With `--gpus N`, one node with
+N GPUs, and a worker on each; one of them is killed in place of a node, and nothing scales. Needs the extra `cluster`.
+Prints one JSON object for each part.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,20 +28,32 @@ from worker.config.service import ROOT
 
 WORKER = "tiny_worker"  # the resource that a worker takes
 WAIT_S = 180.0
-UP = ("--gpus-per-worker", "0", "--resource", WORKER, "--no-compile")
+ON_CPU = ("--gpus-per-worker", "0", "--resource", WORKER, "--no-compile")
+PARTS = ("start", "death", "steady", "scaling")
+N_BASE, N_MORE, N_SLOTS, STEADY_UNITS = 2, 4, 3, 20
 
 
 class LocalCluster:
-    """Ray nodes on this machine, as a context. n_nodes: besides the head, with room for one worker each."""
+    """Ray nodes on this machine, as a context.
 
-    def __init__(self, n_nodes: int):
+    Args:
+        n_nodes: besides the head, with room for one worker each; with GPUs there is one.
+        n_gpus: of that node; 0: workers use the CPU.
+        port: of the first gateway.
+    """
+
+    def __init__(self, n_nodes: int, n_gpus: int, port: int):
         from ray.cluster_utils import Cluster
 
+        self.n_gpus, self.urls = n_gpus, [f"ws://127.0.0.1:{port + index}" for index in range(2)]
+        self._folder = tempfile.TemporaryDirectory()
+        self.config = Path(self._folder.name) / "config.json"
+        self.config.write_text(json.dumps({"service": {"gateway_port": port, "data_dir": self._folder.name}}))
+        os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's name
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0})
-        self.nodes = {}
-        for _ in range(n_nodes):
-            node = self.cluster.add_node(num_cpus=1, resources={WORKER: 1})
-            self.nodes[node.node_id] = node
+        self.nodes: dict[str, Any] = {}
+        for _ in range(1 if n_gpus else n_nodes):
+            self.add_node()
         self._ray = load_ray()
         self._ray.init(address=self.cluster.address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
 
@@ -45,6 +63,19 @@ class LocalCluster:
     def __exit__(self, *_: object) -> None:
         self._ray.shutdown()
         self.cluster.shutdown()
+        self._folder.cleanup()
+
+    def add_node(self) -> None:
+        """Add a node for workers."""
+        has = {"num_gpus": self.n_gpus} if self.n_gpus else {"num_gpus": 0, "resources": {WORKER: 1}}
+        node = self.cluster.add_node(num_cpus=1, **has)
+        self.nodes[node.node_id] = node
+
+    def up(self, n_workers: int, *flags: str) -> None:
+        """Start two gateways and this number of workers."""
+        where = () if self.n_gpus else ON_CPU
+        size = ("--min-workers", str(n_workers), "--gateways", "2")
+        self.command("up", "--config", str(self.config), *size, *where, *flags)
 
     def command(self, *arguments: str) -> None:
         """Run `python -m launcher.cluster`."""
@@ -60,13 +91,14 @@ class LocalCluster:
         """Workers that accept sessions."""
         return [one for one in self.state()["workers"] if one.get("is_ready") and not one["is_draining"]]
 
-    def kill_node(self, worker: dict[str, Any]) -> None:
-        """Kill a worker's process and its whole node with SIGKILL."""
+    def kill(self, worker: dict[str, Any]) -> None:
+        """Kill a worker's process with SIGKILL, and without GPUs its whole node."""
         port = int(worker["address"].rpartition(":")[2])
         for process in psutil.process_iter():
             if str(port) in process.cmdline() and "worker.main" in process.cmdline():
                 process.kill()
-        self.cluster.remove_node(self.nodes.pop(worker["node"]), allow_graceful=False)
+        if not self.n_gpus:
+            self.cluster.remove_node(self.nodes.pop(worker["node"]), allow_graceful=False)
 
 
 async def until(holds: Callable[[], bool], what: str) -> float:
@@ -83,21 +115,22 @@ def n_late(clients: list[ChaosClient]) -> int:
     return sum(unit.is_late or bool(unit.error) for client in clients for unit in client.units)
 
 
-def measure_start(cluster: LocalCluster) -> dict[str, object]:
-    """One gateway and two workers, from the command to two ready workers."""
+def measure_start(cluster: LocalCluster, n_workers: int, flags: Sequence[str]) -> dict[str, object]:
+    """Two gateways and the workers, from the command to the last worker that is ready."""
     begun = time.monotonic()
-    cluster.command("up", "--min-workers", "2", "--gateways", "2", "--max-sessions", "8", *UP)
-    return {"part": "start", "gateways": 2, "workers": 2, "seconds": round(time.monotonic() - begun, 2)}
+    cluster.up(n_workers, *flags)
+    return {"part": "start", "gateways": 2, "workers": n_workers, "seconds": round(time.monotonic() - begun, 2)}
 
 
-async def measure_death(cluster: LocalCluster, n_sessions: int, pace_s: float) -> dict[str, object]:
-    """Live sessions at two gateways; the node of one worker is killed."""
-    urls = [f"ws://127.0.0.1:{8006 + number % 2}" for number in range(n_sessions)]
+async def measure_death(cluster: LocalCluster, n_workers: int, n_sessions: int, pace_s: float) -> dict[str, object]:
+    """Live sessions at two gateways; one worker is killed, without GPUs together with its node."""
+    urls = [cluster.urls[number % 2] for number in range(n_sessions)]
     async with LiveGroup(urls, "death", pace_s) as group:
-        await until(lambda: all(one.n_answered >= 2 for one in group.clients), "two units of each session")
+        await until(lambda: all(one.n_answered >= 5 for one in group.clients), "five units of each session")
+        n_before, late_before = sum(one.n_answered for one in group.clients), n_late(group.clients)
         workers = await asyncio.to_thread(cluster.ready)
         killed = max(workers, key=lambda one: one["leases"])
-        await asyncio.to_thread(cluster.kill_node, killed)
+        await asyncio.to_thread(cluster.kill, killed)
         at = time.monotonic()
 
         def goes_on(client: ChaosClient) -> bool:
@@ -106,21 +139,37 @@ async def measure_death(cluster: LocalCluster, n_sessions: int, pace_s: float) -
         resumed_s = await until(lambda: all(goes_on(one) for one in group.clients), "two more units of each session")
         n_moved = sum(len(one.moves) for one in group.clients)
         n_ended = sum(one.n_begun for one in group.clients)
-    replaced_s = await until(lambda: len(cluster.ready()) == 2, "another worker on another node")
+        late_after = n_late(group.clients)
+    replaced_s = await until(lambda: len(cluster.ready()) == n_workers, "another worker")
     return {
-        **{"part": "node killed", "sessions": n_sessions, "of the killed worker": killed["leases"]},
-        **{"moved": n_moved, "ended": n_ended, "two units later after s": resumed_s, "replaced after s": replaced_s},
+        **{"part": "worker killed" if cluster.n_gpus else "node killed", "sessions": n_sessions},
+        **{"of the killed worker": killed["leases"], "moved": n_moved, "ended": n_ended},
+        **{"units before": n_before, "late before": late_before, "late after": late_after - late_before},
+        **{"two units later after s": resumed_s, "replaced after s": replaced_s},
     }
+
+
+async def measure_steady(cluster: LocalCluster, pace_s: float) -> dict[str, object]:
+    """The sessions of `measure_scaling` on three workers that neither start nor end: what is late without scaling."""
+    url = cluster.urls[0]
+    async with LiveGroup([url] * N_BASE, "base", pace_s) as base:
+        await until(lambda: all(one.n_answered >= 5 for one in base.clients), "units")
+        async with LiveGroup([url] * N_MORE, "more", pace_s) as more:
+            n_before, late_before = sum(one.n_answered for one in base.clients), n_late(base.clients)
+            await until(lambda: all(one.n_answered >= STEADY_UNITS for one in more.clients), "units")
+            n_units, late = sum(one.n_answered for one in base.clients), n_late(base.clients)
+    return {"part": "steady", "units": n_units - n_before, "late": late - late_before}
 
 
 async def measure_scaling(cluster: LocalCluster, pace_s: float) -> dict[str, object]:
     """Sessions on one worker, which more sessions join and leave: one worker, three, and one again."""
-    url = "ws://127.0.0.1:8006"
-    async with LiveGroup([url] * 2, "base", pace_s) as base:
-        await until(lambda: all(one.n_answered >= 5 for one in base.clients), "units at one worker")
+    url = cluster.urls[0]
+    async with LiveGroup([url] * N_BASE, "base", pace_s) as base:
+        await until(lambda: all(one.n_answered >= STEADY_UNITS for one in base.clients), "units at one worker")
         n_before, late_before = sum(one.n_answered for one in base.clients), n_late(base.clients)
-        async with LiveGroup([url] * 4, "more", pace_s) as more:
+        async with LiveGroup([url] * N_MORE, "more", pace_s) as more:
             up_s = await until(lambda: len(cluster.ready()) == 3, "three workers")
+            late_up = n_late(base.clients) - late_before
             await until(lambda: all(one.n_answered >= 3 for one in more.clients), "units at three workers")
         down_s = await until(lambda: len(cluster.state()["workers"]) == 1, "one worker")
         n_after, late_after = sum(one.n_answered for one in base.clients), n_late(base.clients)
@@ -129,24 +178,56 @@ async def measure_scaling(cluster: LocalCluster, pace_s: float) -> dict[str, obj
         **{"part": "scaling", "up s": up_s, "down s": down_s, "moved or ended": n_moved},
         **{"units before": n_before, "late before": late_before},
         **{"units while scaling": n_after - n_before, "late while scaling": late_after - late_before},
+        **{"of them while workers start": late_up},
     }
 
 
 def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    model = () if args.model_path is None else ("--model-path", args.model_path)
+    n_workers = args.gpus or 2
+    slots = ("--max-sessions", str(args.max_sessions or args.sessions)) if args.max_sessions or not args.gpus else ()
+    with LocalCluster(3, args.gpus, args.port) as cluster:
+        if "start" in args.parts or "death" in args.parts:
+            show(measure_start(cluster, n_workers, (*slots, *model)))
+            if "death" in args.parts:
+                show(asyncio.run(measure_death(cluster, n_workers, args.sessions, args.pace_s)))
+                if not args.gpus:
+                    cluster.add_node()
+            cluster.command("down")
+        if "steady" in args.parts and not args.gpus:
+            cluster.up(3, "--max-sessions", str(N_SLOTS), *model)
+            show(asyncio.run(measure_steady(cluster, args.pace_s)))
+            cluster.command("down")
+        if "scaling" in args.parts and not args.gpus:
+            cluster.up(1, "--max-workers", "3", "--max-sessions", str(N_SLOTS), "--idle-s", "3", *model)
+            show(asyncio.run(measure_scaling(cluster, args.pace_s)))
+            cluster.command("down")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serve.ray_cluster", description="A cluster with Ray.")
     parser.add_argument("--pace-s", type=float, default=1.0, metavar="S", help="between two units; default: 1")
-    parser.add_argument("--sessions", type=int, default=8, metavar="N", help="default: 8")
-    args = parser.parse_args(argv)
-    with LocalCluster(3) as cluster:
-        print(json.dumps(measure_start(cluster)), flush=True)
-        print(json.dumps(asyncio.run(measure_death(cluster, args.sessions, args.pace_s))), flush=True)
-        cluster.command("down")
-        node = cluster.cluster.add_node(num_cpus=1, resources={WORKER: 1})
-        cluster.nodes[node.node_id] = node
-        cluster.command("up", "--min-workers", "1", "--max-workers", "3", "--max-sessions", "3", "--idle-s", "3", *UP)
-        print(json.dumps(asyncio.run(measure_scaling(cluster, args.pace_s))), flush=True)
-        cluster.command("down")
-    return 0
+    parser.add_argument("--sessions", type=int, default=8, metavar="N", help="when a worker dies; default: 8")
+    parser.add_argument("--parts", type=_parts, default=PARTS, metavar="NAME,...", help=f"default: {','.join(PARTS)}")
+    parser.add_argument("--gpus", type=int, default=0, metavar="N", help="GPUs, with a worker each; default: 0")
+    parser.add_argument("--model-path", metavar="DIR", help="checkpoint; default: that of the settings")
+    parser.add_argument("--max-sessions", type=int, metavar="N", help="slots of a worker; default on GPUs: measured")
+    parser.add_argument("--port", type=int, default=8006, metavar="N", help="of the first gateway; default: 8006")
+    return parser
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    parts = tuple(text.split(","))
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise argparse.ArgumentTypeError(f"expected {', '.join(PARTS)}, got {unknown[0]}")
+    return parts
+
+
+def show(result: dict[str, object]) -> None:
+    """Print a result as one line."""
+    print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

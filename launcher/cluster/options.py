@@ -7,7 +7,7 @@ from pathlib import Path
 from launcher.cluster.controller import AUTHORITY_MARK, ClusterPlan
 from launcher.cluster.program_host import HOST_MARK, PORT_MARK, ProgramSpec
 from launcher.cluster.scaling import ScalingPolicy
-from launcher.plan import RunSecrets
+from launcher.plan import LOW_PRIORITY, RunSecrets
 from models.errors import SettingsError
 from worker.config.service import ROOT, Config
 from worker.key_text import WORKER_SECRET_HEADER
@@ -88,6 +88,7 @@ def make_plan(config: Config, args: argparse.Namespace, secrets: RunSecrets) -> 
         *(() if args.model_path is None else ("--model-path", args.model_path)),
         *(() if args.max_sessions is None else ("--max-sessions", str(args.max_sessions))),
         *(("--no-compile",) if args.no_compile else ()),
+        LOW_PRIORITY,
     )
     environ = tuple(secrets.worker_environ.items())
     return ClusterPlan(

@@ -1,5 +1,6 @@
 """One program of a cluster on its node: its process, address and end. Runs inside an actor, and imports no Ray."""
 
+import logging
 import os
 import socket
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 from launcher.managed_process import ChildProcess, Program, describe_exit
 from worker.config.service import ROOT
 
+LOG = logging.getLogger(__name__)
 PORT_MARK, HOST_MARK = "{port}", "{host}"  # in a command
 # Ray sets these for what runs inside an actor; the programs choose their own values.
 LEFT_OUT = ("OMP_NUM_THREADS", "RAY_JOB_ID", "RAY_RAYLET_PID")
@@ -53,6 +55,8 @@ class ProgramHost:
     def __init__(self, spec: ProgramSpec, host: str, node: str, folder: Path):
         for name in LEFT_OUT:
             os.environ.pop(name, None)
+        if (nice := os.nice(0)) > 0:
+            LOG.warning("%s runs at nice %d: start Ray's nodes with RAY_worker_niceness=0", spec.name, nice)
         folder.mkdir(parents=True, exist_ok=True)
         port = free_port(host) if spec.port is None else spec.port
         marks = {HOST_MARK: host, PORT_MARK: str(port)}

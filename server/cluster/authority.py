@@ -32,7 +32,7 @@ from server.cluster.messages import (
     WorkerEntry,
 )
 from server.cluster.records import Entry, GatewayRecord, Tell, address_of
-from server.dispatch.dispatcher import MODELS, positions_in
+from server.dispatch.dispatcher import positions_in, take_slots
 from server.dispatch.eta import Eta
 from server.dispatch.queue import Queue, QueueFullError, Ticket, model_of
 from server.dispatch.spare_slots import SpareSlot, SpareSlots
@@ -135,7 +135,9 @@ class Authority:
                 self.queue.reinsert(entry.ticket)
             return
         self.queue.remove(entry.ticket)
-        lease = self.workers.lease(worker, claim.request_type, claim.session, claim.owner, is_spare=claim.is_spare)
+        lease = self.workers.lease(
+            worker, claim.request_type, claim.session, claim.owner, claim.needs, is_spare=claim.is_spare
+        )
         # Until now the slot counted as one of a session outside the cluster.
         model = model_of(claim.request_type)
         if model == "omni":
@@ -182,20 +184,19 @@ class Authority:
         if claim.moves:
             self._submit_move(gateway, claim)
             return
-        n_sessions = 0
-        if claim.limit is not None:
+        if claim.limit is not None and not claim.is_spare:
             n_sessions = sum(one.is_session and one.claim.owner == claim.owner for one in self._entries.values())
-        if claim.limit is not None and not claim.is_spare and n_sessions >= claim.limit:
-            _tell(gateway, TicketRefused(ticket=claim.ticket, why="sessions"))
-            return
+            if n_sessions >= claim.limit:
+                _tell(gateway, TicketRefused(ticket=claim.ticket, why="sessions"))
+                return
         entry = self._add(gateway, claim)
         if entry.spare is not None:
             self._spare.add(entry.spare)
             self.look()
             return
-        model = model_of(claim.request_type)
-        if self.queue.head(model) is None and not self.is_recovering:
-            lease = self.workers.acquire(claim.request_type, claim.session, claim.owner)
+        if not self.is_recovering:
+            self._assign()
+            lease = self.workers.acquire(claim.request_type, claim.session, claim.owner, claim.needs)
             if lease is not None:
                 self._grant(entry, lease)
                 return
@@ -268,15 +269,13 @@ class Authority:
         self._expire()
         if self.is_recovering:
             return
-        for model in MODELS:
-            while (ticket := self.queue.head(model)) is not None:
-                lease = self.workers.acquire(ticket.request_type, ticket.session_id, ticket.owner)
-                if lease is None:
-                    break
-                self.queue.remove(ticket)
-                self._grant(self._entries[ticket.ticket_id], lease)
-                self._are_places_old = True
+        self._assign()
         self._update_spare()
+
+    def _assign(self) -> None:
+        for ticket, lease in take_slots(self.queue, self.workers):
+            self._grant(self._entries[ticket.ticket_id], lease)
+            self._are_places_old = True
 
     def _grant(self, entry: Entry, lease: WorkerLease) -> None:
         entry.lease = lease
@@ -365,7 +364,9 @@ class Authority:
     def _add(self, gateway: GatewayRecord, claim: Claim) -> Entry:
         now = self._clock()
         number = claim.number or next(self._numbers)
-        ticket = Ticket(number, claim.request_type, claim.session, claim.owner, now, time.time(), claim.ticket)
+        ticket = Ticket(
+            number, claim.request_type, claim.session, claim.owner, now, time.time(), claim.ticket, claim.needs
+        )
         entry = Entry(claim, ticket, gateway)
         if claim.is_spare:
 

@@ -19,6 +19,7 @@ from server.cluster.messages import (
     UsageOfOthers,
     read_from_authority,
 )
+from server.cluster.outbox import Outbox
 from server.cluster.shared_dispatcher import SharedDispatcher
 
 LOG = logging.getLogger(__name__)
@@ -95,17 +96,18 @@ class AuthorityLink:
 
     async def _talk(self, socket: ClientConnection) -> None:
         """Pass messages until the connection is lost. Raises: ConnectionClosed; ClusterMessageError."""
-        unsent: asyncio.Queue[FromGateway] = asyncio.Queue()
+        unsent: Outbox[FromGateway] = Outbox(f"the authority at {self._url}")
         address = f"{self._scheme}{self._host or socket.local_address[0]}:{self._port}"
-        unsent.put_nowait(self._dispatcher.hello(self._name, address))
-        self._dispatcher.tell = unsent.put_nowait
+        unsent.put(self._dispatcher.hello(self._name, address))
+        self._dispatcher.tell = unsent.put
         tasks = [
             asyncio.create_task(self._send(socket, unsent), name="to-authority"),
             asyncio.create_task(self._beat(unsent), name="beats"),
             asyncio.create_task(self._receive(socket), name="from-authority"),
         ]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            async with unsent:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._dispatcher.disconnected()
             for task in tasks:
@@ -115,7 +117,7 @@ class AuthorityLink:
             if isinstance(error, Exception):
                 raise error
 
-    async def _send(self, socket: ClientConnection, unsent: "asyncio.Queue[FromGateway]") -> None:
+    async def _send(self, socket: ClientConnection, unsent: Outbox[FromGateway]) -> None:
         while True:
             await socket.send((await unsent.get()).model_dump_json())
 
@@ -131,10 +133,10 @@ class AuthorityLink:
                 self._dispatcher.receive(message)
         raise ConnectionClosed(None, None)
 
-    async def _beat(self, unsent: "asyncio.Queue[FromGateway]") -> None:
+    async def _beat(self, unsent: Outbox[FromGateway]) -> None:
         while True:
-            unsent.put_nowait(self._dispatcher.next_beat(next(self._numbers)))
+            unsent.put(self._dispatcher.next_beat(next(self._numbers)))
             day, keys = self._usage.own
             used = {name: CountedUse(requests=one.requests, session_s=one.session_s) for name, one in keys.items()}
-            unsent.put_nowait(ReportUsage(day=day, keys=used))
+            unsent.put(ReportUsage(day=day, keys=used))
             await asyncio.sleep(BEAT_S)

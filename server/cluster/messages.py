@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from models.errors import ModelError
 from server.dispatch.dispatcher import Refusal
-from server.dispatch.queue import RequestType
+from server.dispatch.queue import Needs, RequestType
 
 MAX_NAME = 200
 TLS_SCHEME = "wss://"  # before the address of a gateway with TLS
@@ -32,7 +32,7 @@ class Claim(ClusterFields):
 
     number: its place in the order of arrival; 0: it has none yet. worker: address of the worker whose slot it has; "":
     it waits. limit: sessions of its owner at the same time; None: any number. moves: ticket of a session that leaves
-    its worker for the slot of this one; "": none.
+    its worker for the slot of this one; "": none. labels, voice: what the session needs of its worker.
     """
 
     ticket: Name
@@ -44,6 +44,13 @@ class Claim(ClusterFields):
     is_spare: bool = False
     limit: Count | None = None
     moves: Name = ""
+    labels: list[Name] = []
+    voice: Name = ""
+
+    @property
+    def needs(self) -> Needs:
+        """What the session needs of its worker."""
+        return Needs(frozenset(self.labels), self.voice)
 
 
 class CountedUse(ClusterFields):

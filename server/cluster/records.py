@@ -1,9 +1,10 @@
-"""What an authority keeps of each gateway and of each ticket."""
+"""What an authority keeps of each gateway and of each ticket, and a gateway of its sessions that move."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from server.cluster.messages import Claim, FromAuthority
+from server.dispatch.dispatcher import PendingSession
 from server.dispatch.queue import Ticket
 from server.dispatch.spare_slots import SpareSlot
 from server.dispatch.workers import WorkerAddress, WorkerLease
@@ -45,6 +46,19 @@ class GatewayRecord:
     expires_at: float
     tell: Tell | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Move:
+    """A session that leaves its worker. since: monotonic s of the request, then of the answer.
+
+    lease: the other slot; None: there is no answer yet. is_taken: `replace` or `give_up` follows.
+    """
+
+    pending: PendingSession
+    since: float
+    lease: WorkerLease | None = None
+    is_taken: bool = False
 
 
 def address_of(text: str) -> WorkerAddress:

@@ -37,6 +37,7 @@ from server.cluster.messages import (
     UsageOfOthers,
     read_from_gateway,
 )
+from server.cluster.outbox import Outbox
 from server.cluster.records import GatewayRecord, address_of
 from server.cluster.store import AuthorityStore
 from server.dispatch.eta import Eta, EtaConfig
@@ -141,8 +142,8 @@ class AuthorityService:
     async def serve_gateway(self, websocket: WebSocket) -> None:
         """Serve the connection of one gateway."""
         await websocket.accept()
-        unsent: asyncio.Queue[FromAuthority] = asyncio.Queue()
-        tell = unsent.put_nowait
+        unsent: Outbox[FromAuthority] = Outbox("a gateway")
+        tell = unsent.put
         sending = asyncio.create_task(_send(websocket, unsent), name="to-gateway")
         gateway: GatewayRecord | None = None
         try:
@@ -153,11 +154,12 @@ class AuthorityService:
             gateway = self.authority.connect(hello, tell)
             self._store_gateways()
             LOG.info("gateway %s is connected, with %d tickets", gateway.name, len(gateway.entries))
-            while True:
-                message = read_from_gateway(await websocket.receive_text())
-                if gateway.tell is not tell:  # it has expired or connected again, and claims what it has
-                    break
-                self._handle(gateway, message)
+            async with unsent:
+                while True:
+                    message = read_from_gateway(await websocket.receive_text())
+                    if gateway.tell is not tell:  # it has expired or connected again, and claims what it has
+                        break
+                    self._handle(gateway, message)
             await websocket.close(CloseCode.REPLACED)
         except ClusterMessageError as error:
             LOG.warning("a gateway's message: %s", error)
@@ -350,7 +352,7 @@ class SecretGuard:
             await JSONResponse({"detail": detail}, 403)(scope, receive, send)
 
 
-async def _send(websocket: WebSocket, unsent: "asyncio.Queue[FromAuthority]") -> None:
+async def _send(websocket: WebSocket, unsent: Outbox[FromAuthority]) -> None:
     while True:
         await websocket.send_text((await unsent.get()).model_dump_json())
 

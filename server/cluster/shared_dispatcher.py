@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
 
 from server.access.clients import SessionPermit
@@ -35,28 +34,15 @@ from server.cluster.messages import (
     TicketRefused,
     Welcome,
 )
-from server.cluster.records import address_of
+from server.cluster.records import Move, address_of
 from server.dispatch.dispatcher import Dispatcher, PendingSession, QueuePosition
 from server.dispatch.eta import Eta
-from server.dispatch.queue import Queue, RequestType, Ticket
+from server.dispatch.queue import ANY_WORKER, Needs, Queue, RequestType, Ticket
 from server.dispatch.spare_slots import SpareSlot
 from server.dispatch.workers import WorkerLease, Workers
 
 MOVE_S = 5.0  # for the authority's answer about another slot, and for the session to take it
 ANSWER_S = 2.0  # for the authority's answer to a new ticket, before its client gets `queued`
-
-
-@dataclass(eq=False)
-class Move:
-    """A session that leaves its worker. since: monotonic s of the request, then of the answer.
-
-    lease: the other slot; None: there is no answer yet. is_taken: `replace` or `give_up` follows.
-    """
-
-    pending: PendingSession
-    since: float
-    lease: WorkerLease | None = None
-    is_taken: bool = False
 
 
 class SharedDispatcher(Dispatcher):
@@ -90,12 +76,18 @@ class SharedDispatcher(Dispatcher):
 
     # --- tickets -------------------------------------------------------------------------------
 
-    def submit(self, request_type: RequestType, session_id: str, permit: SessionPermit | None = None) -> PendingSession:
+    def submit(
+        self,
+        request_type: RequestType,
+        session_id: str,
+        permit: SessionPermit | None = None,
+        needs: Needs = ANY_WORKER,
+    ) -> PendingSession:
         owner = "" if permit is None else permit.identity.owner
-        ticket = self.queue.new_ticket(request_type, session_id, owner)
+        ticket = self.queue.new_ticket(request_type, session_id, owner, needs)
         pending = PendingSession(ticket, permit=permit)
         limit = None if permit is None else permit.limit
-        self.queue.reinsert(ticket)
+        self.queue.append(ticket)  # as many as the cluster's queue takes, also while the authority does not answer
         self._pending[ticket] = self._sessions[ticket.ticket_id] = pending
         self._answers[ticket.ticket_id] = asyncio.Event()
         self._claim(ticket, limit=limit)
@@ -119,6 +111,8 @@ class SharedDispatcher(Dispatcher):
             owner=ticket.owner,
             is_spare=is_spare,
             limit=limit,
+            labels=sorted(ticket.needs.labels),
+            voice=ticket.needs.voice,
         )
         self._claims[claim.ticket] = claim
         self._tell(Submit(claim=claim))
@@ -347,14 +341,14 @@ class SharedDispatcher(Dispatcher):
         self._claims[ticket_id] = claim.model_copy(update=changes)
         if move is not None:
             move.since = self._clock()
-            move.lease = self.workers.lease(worker, claim.request_type, claim.session, claim.owner)
+            move.lease = self.workers.lease(worker, claim.request_type, claim.session, claim.owner, claim.needs)
         elif spare is not None:
             spare.lease = self.workers.lease(worker, claim.request_type, spare.session_id, claim.owner, is_spare=True)
             spare.granted.set()
         elif pending is not None and pending.lease is None:
             self._remove(pending.ticket)
             self._places.pop(ticket_id, None)
-            pending.lease = self.workers.lease(worker, claim.request_type, claim.session, claim.owner)
+            pending.lease = self.workers.lease(worker, claim.request_type, claim.session, claim.owner, claim.needs)
             self._answers[ticket_id].set()
             pending.changed.set()
 

@@ -5,17 +5,16 @@ Contains no I/O: sockets and health polls call it, and each waiting client await
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol
 
 from server.access.clients import SessionPermit
 from server.dispatch.eta import Eta
-from server.dispatch.queue import Model, Queue, RequestType, Ticket, model_of
+from server.dispatch.queue import ANY_WORKER, Model, Needs, Queue, RequestType, Ticket, model_of
 from server.dispatch.spare_slots import SpareSlot, SpareSlots
 from server.dispatch.workers import WorkerLease, Workers
 
-MODELS: tuple[Model, ...] = get_args(Model)
 Refusal = Literal["queue_full", "sessions"]
 MAX_POSITIONS_AGE_S = 0.2  # age up to which computed positions and estimates are reused
 
@@ -78,21 +77,27 @@ class Dispatcher:
         self._pending: dict[Ticket, PendingSession] = {}
         self._positions: tuple[float, dict[Ticket, QueuePosition]] | None = None  # when computed, and all of them
 
-    def submit(self, request_type: RequestType, session_id: str, permit: SessionPermit | None = None) -> PendingSession:
-        """Request a slot, which is assigned at once if one is free and the queue is empty.
+    def submit(
+        self,
+        request_type: RequestType,
+        session_id: str,
+        permit: SessionPermit | None = None,
+        needs: Needs = ANY_WORKER,
+    ) -> PendingSession:
+        """Request a slot, which is assigned at once if one is free that no earlier ticket can use.
 
         Args:
             request_type: kind of session.
             session_id: its id.
             permit: the right to the session, which `finish` releases; None: it counts for no client.
+            needs: of the session's worker.
         Raises:
             QueueFullError.
         """
         self.dispatch()
         owner = "" if permit is None else permit.identity.owner
-        pending = PendingSession(self.queue.new_ticket(request_type, session_id, owner), permit=permit)
-        if self.queue.head(model_of(request_type)) is None:
-            pending.lease = self.workers.acquire(request_type, session_id, owner)
+        pending = PendingSession(self.queue.new_ticket(request_type, session_id, owner, needs), permit=permit)
+        pending.lease = self.workers.acquire(request_type, session_id, owner, needs)
         if pending.lease is None:
             self.queue.append(pending.ticket)
             self._pending[pending.ticket] = pending
@@ -192,15 +197,10 @@ class Dispatcher:
     def dispatch(self) -> None:
         """Assign free slots to the first tickets. Call this whenever a slot may have become free."""
         before = len(self.queue)
-        for model in MODELS:
-            while (ticket := self.queue.head(model)) is not None:
-                lease = self.workers.acquire(ticket.request_type, ticket.session_id, ticket.owner)
-                if lease is None:
-                    break
-                self.queue.remove(ticket)
-                pending = self._pending.pop(ticket)
-                pending.lease = lease
-                pending.changed.set()
+        for ticket, lease in take_slots(self.queue, self.workers):
+            pending = self._pending.pop(ticket)
+            pending.lease = lease
+            pending.changed.set()
         if len(self.queue) != before:
             self._notify_all()
         self._spare.update()
@@ -259,22 +259,40 @@ class Dispatcher:
         return 0.0 if lease.is_spare else self.eta.remaining(lease.request_type, self.elapsed(lease))
 
 
+def take_slots(queue: Queue, workers: Workers) -> Iterator[tuple[Ticket, WorkerLease]]:
+    """Tickets that leave the queue for free slots, in the order of their arrival.
+
+    A ticket that no free slot fits is passed over by those of other models and labels.
+    """
+    full: set[tuple[Model, frozenset[str]]] = set()
+    for ticket in queue:
+        line = model_of(ticket.request_type), ticket.needs.labels
+        if line in full or (line[0], ANY_WORKER.labels) in full:
+            continue
+        lease = workers.acquire(ticket.request_type, ticket.session_id, ticket.owner, ticket.needs)
+        if lease is None:
+            full.add(line)
+            continue
+        queue.remove(ticket)
+        yield ticket, lease
+
+
 def positions_in(
     queue: Queue, workers: Workers, eta: Eta, remaining: Callable[[WorkerLease], float]
 ) -> dict[Ticket, QueuePosition]:
-    """Positions of all waiting tickets among those for the same model, in the order of the queue.
+    """Positions of all waiting tickets among those for the same model and labels, in the order of the queue.
 
     remaining: expected remaining seconds of a lease.
     """
     found: dict[Ticket, QueuePosition] = {}
-    for model in MODELS:
-        waiting = queue.waiting_for(model)
+    for (model, labels), waiting in queue.lines().items():
         running: list[float] = []
-        for worker in workers.all:
+        able = [worker for worker in workers.all if labels <= worker.labels]
+        for worker in able:
             # The sessions above a worker's capacity leave no free slot when they end.
             n_excess = worker.n_excess if model == "omni" else 0
             running += sorted(remaining(lease) for lease in worker.leases_of(model))[n_excess:]
-        n_free = workers.n_free_of(model)
+        n_free = sum(worker.n_free_of(model) for worker in able)
         waits = eta.waits(running, n_free, [ticket.request_type for ticket in waiting])
         for position, (ticket, wait) in enumerate(zip(waiting, waits, strict=True), start=1):
             found[ticket] = QueuePosition(position, wait, len(waiting))

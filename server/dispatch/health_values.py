@@ -3,12 +3,25 @@
 from datetime import datetime
 from typing import Any
 
+from server.dispatch.queue import RequestType
 from worker.protocol.gateway_messages import StartProgress
 from worker.protocol.wire import clean
 from worker.status import START, State
 
 MAX_WORDS = 200  # characters of the progress of a start
 MAX_NUMBER = 2**53
+OFFLINE = "offline"
+# Values of `worker_status` from workers of the public implementation, whose /health has no `state`.
+READY_NAMES = frozenset({"idle", "busy_chat", "busy_half_duplex", "busy_streaming", "duplex_active", "duplex_paused"})
+KNOWN_NAMES = READY_NAMES | {"loading", "error"}
+OPEN_NAMES = READY_NAMES - {"duplex_paused"}
+BUSY_NAMES: dict[RequestType, str] = {
+    "chat": "busy_chat",
+    "half_duplex_audio": "busy_half_duplex",
+    "transcription": "busy_chat",
+    "speech": "busy_chat",
+    "conversion": "busy_chat",
+}
 
 
 def slots_of(health: dict[str, Any]) -> dict[str, Any]:

@@ -29,11 +29,26 @@ class QueueFullError(ModelError, RuntimeError):
     """The queue already contains its maximum number of tickets."""
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a session needs of its worker.
+
+    labels: that the worker must have. voice: that it had better have prepared already; "": the default one.
+    """
+
+    labels: frozenset[str] = frozenset()
+    voice: str = ""
+
+
+ANY_WORKER = Needs()
+
+
 @dataclass(eq=False)
 class Ticket:
     """One request for a slot.
 
     number: order of arrival, from 1. owner: whose request it is. created_at: monotonic s. enqueued_at: Unix s.
+    needs: what its worker must have.
     """
 
     number: int
@@ -43,6 +58,7 @@ class Ticket:
     created_at: float
     enqueued_at: float
     ticket_id: str = field(default_factory=lambda: f"q_{secrets.token_hex(16)}")
+    needs: Needs = ANY_WORKER
 
 
 class Queue:
@@ -69,9 +85,12 @@ class Queue:
     def __contains__(self, ticket: object) -> bool:
         return ticket in self._waiting
 
-    def new_ticket(self, request_type: RequestType, session_id: str, owner: str = "") -> Ticket:
+    def new_ticket(
+        self, request_type: RequestType, session_id: str, owner: str = "", needs: Needs = ANY_WORKER
+    ) -> Ticket:
         """A new ticket. It is not in the queue yet."""
-        return Ticket(next(self._numbers), request_type, session_id, owner, self._clock(), self._wall_clock())
+        now, wall_now = self._clock(), self._wall_clock()
+        return Ticket(next(self._numbers), request_type, session_id, owner, now, wall_now, needs=needs)
 
     def append(self, ticket: Ticket) -> None:
         """Add a ticket at the end. Raises: QueueFullError."""
@@ -98,9 +117,12 @@ class Queue:
         """The tickets for slots of one model, in their order of arrival."""
         return [ticket for ticket in self._waiting if model_of(ticket.request_type) == model]
 
-    def head(self, model: Model) -> Ticket | None:
-        """The first ticket for a slot of a model; None if none waits."""
-        return next((ticket for ticket in self._waiting if model_of(ticket.request_type) == model), None)
+    def lines(self) -> "dict[tuple[Model, frozenset[str]], list[Ticket]]":
+        """The tickets that compete for the same slots: by model and labels, in their order of arrival."""
+        found: dict[tuple[Model, frozenset[str]], list[Ticket]] = {}
+        for ticket in self._waiting:
+            found.setdefault((model_of(ticket.request_type), ticket.needs.labels), []).append(ticket)
+        return found
 
     def find(self, ticket_id: str) -> Ticket | None:
         """The ticket with this id; None if it is not in the queue."""

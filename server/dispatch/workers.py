@@ -9,27 +9,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from server.dispatch.health_values import number_of, progress_of, slots_of
-from server.dispatch.queue import Model, RequestType, model_of
-from worker.protocol.gateway_messages import StartProgress, WaitReason
+from server.dispatch.health_values import (
+    BUSY_NAMES,
+    KNOWN_NAMES,
+    OFFLINE,
+    OPEN_NAMES,
+    READY_NAMES,
+    number_of,
+    slots_of,
+)
+from server.dispatch.placement import Affinity, choose, labels_of
+from server.dispatch.queue import ANY_WORKER, Model, Needs, RequestType, model_of
 from worker.status import START, State
 
 MAX_SLOTS = 1024  # of one worker; a larger number in its /health is cut to this
 OTHER_MODELS: tuple[Model, ...] = tuple(model for model in get_args(Model) if model != "omni")
 SHORT_OF_MEMORY = 0.9  # share of the limit above which a worker is replaced
 READY = (State.IDLE, State.BUSY)
-OFFLINE = "offline"
-# Values of `worker_status` from workers of the public implementation, whose /health has no `state`.
-READY_NAMES = frozenset({"idle", "busy_chat", "busy_half_duplex", "busy_streaming", "duplex_active", "duplex_paused"})
-KNOWN_NAMES = READY_NAMES | {"loading", "error"}
-OPEN_NAMES = READY_NAMES - {"duplex_paused"}
-BUSY_NAMES: dict[RequestType, str] = {
-    "chat": "busy_chat",
-    "half_duplex_audio": "busy_half_duplex",
-    "transcription": "busy_chat",
-    "speech": "busy_chat",
-    "conversion": "busy_chat",
-}
 
 
 @dataclass(frozen=True)
@@ -49,6 +45,7 @@ class WorkerLease:
 
     since: monotonic s. started_at: Unix s. n_units: results received so far. owner: whose session it is.
     is_spare: it is given back as soon as a session needs it. is_used: a connection to the worker was begun with it.
+    needs: of the session.
     """
 
     worker: "Worker"
@@ -61,6 +58,7 @@ class WorkerLease:
     owner: str = ""
     is_spare: bool = False
     is_used: bool = False
+    needs: Needs = ANY_WORKER
 
 
 @dataclass(eq=False)
@@ -78,6 +76,7 @@ class Worker:
         n_requests: results received from it.
         lost: set while the worker is unreachable.
         headers: of every request to it.
+        affinity: its latest sessions and voices.
         probe: last check before a session was opened, which may run; None before the first one.
     """
 
@@ -95,6 +94,12 @@ class Worker:
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     probe: "asyncio.Task[None] | None" = None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    affinity: Affinity = field(default_factory=Affinity, repr=False)
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """What sessions may demand of their worker."""
+        return labels_of(self.health)
 
     @property
     def name(self) -> str:
@@ -284,6 +289,7 @@ class Workers:
     def record_loss(self, worker: Worker) -> None:
         """Record that the worker is unreachable; its sessions end."""
         worker.health, worker.n_external, worker.n_external_of = {}, 0, {}
+        worker.affinity.clear()
         worker.lost.set()
 
     def record_result(self, lease: WorkerLease) -> None:
@@ -301,45 +307,50 @@ class Workers:
 
     # --- slots ---------------------------------------------------------------------------------
 
-    def acquire(self, request_type: RequestType, session_id: str, owner: str = "") -> WorkerLease | None:
-        """Lease a slot of the worker with the largest share of free slots; None if there is no free slot.
-
-        Workers that are packed lend the smallest share first.
-        """
-        return self._acquire(self.all, request_type, session_id, owner)
+    def acquire(
+        self,
+        request_type: RequestType,
+        session_id: str,
+        owner: str = "",
+        needs: Needs = ANY_WORKER,
+        *,
+        among: Sequence[Worker] | None = None,
+        is_spare: bool = False,
+    ) -> WorkerLease | None:
+        """Lease a slot of the worker that `placement.choose` selects; None if no slot is free. among: None: all."""
+        able = self.all if among is None else among
+        worker = choose(able, model_of(request_type), session_id, needs, packs=self._packs)
+        return None if worker is None else self.lease(worker, request_type, session_id, owner, needs, is_spare=is_spare)
 
     def acquire_elsewhere(self, lease: WorkerLease) -> WorkerLease | None:
         """A slot like this one of another worker that has enough memory; None if there is none."""
         others = [worker for worker in self.all if worker is not lease.worker and not worker.is_short_of_memory]
-        return self._acquire(others, lease.request_type, lease.session_id, lease.owner)
+        return self.acquire(lease.request_type, lease.session_id, lease.owner, lease.needs, among=others)
 
     def acquire_spare(
         self, request_type: RequestType, session_id: str, owner: str, max_per_worker: int
     ) -> WorkerLease | None:
         """As `acquire`, for a slot that is given back on demand. max_per_worker: such slots of one worker at most."""
         able = [worker for worker in self.all if sum(lease.is_spare for lease in worker.leases) < max_per_worker]
-        return self._acquire(able, request_type, session_id, owner, is_spare=True)
-
-    def _acquire(
-        self, among: list[Worker], request_type: RequestType, session_id: str, owner: str, *, is_spare: bool = False
-    ) -> WorkerLease | None:
-        model = model_of(request_type)
-        free = {worker: worker.n_free_of(model) for worker in among}
-        shares = {worker: n / worker.n_slots_of(model) for worker, n in free.items() if n > 0}
-        if not shares:
-            return None
-        choose = min if self._packs else max
-        with_memory = {worker: share for worker, share in shares.items() if not worker.is_short_of_memory} or shares
-        worker = choose(with_memory, key=lambda one: with_memory[one])
-        return self.lease(worker, request_type, session_id, owner, is_spare=is_spare)
+        return self.acquire(request_type, session_id, owner, among=able, is_spare=True)
 
     def lease(
-        self, worker: Worker, request_type: RequestType, session_id: str, owner: str, *, is_spare: bool = False
+        self,
+        worker: Worker,
+        request_type: RequestType,
+        session_id: str,
+        owner: str,
+        needs: Needs = ANY_WORKER,
+        *,
+        is_spare: bool = False,
     ) -> WorkerLease:
         """Record the lease of a slot of this worker, whether or not one is free."""
         now, wall_now = self._clock(), self._wall_clock()
-        lease = WorkerLease(worker, request_type, session_id, now, wall_now, owner=owner, is_spare=is_spare)
+        lease = WorkerLease(
+            worker, request_type, session_id, now, wall_now, owner=owner, is_spare=is_spare, needs=needs
+        )
         worker.leases.append(lease)
+        worker.affinity.record(session_id, needs.voice)
         return lease
 
     def release(self, lease: WorkerLease) -> None:
@@ -351,20 +362,10 @@ class Workers:
         """All leases, oldest first."""
         return sorted((lease for worker in self.all for lease in worker.leases), key=lambda lease: lease.since)
 
-    @property
-    def wait_reason(self) -> WaitReason:
-        """Why a session has to wait now."""
-        if self.n_ready:
-            return "busy"
-        return "loading" if any(worker.is_starting for worker in self.all) else "no_worker"
-
-    @property
-    def start_progress(self) -> StartProgress | None:
-        """Progress of the starting worker that has come furthest; None unless all workers are starting or lost."""
-        if self.wait_reason != "loading":
-            return None
-        starting = [worker for worker in self.all if worker.is_starting]
-        return max((progress_of(worker.health) for worker in starting), key=lambda one: one[0])[1]
+    def lacks(self, labels: frozenset[str]) -> bool:
+        """Whether workers answer, and none of them has these labels."""
+        known = [worker for worker in self.all if worker.health]
+        return bool(known and labels) and not any(labels <= worker.labels for worker in known)
 
     @property
     def n_free(self) -> int:

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from models.errors import SettingsError
 from server.access.refusal import AccessRefusedError
 from server.dispatch.missing_model import MissingModel
 from worker.protocol.codes import CloseCode, ErrorCode
@@ -84,6 +85,17 @@ def model_missing(missing: MissingModel) -> SocketClose:
     """The end of a request for a model that no worker serves."""
     error = Error(error=str(missing), code=ErrorCode.BUSY)
     return SocketClose(CloseCode.TRY_AGAIN_LATER, "No model", "no model", error, MISSING_MODEL_S)
+
+
+def bad_labels(error: SettingsError) -> SocketClose:
+    """The end of a connection whose address demands labels that cannot be read."""
+    return SocketClose(CloseCode.POLICY_VIOLATION, "Bad labels", "bad labels", Error.of(error, ErrorCode.BAD_MESSAGE))
+
+
+def labels_missing(labels: frozenset[str]) -> SocketClose:
+    """The end of a session that needs a worker with labels that none has."""
+    error = Error(error=f"labels: expected those of a worker, got {', '.join(sorted(labels))}", code=ErrorCode.BUSY)
+    return SocketClose(CloseCode.TRY_AGAIN_LATER, "No such worker", "no such worker", error, MISSING_MODEL_S)
 
 
 def limit_close(error: AccessRefusedError) -> SocketClose:

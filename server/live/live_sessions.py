@@ -7,6 +7,7 @@ from typing import Protocol
 
 from server.access.identity import Identity
 from server.dispatch.dispatcher import PendingSession
+from server.dispatch.queue import ANY_WORKER, Needs
 from server.dispatch.workers import WorkerLease
 from server.live.closes import DRAINING, ENDED, SocketClose
 from server.live.kinds import Kind
@@ -41,6 +42,7 @@ class LiveSession:
         task: runs the session; cancelled to end it. None before it begins, and once the session is over.
         forced_close: how it ends, if the gateway ends it.
         handover: moves it to another worker; None for a session that stays where it is.
+        needs: of its worker.
     """
 
     session_id: str
@@ -51,6 +53,7 @@ class LiveSession:
     task: "asyncio.Task[object] | None" = None
     forced_close: SocketClose | None = None
     handover: HandoverRequests | None = None
+    needs: Needs = ANY_WORKER
 
     @property
     def lease(self) -> WorkerLease | None:

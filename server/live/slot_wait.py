@@ -18,9 +18,19 @@ from server.access.limit import Limit
 from server.access.refusal import AccessRefusedError
 from server.dispatch.dispatcher import Dispatcher, PendingSession, QueuePosition
 from server.dispatch.missing_model import missing_model
-from server.dispatch.queue import QueueFullError, RequestType, model_of
+from server.dispatch.queue import ANY_WORKER, Needs, QueueFullError, RequestType, model_of
+from server.dispatch.wait_reasons import start_progress, wait_reason
 from server.dispatch.workers import WorkerLease
-from server.live.closes import CANCELLED, DRAINING, MISSING_MODEL_S, SessionEnd, limit_close, model_missing, queue_full
+from server.live.closes import (
+    CANCELLED,
+    DRAINING,
+    MISSING_MODEL_S,
+    SessionEnd,
+    labels_missing,
+    limit_close,
+    model_missing,
+    queue_full,
+)
 from server.live.live_sessions import LiveSessions
 from server.live.worker_link import WorkerLostError, WorkerRefusedError
 from server.metrics import GatewayMetrics
@@ -56,16 +66,22 @@ class SlotWait:
         self.dispatcher, self.metrics, self.live, self.http = dispatcher, metrics, live, http
         self._clients, self._spans = clients, spans
 
-    def submit(self, request_type: RequestType, session_id: str, identity: Identity) -> PendingSession:
+    def submit(
+        self, request_type: RequestType, session_id: str, identity: Identity, needs: Needs = ANY_WORKER
+    ) -> PendingSession:
         """A ticket, with a slot if one is free. `Dispatcher.finish` must follow.
 
         Args:
             request_type: kind of session.
             session_id: its id.
             identity: whose session it is.
+            needs: of the session's worker.
         Raises:
-            SessionEnd if the queue is full, or a limit of the client is reached. In a cluster `answered` raises it.
+            SessionEnd if the queue is full, a limit of the client is reached, or no worker has the labels that the
+            session needs. In a cluster `answered` raises the first two.
         """
+        if self.dispatcher.workers.lacks(needs.labels):
+            raise SessionEnd(labels_missing(needs.labels))
         try:
             workers = self.dispatcher.workers
             n_slots = workers.n_slots_of(model_of(request_type))
@@ -75,7 +91,7 @@ class SlotWait:
                 self.metrics.record_limit(error.limit)
             raise SessionEnd(limit_close(error)) from None
         try:
-            pending = self.dispatcher.submit(request_type, session_id, permit)
+            pending = self.dispatcher.submit(request_type, session_id, permit, needs)
         except QueueFullError:
             permit.release(0.0)
             raise SessionEnd(queue_full(self.dispatcher.queue.max_size)) from None
@@ -197,8 +213,8 @@ class SlotWait:
             position=position.position,
             estimated_wait_s=position.wait_s,
             queue_length=position.queue_length,
-            reason=self.dispatcher.workers.wait_reason,
-            progress=self.dispatcher.workers.start_progress,
+            reason=wait_reason(self.dispatcher.workers),
+            progress=start_progress(self.dispatcher.workers),
         )
 
     def _update(self, position: QueuePosition) -> QueueUpdate:
@@ -206,6 +222,6 @@ class SlotWait:
             position=position.position,
             estimated_wait_s=position.wait_s,
             queue_length=position.queue_length,
-            reason=self.dispatcher.workers.wait_reason,
-            progress=self.dispatcher.workers.start_progress,
+            reason=wait_reason(self.dispatcher.workers),
+            progress=start_progress(self.dispatcher.workers),
         )

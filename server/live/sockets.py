@@ -13,7 +13,9 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import ClientConnection
 
+from models.errors import SettingsError
 from server.access.identity import Identity, identity_of
+from server.dispatch.placement import needs_of
 from server.dispatch.workers import WorkerLease
 from server.live.client_end import Attachment, ClientEnd
 from server.live.closes import (
@@ -26,6 +28,7 @@ from server.live.closes import (
     RESUME_EXPIRED,
     SessionEnd,
     SocketClose,
+    bad_labels,
     internal_error,
     resume_refused,
     worker_lost,
@@ -103,7 +106,12 @@ class GatewaySockets:
         if self._live.draining:
             await self._close(websocket, DRAINING)
             return
-        session = LiveSession(session_id, kind, identity_of(websocket))
+        try:
+            needs = needs_of(websocket.query_params)
+        except SettingsError as error:
+            await self._close(websocket, bad_labels(error))
+            return
+        session = LiveSession(session_id, kind, identity_of(websocket), needs=needs)
         inbox = Inbox(self._budget, MAX_BUFFERED, bytes_of(websocket))
         recorder = Recorder(self._recordings, kind, session_id, session.identity)
         is_first = not self._live.find(session_id)
@@ -296,7 +304,9 @@ class GatewaySockets:
             return await open_link(self._slots.http, lease, session.kind)
 
         request_type = request_type_of(session.kind, session.session_id)
-        session.pending = pending = self._slots.submit(request_type, session.session_id, session.identity)
+        session.pending = pending = self._slots.submit(
+            request_type, session.session_id, session.identity, session.needs
+        )
         journal = SessionJournal(self._journals) if session.kind is Kind.DUPLEX else None
         n_losses, is_open, is_first = 0, False, True
         handover: Handover | None = None

@@ -6,9 +6,9 @@ Values from a worker's /health are copied if they have the expected type, and le
 from server.access.identity import Identity
 from server.dispatch.dispatcher import Dispatcher, QueuePosition
 from server.dispatch.eta import CONFIG_FIELDS
-from server.dispatch.health_values import iso, number_of
+from server.dispatch.health_values import OFFLINE, iso, number_of
 from server.dispatch.queue import Ticket
-from server.dispatch.workers import OFFLINE, Worker, WorkerLease
+from server.dispatch.workers import Worker, WorkerLease
 from server.routes.bodies import (
     CacheStatus,
     EtaSettings,

@@ -20,7 +20,8 @@ from websockets.exceptions import ConnectionClosed
 
 from server.access.identity import Identity
 from server.access.shares import run_shared
-from server.dispatch.queue import RequestType
+from server.dispatch.placement import voice_of
+from server.dispatch.queue import Needs, RequestType
 from server.dispatch.workers import Worker, WorkerLease
 from server.doors.errors import ApiError
 from server.live.closes import BUSY, CANCELLED, DRAINING, SessionEnd
@@ -137,7 +138,9 @@ class ChatTurns:
         if self._budget.is_exhausted:
             raise error_of_end(SessionEnd(BUSY))
         text = await run_shared(json_text, request.fields)  # sounds and pictures take long
-        session = LiveSession(new_session_id(Kind.CHAT), Kind.CHAT, identity)
+        tts = request.fields.get("tts")
+        needs = Needs(voice=voice_of(tts if isinstance(tts, dict) else request.fields))
+        session = LiveSession(new_session_id(Kind.CHAT), Kind.CHAT, identity, needs=needs)
         turn = DoorTurn(self._slots, session, request.path, text)
         if request.path is TurnPath.CHAT:
             turn.record_with(Recorder(self._recordings, Kind.CHAT, session.session_id, session.identity))
@@ -231,7 +234,7 @@ class DoorTurn:
     async def _run(self) -> None:
         slots, session = self._slots, self._session
         kind = REQUEST_TYPES.get(self._path, "chat")
-        session.pending = pending = slots.submit(kind, session.session_id, session.identity)
+        session.pending = pending = slots.submit(kind, session.session_id, session.identity, session.needs)
         try:
             while True:
                 lease, link = await slots.open(pending, self._connect, self._notify, needs_model=True)

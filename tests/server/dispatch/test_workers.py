@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from server.dispatch.queue import RequestType
+from server.dispatch.wait_reasons import start_progress, wait_reason
 from server.dispatch.workers import WorkerAddress, Workers
 from worker.protocol.gateway_messages import StartProgress
 
@@ -84,7 +85,7 @@ OTHER = {"worker_status": "loading"}  # of the public implementation
 )
 def test_reason_of_the_wait(healths: list[dict[str, Any]], reason: str, progress: StartProgress | None) -> None:
     workers = workers_with(*healths)
-    assert (workers.wait_reason, workers.start_progress) == (reason, progress)
+    assert (wait_reason(workers), start_progress(workers)) == (reason, progress)
 
 
 def test_sessions_above_the_capacity_free_no_slot() -> None:

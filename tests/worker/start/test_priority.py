@@ -1,0 +1,62 @@
+"""The CPU priority of a worker that starts beside others, in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from launcher.cluster.options import LOW_PRIORITY
+from worker.config.service import ROOT
+from worker.main import parser
+from worker.start.priority import LOW, PROC, StartPriority
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="niceness of threads and autogroups is Linux's")
+
+
+def state() -> dict[str, object]:
+    """Nice values of all threads of this process, and of its autogroup."""
+    group = PROC / "autogroup"
+    threads = {os.getpriority(os.PRIO_PROCESS, int(name)) for name in os.listdir(PROC / "task")}
+    return {"threads": sorted(threads), "group": group.read_text().split()[-1] if group.exists() else None}
+
+
+def report() -> None:
+    before, priority, ended = state(), StartPriority(), threading.Event()
+    threads = [threading.Thread(target=ended.wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    used, low = str(priority), state()
+    priority.restore()
+    priority.restore()
+    print(json.dumps([before, used, low, state()]))
+    ended.set()
+
+
+def test_priority_is_low_until_it_is_restored() -> None:
+    code = f"from {__name__} import report; report()"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environ, start_new_session=True)
+    assert run.returncode == 0, f"expected exit status 0, got {run.stderr.decode()}"
+    before, used, low, after = json.loads(run.stdout)
+    assert after == before, f"expected the priority from before, {before}, got {after}"
+    expected = {
+        "threads": [LOW] if "threads" in used else before["threads"],
+        "group": str(LOW) if "autogroup" in used else before["group"],
+    }
+    assert low == expected, f"expected {expected} with {used}, got {low}"
+
+
+def test_process_that_could_not_return_keeps_its_priority(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "status").write_text("CapEff:\t0000000000000000\n")
+    monkeypatch.setattr("resource.getrlimit", lambda _: (0, 0))
+    before = state()
+    priority = StartPriority(tmp_path)
+    assert (str(priority), state()) == ("not possible on this system", before), f"expected {before}, got {state()}"
+
+
+def test_launchers_name_the_flag_of_the_worker() -> None:
+    assert parser().parse_args([LOW_PRIORITY]).low_priority_start is True
