@@ -58,9 +58,8 @@ class Service:
     def __init__(
         self, settings: WorkerSettings, observer: Observer | None = None, priority: StartPriority | None = None
     ):
-        """observer: of every engine that is started; for measurements. priority: restored when the models are ready."""
-        self._priority = priority
-        self.settings, self._observer, self.status = settings, observer, Status()
+        """observer: of every engine that is started; for measurements. priority: low until the models are ready."""
+        self.settings, self._observer, self._priority, self.status = settings, observer, priority, Status()
         self.targets: dict[str, TargetState] = {}
         self.loaded: Loaded | None = None
         self.conversions = Conversions(settings.ref_audio, settings.ref_folder, settings.voice_folder)
@@ -110,8 +109,7 @@ class Service:
                 self.loaded, self.speech = loaded, speech
                 self.status.move(State.IDLE)
         if not is_wanted:
-            self._close_thread()
-            return
+            return self._close_thread()
         times = ", ".join(f"{state.lower()} {seconds:.1f} s" for state, seconds in self.status.start_seconds.items())
         LOG.info("IDLE: %d slots (%s)", self.n_slots, times)
 
