@@ -3,6 +3,9 @@
 The thread compiles, captures and replays, as compiled code belongs to a thread. On a GPU it has a stream of its own, so
 that units of the omni model do not wait for it on the host, and each step waits until units leave time for it. Contains
 no sockets and no messages.
+
+An error ends its request: the units of the omni model go on, also after a lack of memory. Only a device that fails
+every call ends the engine of both.
 """
 
 import hashlib
@@ -33,6 +36,7 @@ from worker.assembly.backend_flags import apply_backend_flags
 from worker.config import compile as config
 from worker.config.compile import CompileConfig
 from worker.conversion.unit_gate import UnitGate
+from worker.loop.batch_runner import DeviceLostError, check_device
 from worker.loop.order.step_cost import StepCost
 from worker.start.voices import ReferenceSound
 
@@ -179,6 +183,8 @@ class Converter:
                 while self._accept(active):
                     self._step(synthesizer, active)
         except BaseException as error:
+            if isinstance(error, DeviceLostError) and self._gate is not None:
+                self._gate.end_engine(error)
             if self._ready.done():
                 LOG.exception("voice conversion failed")
             else:
@@ -277,7 +283,8 @@ class Converter:
     def _speak_guarded(self, synthesizer: S3Synthesizer, batch: list[ConversionJob]) -> None:
         try:
             self._speak(synthesizer, batch)
-        except Exception:
+        except Exception as error:
+            check_device(error, self._device)
             for job in batch:  # one of them must not end the others
                 if not job.done.done():
                     self._guarded(job, partial(self._speak, synthesizer, [job]))
@@ -297,10 +304,11 @@ class Converter:
             cost.count(time.monotonic() - began, time.monotonic())
 
     def _guarded(self, job: ConversionJob, step: Callable[[], None]) -> None:
-        """Run a step of a job; its error ends the job alone."""
+        """Run a step of a job; its error ends the job alone. Raises: DeviceLostError."""
         try:
             step()
         except Exception as error:
+            check_device(error, self._device)
             if not isinstance(error, ModelError):
                 LOG.exception("voice conversion")
             job.fail(error)

@@ -19,6 +19,7 @@ class UnitGate:
         """thread: of the models that come first."""
         self._thread = thread
         self._waiting: deque[tuple[float, threading.Event]] = deque()  # on the engine thread
+        self._loss: Exception | None = None  # the same
         thread.add(self)
 
     def close(self) -> None:
@@ -33,18 +34,27 @@ class UnitGate:
         while not passed.wait(POLL_S) and not is_cancelled():
             pass
 
+    def end_engine(self, error: Exception) -> None:
+        """End the engine thread with this error: the device that both use fails every call."""
+        self._thread.submit(self._lose, error)
+
     # --- called by the thread ------------------------------------------------------------------
+
+    def _lose(self, error: Exception) -> None:
+        self._loss = error
 
     @property
     def is_idle(self) -> bool:
-        return not self._waiting
+        return not self._waiting and self._loss is None
 
     def slack_s(self) -> float:
         """Other models may always come first."""
         return float("inf")
 
     def run(self, slack_s: float) -> None:
-        """Let the first caller pass, if the time allows it."""
+        """Let the first caller pass, if the time allows it. Raises: the error of a lost device."""
+        if self._loss is not None:
+            raise self._loss
         if self._waiting and self._waiting[0][0] <= slack_s:
             self._waiting.popleft()[1].set()
 

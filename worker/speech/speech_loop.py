@@ -14,12 +14,14 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import torch
 
 from models.qwen3_tts.codec.config import SAMPLE_RATE
 from models.qwen3_tts.prompt import Array
 from models.qwen3_tts.runaway import CodesEnd
 from models.qwen3_tts.streams import SpeechStreams, SpokenPart, SpokenRequest
 from worker.engine_thread import EngineError
+from worker.loop.batch_runner import check_device
 from worker.loop.order.step_cost import StepCost
 
 LOG = logging.getLogger(__name__)
@@ -70,10 +72,13 @@ class _Task(NamedTuple):
 
 
 class SpeechLoop:
-    """An `EngineWork` of all requests of one speech model."""
+    """An `EngineWork` of all requests of one speech model.
 
-    def __init__(self, streams: SpeechStreams, clock: Callable[[], float] = time.monotonic):
-        self._streams, self._clock = streams, clock
+    An error ends the requests that it concerns; `run` raises DeviceLostError if the device fails every call.
+    """
+
+    def __init__(self, streams: SpeechStreams, device: torch.device, clock: Callable[[], float] = time.monotonic):
+        self._streams, self._device, self._clock = streams, device, clock
         self._tasks: deque[_Task] = deque()
         self._running: dict[int, SpokenUtterance] = {}
         self._frame, self._prompt, self._call = StepCost(), StepCost(), StepCost()
@@ -117,6 +122,7 @@ class SpeechLoop:
                     future.set_result(call())
                 except Exception as error:
                     future.set_exception(error)
+                    check_device(error, self._device)
 
         def refuse(error: Exception) -> None:
             if future.set_running_or_notify_cancel():
@@ -183,6 +189,7 @@ class SpeechLoop:
         except Exception as error:
             utterance._is_over = True
             utterance.emit(error)
+            check_device(error, self._device)
             return
         self._running[utterance._slot] = utterance
         self._append(utterance)
@@ -207,6 +214,7 @@ class SpeechLoop:
             parts = self._streams.step()
         except Exception as error:
             LOG.exception("a frame of the speech model failed")
+            check_device(error, self._device)
             self._fail_running(error)
             return
         self.n_frames += 1

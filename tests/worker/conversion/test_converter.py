@@ -21,6 +21,7 @@ from worker.conversion import converter
 from worker.conversion.converter import ConversionJob, ConversionSource, Converter
 from worker.conversion.unit_gate import UnitGate
 from worker.engine_thread import EngineThread
+from worker.loop.batch_runner import DeviceLostError
 from worker.start.voices import ReferenceSound
 
 SHAPES = S3Shapes(batch=(1, 2), speech_tokens=(4, 20), prompt=(50,), sound=(60, 120))
@@ -193,3 +194,44 @@ def test_conversions_wait_for_units(path: Path) -> None:
         thread.close()
     with pytest.raises(ModelError):
         end.job.done.result(WAIT_S)
+
+
+def test_only_a_lost_device_ends_the_engine(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[Exception] = []
+
+    def lose(*_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    def speak(one: Converter, *args: Any) -> None:
+        if errors:
+            raise errors[0]
+        real(one, *args)
+
+    real = Converter._speak
+    monkeypatch.setattr(Converter, "_speak", speak)
+    thread, units = EngineThread(torch.device("cpu")), Units()
+    units.is_idle = True
+    thread.start()
+    gate, plain = UnitGate(thread), CompileConfig(enabled=False)
+    made = Converter(path, device=torch.device("cpu"), dtype=torch.float32, compile=plain, shapes=SHAPES, gate=gate)
+    try:
+        thread.add(units, first=True)
+        for error in (torch.OutOfMemoryError("no room"), torch.AcceleratorError("CUDA error: one call")):
+            errors[:] = [error]
+            with pytest.raises(type(error)):
+                Client(made, ConversionSource(speech_tokens=tokens(4))).sound()
+            errors.clear()
+            assert len(Client(made, ConversionSource(speech_tokens=tokens(4))).sound()) == 4 * 960
+        assert thread.failure is None, f"expected units that go on, got {thread.failure!r}"
+        errors[:] = [torch.AcceleratorError("CUDA error: an illegal memory access was encountered")]
+        with monkeypatch.context() as patch, pytest.raises(ModelError):
+            patch.setattr(torch.cpu, "synchronize", lose)
+            Client(made, ConversionSource(speech_tokens=tokens(4))).sound()
+        assert thread.thread is not None
+        thread.thread.join(WAIT_S)
+        assert isinstance(thread.failure, DeviceLostError), f"expected an engine that ends, got {thread.failure!r}"
+        assert not made.is_running
+    finally:
+        made.close()
+        gate.close()
+        thread.close()

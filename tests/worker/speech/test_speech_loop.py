@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from models.qwen3_tts.streams import SpokenPart
 from worker.engine_thread import EngineError
+from worker.loop.batch_runner import DeviceLostError
 from worker.speech.speech_loop import LEAD_S, SpeechLoop, SpokenSound, SpokenUtterance
 
 INF = float("inf")
@@ -25,6 +27,7 @@ class CountedStreams:
 
     def __init__(self, clock: Clock):
         self.clock, self.slots, self.n_steps, self.fails, self.slow_s = clock, list[int](), 0, False, 0.0
+        self.error: Exception = RuntimeError("no frame")
 
     @property
     def can_step(self) -> bool:
@@ -39,7 +42,7 @@ class CountedStreams:
         self.clock.now += 0.01 + self.slow_s
         self.n_steps += 1
         if self.fails:
-            raise RuntimeError("no frame")
+            raise self.error
         return [SpokenPart(slot, np.zeros(24_000, np.float32), None) for slot in self.slots]
 
     def cancel(self, slot: int) -> None:
@@ -58,7 +61,7 @@ def streams(clock: Clock) -> CountedStreams:
 
 @pytest.fixture
 def loop(streams: CountedStreams, clock: Clock) -> SpeechLoop:
-    return SpeechLoop(streams, clock)  # type: ignore[arg-type]
+    return SpeechLoop(streams, torch.device("cpu"), clock)  # type: ignore[arg-type]
 
 
 def begun(loop: SpeechLoop) -> tuple[SpokenUtterance, list[Any]]:
@@ -115,6 +118,25 @@ def test_failed_frames_end_all_texts_and_free_their_slots(loop: SpeechLoop, stre
     loop.cancel(later)  # before it has begun
     loop.run(INF)
     assert not events and not streams.slots
+
+
+def test_only_a_lost_device_ends_the_thread(
+    loop: SpeechLoop, streams: CountedStreams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams.fails = True
+    for streams.error in (torch.OutOfMemoryError("no room"), torch.AcceleratorError("CUDA error: one call")):
+        _, events = begun(loop)
+        loop.run(INF)
+        assert events == [streams.error] and not streams.slots, f"expected the error of the frame, got {events}"
+
+    def lose(*_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cpu, "synchronize", lose)
+    _, events = begun(loop)
+    with pytest.raises(DeviceLostError, match="illegal memory access"):
+        loop.run(INF)
+    assert not events, f"expected the thread to tell its failure, got {events}"
 
 
 def test_slow_steps_do_not_hold_back_others_for_ever(loop: SpeechLoop, streams: CountedStreams, clock: Clock) -> None:
