@@ -32,7 +32,7 @@ class MissingModel:
 def missing_model(workers: Workers, model: Model) -> MissingModel | None:
     """The model if no worker serves it; None while one does, starts or drains, and while no worker answers at all."""
     known = [worker for worker in workers.all if worker.health]
-    if not known or any(worker.n_slots_of(model) or _may_serve_soon(worker) for worker in known):
+    if not known or any(worker.n_slots_of(model) or _may_serve_soon(worker, model) for worker in known):
         return None
     problem = next((text for worker in known if (text := _problem(worker, model))), "")
     ready = [worker for worker in known if worker.is_ready]
@@ -40,8 +40,11 @@ def missing_model(workers: Workers, model: Model) -> MissingModel | None:
     return MissingModel(model, problem, is_final)
 
 
-def _may_serve_soon(worker: Worker) -> bool:
-    return worker.is_starting or worker.state == State.DRAINING
+def _may_serve_soon(worker: Worker, model: Model) -> bool:
+    """Whether it starts, or drains and starts again after it, with settings that may name the model."""
+    models = worker.health.get("models")
+    is_named = model != "speech" or not isinstance(models, dict) or models.get("speech_path", "") is not None
+    return is_named and (worker.is_starting or worker.state == State.DRAINING)
 
 
 def _problem(worker: Worker, model: Model) -> str:

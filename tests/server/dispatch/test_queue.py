@@ -331,6 +331,12 @@ def test_models_that_no_worker_serves() -> None:
     assert found("omni") is None and (other := found("conversion")) and other.is_final
     workers.record_health(second, body("LOADING", 0, 0))
     assert found("speech") is None, "the second worker may serve it soon"
+    for state in ("LOADING", "DRAINING"):
+        for path, is_missing in (("/speech", False), (None, True)):
+            models = {"speech": None, "speech_path": path, "conversion": None}
+            workers.record_health(second, {**body(state, 0, 0), "models": models})
+            assert (found("speech") is not None) == is_missing, f"{state}, {path}: got {found('speech')}"
+            assert found("conversion") is None, "the settings of a converter are not known"
     workers.record_health(second, {**body("FAILED", 0, 0), "error": "no memory"})
     failed = found("speech")
     assert failed and not failed.is_final and str(failed).endswith("got none: no memory"), "it may be restarted"
