@@ -66,8 +66,10 @@ def main(out: Path) -> None:
 
 
 def flow_yaml(config: FlowConfig) -> str:
-    """`flow.yaml` with every key of the released one."""
+    """`flow.yaml` with every key of the released one, and the solver steps if they are others."""
     encoder, estimator = config.encoder, config.estimator
+    usual = FlowConfig.model_fields["n_timesteps"].default
+    steps = "" if config.n_timesteps == usual else f"        n_timesteps: {config.n_timesteps}\n"
     return f"""\
 flow: {TAGS["flow"]}
     input_size: {encoder.width}
@@ -95,7 +97,7 @@ flow: {TAGS["flow"]}
         normalize_before: true
     decoder: {TAGS["flow.decoder"]}
         inference_cfg_rate: {config.cfg_rate}
-        estimator: {TAGS["flow.decoder.estimator"]}
+{steps}        estimator: {TAGS["flow.decoder.estimator"]}
             in_channels: {4 * config.n_mels}
             out_channels: {config.n_mels}
             mlp_ratio: {estimator.mlp_ratio}

@@ -32,7 +32,7 @@ from models.token2wav.voice.voice_maker import VoiceMaker
 from training.export import write_vocoder
 from training.hift import synthesize
 from training.loop import read_weights, weights_file
-from training.sizes import EULER_STEPS, FLOW, HIFT, SPEAKER, TOKENIZER
+from training.sizes import FLOW, HIFT, SPEAKER, TOKENIZER
 from training.speech.corpus import load_corpus
 from training.speech.features import pitch
 from training.speech.voices import TARGET
@@ -112,7 +112,7 @@ def prepared(parts: Token2WavParts, voice: Voice) -> Vocoder:
     sizes = FlowSizes(
         n_sessions=1,
         n_voices=1,
-        max_steps=EULER_STEPS,
+        max_steps=FLOW.n_timesteps,
         max_chunk=CHUNK_TOKENS + parts.config.encoder.lookahead,
         max_prompt=voice.n_frames,
         voice_frames=voice.n_frames,
@@ -120,7 +120,7 @@ def prepared(parts: Token2WavParts, voice: Voice) -> Vocoder:
     shapes = VocoderShapes(
         batch=(1,), columns=(columns_for(voice.n_frames, sizes.max_chunk),), prompt=(voice.n_frames,)
     )
-    vocoder = Vocoder(parts.flow, parts.hift, sizes=sizes, shapes=shapes, steps=(EULER_STEPS,), kernels="plain")
+    vocoder = Vocoder(parts.flow, parts.hift, sizes=sizes, shapes=shapes, steps=(FLOW.n_timesteps,), kernels="plain")
     vocoder.prepare(voice)
     return vocoder
 

@@ -22,6 +22,7 @@ from models.token2wav.voice.voice import Voice
 from worker.assembly.backend_flags import resolve_compile
 from worker.assembly.hub import with_local_checkpoint
 from worker.assembly.parts import EngineParts, build, device_type
+from worker.assembly.solver_steps import with_solver_steps
 from worker.chat.answers import Answers
 from worker.chat.config import HalfDuplexConfig, ReplyConfig
 from worker.chat.half_duplex import HalfDuplex
@@ -115,7 +116,7 @@ class Engine:
 
         Returns: an engine whose thread runs: compiled code belongs to that thread.
         """
-        config = with_local_checkpoint(resolve_compile(config, device_type(config.device)))
+        config = with_solver_steps(with_local_checkpoint(resolve_compile(config, device_type(config.device))))
         parts = build(config)
         engine = cls(parts, config, observer=observer, recorder=recorder)
         engine.start()

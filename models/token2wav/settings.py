@@ -63,9 +63,10 @@ class FrontConfig(_Settings):
 
 
 class FlowConfig(FrontConfig):
-    """Speech tokens to mel frames: encoder and estimator."""
+    """Speech tokens to mel frames: encoder and estimator. n_timesteps: solver steps that the weights are made for."""
 
     estimator: DiTConfig = DiTConfig()
+    n_timesteps: Annotated[int, Field(ge=1, le=50)] = 10
 
 
 class HiftConfig(_Settings):

@@ -30,6 +30,7 @@ from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.stream.vocoder import Vocoder
 from worker.assembly.backend_flags import apply_backend_flags, uses_kernels
 from worker.assembly.load_times import Loading
+from worker.assembly.solver_steps import with_solver_steps
 from worker.config.session import (
     FIXED_SET,
     FIXED_SPEAK_SET,
@@ -129,6 +130,7 @@ def build(
     Raises: CheckpointError, ConfigError, TokenError for files that do not fit; SettingsError for a missing device or
         for too little memory for one session.
     """
+    config = with_solver_steps(config)
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
     start = time.perf_counter()
@@ -204,7 +206,7 @@ def assemble(
             flow_parts.hift,
             sizes=_flow_sizes(n_slots, config),
             shapes=vocoder_shapes or _vocoder_shapes(batch, by_kernels=by_kernels),
-            steps=(config.euler_steps,),
+            steps=(config.solver_steps,),
             kernels=vocoder_kernels or ("auto" if by_kernels else "plain"),
             seed=config.seed,
         )
@@ -230,10 +232,23 @@ def _use_kernels(model: OmniModel) -> None:
         LOG.warning("kernels: %s", error)
 
 
+# Without compiling and capturing a size costs nothing, and time grows with what is padded. A context of the default
+# window ends below 4096 rows; a frame of the page has 1024 patches.
+EAGER_SIZES = {
+    "slices": (1, 2, 4),
+    "patches": (1024, 1088, 4096),
+    "rows": (16, 32, 96, 512),
+    "kv": (512, 1024, 2048, 3072, 4096, 8192),
+    "speech_kv": (128, 256, 512, 4096),
+}
+
+
 def _shapes(model: OmniModel, batch: tuple[int, ...], config: EngineConfig, *, by_kernels: bool = False) -> Shapes:
-    if model.device.type == "cpu":
+    if model.device.type == "cpu" and config.compile.enabled_on("cpu"):
         # Each size costs seconds of compiling, and size 1 always compiles separately.
         return Shapes(batch=batch, slices=(2, 4))
+    if model.device.type == "cpu":
+        return Shapes(batch=batch, **EAGER_SIZES)
     if by_kernels:  # kernels read only the valid rows, so one size is enough
         return Shapes(batch=batch, kv=(_llm_len(model, config),), speech_kv=(_tts_len(model),))
     return Shapes(batch=batch)
@@ -279,7 +294,7 @@ def _flow_sizes(n_slots: int, config: EngineConfig) -> FlowSizes:
         n_voices=n_slots + VOICES,
         voice_frames=frames,
         max_prompt=min(MAX_PROMPT_FRAMES, frames),
-        max_steps=config.euler_steps,
+        max_steps=config.solver_steps,
     )
 
 
@@ -372,7 +387,7 @@ def slot_bytes(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineC
     n_bytes = state.slot_bytes()
     del state
     if flow_parts is not None:
-        flow, hift, steps = flow_parts.flow, flow_parts.hift, (config.euler_steps,)
+        flow, hift, steps = flow_parts.flow, flow_parts.hift, (config.solver_steps,)
         few, more = (
             Vocoder(flow, hift, sizes=_flow_sizes(n, config), steps=steps, kernels="plain").n_bytes for n in (1, 2)
         )

@@ -219,7 +219,7 @@ class DuplexSection(Settings):
         "gets any free slot; auto: `measured` unless `duplex.max_sessions` is set",
     )
     context_rows: int = Field(8192, ge=1, le=1_000_000, description="context length of a slot in tokens")
-    euler_steps: int = Field(10, ge=1, le=50, description="solver steps of the flow")
+    euler_steps: int | None = Field(None, ge=1, le=50, description="solver steps of the flow; null: the model's, or 10")
     early_pictures: bool = Field(
         True,
         description="encode pictures when they arrive, while no unit is in flight; false: with their unit",

@@ -34,6 +34,7 @@ REFERENCE_SET, FIXED_SET, REPLY_SET, REPLY_TEXT_SET, REFERENCE_SPEAK_SET, FIXED_
 SIDE_DUPLEX_SET, SIDE_SET = range(6, 8)
 
 TEXT_ROWS = 512  # of inserted texts, for which a session in a pool of rows has room beside its window
+DEFAULT_SOLVER_STEPS = 10
 IMAGE_ROWS = 66  # context tokens of one slice, with its two delimiters
 UNIT_ROWS = 14  # <unit>, ten tokens of sound, an inserted turn end, terminator, </unit>
 
@@ -294,7 +295,7 @@ class EngineConfig(Settings):
     kv_layout: KVLayout = Field("slots", description=KV_LAYOUT_TEXT)
     max_sessions: int | None = Field(None, ge=1, le=1024, description="slots; null: as many as free memory holds")
     llm_len: int = Field(8192, ge=1, le=1_000_000, description="context length of a slot in tokens")
-    euler_steps: int = Field(10, ge=1, le=50, description="solver steps of the flow")
+    euler_steps: int | None = Field(None, ge=1, le=50, description="solver steps of the flow; null: the model's, or 10")
     session: SessionConfig = Field(SessionConfig(), description="defaults of sessions")
     max_prompt_s: float = Field(30.0, ge=0.5, le=30, description="longest voice prompt in seconds")
     voices_s: float = Field(60.0, ge=6, le=3600, description="total seconds of the prompts of all voices in use")
@@ -321,6 +322,11 @@ class EngineConfig(Settings):
         return self.token2wav_path or self.model_path / "assets" / "token2wav"
 
     @property
+    def solver_steps(self) -> int:
+        """Steps of the flow's solver; see `worker.assembly.solver_steps` for those of a checkpoint."""
+        return self.euler_steps or DEFAULT_SOLVER_STEPS
+
+    @property
     def precision(self) -> Precision:
         """The kinds of quantised weights, by part."""
         return self.part_weights.precision(self.weights)
@@ -336,11 +342,11 @@ class EngineConfig(Settings):
 
         Raises:
             SettingError: if a slot cannot hold the session's window and one more unit, or if `euler_steps` differs
-                from the engine's.
+                from the engine's, where that is known.
         """
         overflow = self._overflow(session)
         problems = [overflow] if overflow else []
-        if session.euler_steps not in (None, self.euler_steps):
+        if self.euler_steps is not None and session.euler_steps not in (None, self.euler_steps):
             expected = f"null or {self.euler_steps}, the engine's"
             problems.append(SettingProblem("euler_steps", expected, str(session.euler_steps)))
         if problems:

@@ -16,6 +16,7 @@ from typing import TypeVar
 from worker.assembly.backend_flags import resolve_compile
 from worker.assembly.hub import with_local_checkpoint
 from worker.assembly.parts import EngineParts, build, pick_device
+from worker.assembly.solver_steps import with_solver_steps
 from worker.compile.cache import REPORTS, CacheReport, CompileCache, cache_facts
 from worker.compile.compile_engine import compile_engine, set_states
 from worker.compile.prefetch import prefetch_compiler, prefetch_triton
@@ -104,7 +105,7 @@ def start_engine(
     seconds: dict[str, float] = {}
     set_states(targets, config.compile)
     name = config.model_path.name  # of a model id too, whose snapshot folder is named by its commit
-    config = with_local_checkpoint(config, status.progress)
+    config = with_solver_steps(with_local_checkpoint(config, status.progress))
     status.progress(f"weights of {name}")
     with_seconds = partial(_timed, seconds)
     prefetch_triton(config.compile, device)

@@ -1,7 +1,7 @@
 """`flow.yaml` of a vocoder folder to `FlowConfig`.
 
 The file names four Python classes as YAML tags. The tags only identify sections: nothing is imported, and any other tag
-is an error. Contains the released keys. Does not contain the networks.
+is an error. Contains the released keys and, of the decoder, `n_timesteps`. Does not contain the networks.
 """
 
 from collections import Counter
@@ -102,6 +102,8 @@ def load_flow_config(path: str | Path) -> FlowConfig:
         "depth": estimator.number("depth"),
         "mlp_ratio": float(estimator.number("mlp_ratio")),
     }
+    if "n_timesteps" in decoder.left:
+        values["n_timesteps"] = decoder.number("n_timesteps")
     for reader in (flow, encoder, decoder, estimator):
         reader.finish()
     try:

@@ -215,7 +215,7 @@ def test_error_names_every_problem_and_its_source(file: Path) -> None:
         "service.compile": ('true or false or "auto" or an object', "3 (config.json)"),
         "model": ("an object", "null (config.json)"),
         "typo": ("a setting that exists", "1 (config.json)"),
-        "duplex.euler_steps": ("a whole number from 1 to 50", "0 (DUOLOGUE_DUPLEX_EULER_STEPS)"),
+        "duplex.euler_steps": ("null or a whole number from 1 to 50", "0 (DUOLOGUE_DUPLEX_EULER_STEPS)"),
         "service.worker_timeout_s": ("a number from 0.5 to 86400", "-1 (flag)"),
     }, got
 

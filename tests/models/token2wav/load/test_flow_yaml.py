@@ -102,6 +102,7 @@ def test_reads_every_size(
         ("mlp_ratio", ".nan", "flow.decoder.estimator.mlp_ratio"),
         ("mlp_ratio", ".inf", "flow.decoder.estimator.mlp_ratio"),
         ("inference_cfg_rate", "null", "flow.decoder.inference_cfg_rate"),
+        ("inference_cfg_rate", "0.7\n        n_timesteps: two", "flow.decoder.n_timesteps"),
     ],
 )
 def test_refuses_unsupported_values(tmp_path: Path, key: str, value: str, where: str) -> None:
