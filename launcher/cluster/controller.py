@@ -54,7 +54,7 @@ class ClusterPlan:
     """What the cluster consists of.
 
     authority, worker: programs; each worker gets a name of its own. gateways: one program each. scaling: numbers of
-    workers. secret_headers: of requests to the authority.
+    workers. secret_headers: of requests to the authority. archives: of kernels for all nodes, by file name.
     """
 
     authority: ProgramSpec
@@ -62,6 +62,7 @@ class ClusterPlan:
     worker: ProgramSpec
     scaling: ScalingPolicy
     secret_headers: dict[str, str] = field(default_factory=dict, repr=False)
+    archives: dict[str, bytes] = field(default_factory=dict, repr=False)
 
 
 @dataclass(eq=False)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from launcher.cluster.controller import AUTHORITY_MARK, ClusterPlan
+from launcher.cluster.kernels import read_archives
 from launcher.cluster.program_host import HOST_MARK, PORT_MARK, ProgramSpec
 from launcher.cluster.scaling import ScalingPolicy
 from launcher.plan import LOW_PRIORITY, RunSecrets
@@ -49,6 +50,9 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--model-path", metavar="DIR", help="checkpoint, at the same path on each node, or a hub id")
     up.add_argument("--max-sessions", type=_count, metavar="N", help="slots of a worker; default: as many as fit")
     up.add_argument("--no-compile", action="store_true", help="workers do not compile the model")
+    up.add_argument(
+        "--push-kernels", action="store_true", help="copy this machine's archives of compiled kernels to all nodes"
+    )
     up.add_argument("--log-dir", type=Path, default=ROOT / "tmp" / "cluster", metavar="DIR", help="logs of each node")
     up.add_argument(
         "--wait-s", type=float, default=600.0, metavar="S", help="seconds for the first workers; default: 600"
@@ -110,9 +114,11 @@ def make_plan(config: Config, args: argparse.Namespace, secrets: RunSecrets) -> 
             environ,
             n_gpus=args.gpus_per_worker,
             resources=tuple((name, 1.0) for name in args.resource),
+            cache_dir=service.cache_dir,
         ),
         ScalingPolicy(args.min_workers, n_max, idle_s=args.idle_s),
         {WORKER_SECRET_HEADER: secrets.worker_secret or ""},
+        read_archives(service.cache_dir) if args.push_kernels else {},
     )
 
 

@@ -3,9 +3,11 @@
 import logging
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.cluster.kernels import write_missing
 from launcher.managed_process import ChildProcess, Program, describe_exit
 from worker.config.service import ROOT
 
@@ -21,7 +23,8 @@ class ProgramSpec:
 
     kind: gateway, worker or authority. name: of its actor, unique. command: with `{host}` and `{port}` where
     the node's address belongs. environ: variables that it gets. port: None: any free one. n_gpus: that it needs.
-    resources: further ones, by their names in Ray.
+    resources: further ones, by their names in Ray. cache_dir: folder that gets archives of kernels before the start;
+    None: no folder does.
     """
 
     kind: str
@@ -31,6 +34,7 @@ class ProgramSpec:
     port: int | None = None
     n_gpus: float = 0
     resources: tuple[tuple[str, float], ...] = ()
+    cache_dir: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -50,14 +54,22 @@ class ProgramHost:
         host: address of the node.
         node: id of the node.
         folder: for its log and pid file.
+        archives: of kernels, by file name.
     """
 
-    def __init__(self, spec: ProgramSpec, host: str, node: str, folder: Path):
+    def __init__(
+        self, spec: ProgramSpec, host: str, node: str, folder: Path, archives: Mapping[str, bytes] | None = None
+    ):
         for name in LEFT_OUT:
             os.environ.pop(name, None)
         if (nice := os.nice(0)) > 0:
             LOG.warning("%s runs at nice %d: start Ray's nodes with RAY_worker_niceness=0", spec.name, nice)
         folder.mkdir(parents=True, exist_ok=True)
+        if spec.cache_dir is not None and archives:
+            try:
+                LOG.info("%s: %d archives of kernels are new here", spec.name, write_missing(archives, spec.cache_dir))
+            except OSError as error:  # the worker compiles
+                LOG.warning("%s: archives of kernels were not written: %s", spec.name, error)
         port = free_port(host) if spec.port is None else spec.port
         marks = {HOST_MARK: host, PORT_MARK: str(port)}
         command = tuple(marks.get(part, part) for part in spec.command)

@@ -6,7 +6,7 @@ Ray is imported only when a cluster is used, so other commands neither need it n
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -57,12 +57,13 @@ class HostActor(ProgramHost):
     Args:
         spec: the program.
         folder: for logs.
+        archives: of kernels, by file name.
     """
 
-    def __init__(self, spec: ProgramSpec, folder: Path):
+    def __init__(self, spec: ProgramSpec, folder: Path, archives: dict[str, bytes]):
         ray = load_ray()
         node = ray.get_runtime_context().get_node_id()
-        super().__init__(spec, ray.util.get_node_ip_address(), node, folder)
+        super().__init__(spec, ray.util.get_node_ip_address(), node, folder, archives)
 
 
 class PlacedActor:
@@ -104,10 +105,16 @@ def _lost(error: Exception) -> NodeLostError:
 
 
 class RayPlacement:
-    """Programs on the nodes of a Ray cluster. folder: for logs, on each node."""
+    """Programs on the nodes of a Ray cluster.
 
-    def __init__(self, folder: Path):
+    Args:
+        folder: for logs, on each node.
+        archives: of kernels, by file name. Ray's object store copies them once to each node that starts a program.
+    """
+
+    def __init__(self, folder: Path, archives: Mapping[str, bytes]):
         self._ray, self._folder = load_ray(), folder
+        self._archives = self._ray.put(dict(archives))
         self._sdk: Any = import_module("ray.autoscaler.sdk")
 
     def place(self, spec: ProgramSpec) -> Placed:
@@ -125,7 +132,7 @@ class RayPlacement:
             scheduling_strategy="SPREAD",
             max_restarts=0,  # the controller starts another one, on a node with free resources
         )
-        return PlacedActor(actor.remote(spec, self._folder))
+        return PlacedActor(actor.remote(spec, self._folder, self._archives))
 
     def request(self, spec: ProgramSpec, n: int) -> None:
         needs = {**dict(spec.resources), **({"GPU": spec.n_gpus} if spec.n_gpus else {})}
@@ -144,7 +151,7 @@ class ControllerActor:
     def __init__(self, plan: ClusterPlan, folder: Path, level: str):
         log.set_up(level)
         names = [str(name) for name in load_ray().util.list_named_actors()]
-        self._controller = Controller(plan, RayPlacement(folder))
+        self._controller = Controller(plan, RayPlacement(folder, plan.archives))
         self._controller.adopt(names)
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name="controller", daemon=True).start()
