@@ -123,11 +123,11 @@ class Controller:
 
     # --- one round -----------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Check all programs once: start, stop, register and scale."""
         self._keep(self.authority)
         if self._is_stopping:
-            self._look_after_end()
+            self._end_programs()
             return
         if not self.authority.address:
             return
@@ -281,7 +281,7 @@ class Controller:
                 if member.placed is not None:
                     member.placed.terminate()
 
-    def _look_after_end(self) -> None:
+    def _end_programs(self) -> None:
         for members in (self.gateways, self.workers):
             for member in members:
                 self._keep(member)

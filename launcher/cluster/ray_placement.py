@@ -161,7 +161,7 @@ class ControllerActor:
             begun = time.monotonic()
             try:
                 with self._lock:
-                    self._controller.look()
+                    self._controller.poll()
             except Exception:
                 LOG.exception("error in the controller")
             time.sleep(max(0.05, LOOK_S - (time.monotonic() - begun)))

@@ -47,7 +47,7 @@ class Authority:
     """All gateways, their tickets and leases.
 
     Args:
-        workers: with their health, which `look` reads.
+        workers: with their health, which `poll` reads.
         queue: waiting tickets of connected gateways.
         eta: expected durations.
         term: higher than that of every authority before.
@@ -109,7 +109,7 @@ class Authority:
             self._claim(gateway, claim)
         self._awaited.discard(hello.gateway)
         self._are_places_old = True
-        self.look()
+        self.poll()
         return gateway
 
     def _claim(self, gateway: GatewayRecord, claim: Claim) -> None:
@@ -158,7 +158,7 @@ class Authority:
                 if entry.spare is not None and entry.spare.lease is None:
                     self._spare.remove(entry.spare)
             self._are_places_old = True
-            self.look()
+            self.poll()
 
     def beat(self, gateway: GatewayRecord, beat: Beat) -> None:
         """Renew the leases of a gateway."""
@@ -192,7 +192,7 @@ class Authority:
         entry = self._add(gateway, claim)
         if entry.spare is not None:
             self._spare.add(entry.spare)
-            self.look()
+            self.poll()
             return
         if not self.is_recovering:
             self._assign()
@@ -229,7 +229,7 @@ class Authority:
         self._release(entry)
         entry.lease, by.lease = by.lease, None
         self._forget(by)
-        self.look()
+        self.poll()
 
     def requeue(self, gateway: GatewayRecord, message: Requeue) -> None:
         """Take back a slot; the ticket returns to its place."""
@@ -241,7 +241,7 @@ class Authority:
         self._release(entry)
         self.queue.reinsert(entry.ticket)
         self._are_places_old = True
-        self.look()
+        self.poll()
 
     def finish(self, gateway: GatewayRecord, message: Finish) -> None:
         """Remove a ticket, whether it waits or has a slot."""
@@ -251,7 +251,7 @@ class Authority:
         if message.n_units and entry.spare is None:
             self.eta.record(entry.claim.request_type, message.held_s)
         self._drop(entry)
-        self.look()
+        self.poll()
 
     def cancel(self, message: Cancel) -> None:
         """Remove a waiting ticket of any gateway, if it belongs to the owner."""
@@ -264,7 +264,7 @@ class Authority:
 
     # --- slots ---------------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Give free slots to the first tickets. Call this whenever a slot may have become free, and once a second."""
         self._expire()
         if self.is_recovering:

@@ -108,7 +108,7 @@ class AuthorityService:
 
     def dispatch(self) -> None:
         """Assign slots that may have become free."""
-        self.authority.look()
+        self.authority.poll()
 
     def start(self) -> None:
         """Start to poll workers and to send places in the queue."""
@@ -132,7 +132,7 @@ class AuthorityService:
                 due = time.monotonic() + PLACES_AGE_S
                 self._store_gateways()
             try:
-                self.authority.look()
+                self.authority.poll()
                 self.authority.tell_places(is_due=is_due)
             except Exception:  # leases expire here, so the task goes on
                 LOG.exception("error in a round of slots and places")

@@ -28,9 +28,9 @@ class QuotaWatch:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL_S)
-            self.look()
+            self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Count and end once."""
         for session in self._live.all:
             pending = session.pending

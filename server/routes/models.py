@@ -119,7 +119,7 @@ def model_admin_routes(dispatcher: Dispatcher, http: httpx.AsyncClient, moves: M
         worker = worker_of(worker_id)
         changed = await forward(worker, "/drain", {})
         dispatcher.workers.record_drain(worker)
-        moves.look()
+        moves.poll()
         n_moving, n_all = moves.n_movable(worker), len(worker.leases)
         return WorkerDrain(worker_id=worker.name, state=changed.state, moving=n_moving, waiting=n_all - n_moving)
 

@@ -9,6 +9,7 @@ import torch
 
 from tests.training.batches import tiny_model
 from tests.worker.loop.engines import TINY
+from training.mind import forward
 from training.mind import sight as sight_module
 from training.mind.examples import Examples
 from training.mind.learner import Learner, LearnPlan
@@ -79,3 +80,20 @@ def test_steps_learn_to_see(drawer: SceneDrawer, tmp_path: Path, monkeypatch: py
     assert set(trainer.measure(unseen)) == {"object", "color", "count", "place", "patch"}
     changed = [name for name, one in others.items() if not torch.equal(one, mind.weights[name])]
     assert not changed, f"expected hearing and language as before, got changes of {changed[:3]}"
+
+
+@pytest.mark.parametrize(("is_padded", "expected"), [(False, [2, 1]), (True, [2, 2])])
+def test_pictures_are_padded_only_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, is_padded: bool, expected: list[int]
+) -> None:
+    sizes = []
+
+    def encode(_: object, pictures: torch.Tensor, *places: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(pictures))
+        return pictures.flatten(1, 2)
+
+    monkeypatch.setattr(forward, "PICTURES_AT_ONCE", 2)
+    monkeypatch.setattr(forward, "patch_places", lambda *_: (None, None))
+    pictures = torch.rand(3, 2, 2, 3)
+    rows = forward.encode_pictures(None, pictures, encode, is_padded=is_padded)  # type: ignore[arg-type]
+    assert sizes == expected and torch.equal(rows, pictures.flatten(1, 2)), f"expected {expected}, got {sizes}"

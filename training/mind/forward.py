@@ -83,7 +83,7 @@ def embed_rows(
         rows = F.pad(rows, (0, 0, 0, PLACES_OF_CLIP - rows.shape[1]))
         flat = flat.index_copy(0, batch.clip, rows.flatten(0, 1)[batch.clip_sources].to(flat.dtype))
     if len(batch.picture):
-        seen = encode_pictures(model, inputs.pictures, passes.pictures)
+        seen = encode_pictures(model, inputs.pictures, passes.pictures, is_padded=passes.pads_pictures)
         flat = flat.index_copy(0, batch.picture, seen.flatten(0, 1)[batch.picture_sources].to(flat.dtype))
     return flat.view_as(embeds), heard, seen
 
@@ -178,12 +178,18 @@ def _conv(conv: nn.Conv1d, x: Tensor) -> Tensor:
 
 
 def encode_pictures(
-    model: OmniModel, pictures: Tensor, encode: Callable[[OmniModel, Tensor, Tensor, Tensor], Tensor] | None = None
+    model: OmniModel,
+    pictures: Tensor,
+    encode: Callable[[OmniModel, Tensor, Tensor, Tensor], Tensor],
+    *,
+    is_padded: bool,
 ) -> Tensor:
-    """Rows [P, 64, D] of pictures [P, 448, 448, 3], levels 0 to 255."""
-    encode = encode or encode_part
+    """Rows [P, 64, D] of pictures [P, 448, 448, 3], levels 0 to 255.
+
+    encode: see `encode_part`. is_padded: it gets PICTURES_AT_ONCE pictures in each call, the last ones empty.
+    """
     numbers, coords = patch_places(model, pictures.device)
-    n_empty = -len(pictures) % PICTURES_AT_ONCE if encode is not encode_part else 0
+    n_empty = -len(pictures) % PICTURES_AT_ONCE if is_padded else 0
     parts = F.pad(pictures, (0, 0, 0, 0, 0, 0, 0, n_empty)).split(PICTURES_AT_ONCE)
     return torch.cat([encode(model, part, numbers, coords) for part in parts])[: len(pictures)]
 
@@ -224,12 +230,16 @@ class Passes:
     """The parts of a pass that take most of its time, eager or compiled.
 
     Args:
-        pictures: compiled it gets PICTURES_AT_ONCE pictures in each call, the last ones empty where there are fewer.
+        decoder: see `run_decoder`.
+        audio: see `encode_segments`.
+        pictures: see `encode_part`.
+        pads_pictures: `pictures` gets PICTURES_AT_ONCE pictures in each call, empty ones where there are fewer.
     """
 
     decoder: Callable[[Backbone, Tensor], Tensor] = run_decoder
     audio: Callable[[OmniModel, Tensor, Tensor, Tensor], Tensor] = encode_segments
     pictures: Callable[[OmniModel, Tensor, Tensor, Tensor], Tensor] = encode_part
+    pads_pictures: bool = False
 
     @classmethod
     def compiled(cls) -> "Passes":
@@ -238,4 +248,5 @@ class Passes:
             torch.compile(run_decoder, dynamic=True),
             torch.compile(encode_segments, dynamic=True),
             torch.compile(encode_part, dynamic=False),
+            pads_pictures=True,
         )

@@ -32,16 +32,16 @@ class MoveWatch:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL_S)
-            self.look()
+            self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Check all sessions once."""
         by_worker: dict[Worker, list[LiveSession]] = {}
         for session in self._live.all:
             if session.handover is not None and session.lease is not None:
                 by_worker.setdefault(session.lease.worker, []).append(session)
         for worker, sessions in by_worker.items():
-            self._look_at(worker, sessions)
+            self._poll_worker(worker, sessions)
 
     def n_movable(self, worker: Worker) -> int:
         """Number of the worker's sessions that can go on with another one."""
@@ -53,7 +53,7 @@ class MoveWatch:
             for session in self._live.all
         )
 
-    def _look_at(self, worker: Worker, sessions: list[LiveSession]) -> None:
+    def _poll_worker(self, worker: Worker, sessions: list[LiveSession]) -> None:
         if worker.is_closing:
             for session in sessions:
                 if session.handover is not None and session.handover.reason is None:

@@ -105,15 +105,15 @@ def controlled(policy: ScalingPolicy, n_gateways: int = 1) -> tuple[PlayedCluste
     return played, Controller(plan, played, clock, http), clock
 
 
-def look(controller: Controller, clock: Clock, n: int = 6) -> None:
+def poll(controller: Controller, clock: Clock, n: int = 6) -> None:
     for _ in range(n):
         clock.now += 1
-        controller.look()
+        controller.poll()
 
 
 def test_programs_of_a_lost_node_start_on_another_one() -> None:
     played, controller, clock = controlled(ScalingPolicy(2, 2), n_gateways=2)
-    look(controller, clock)
+    poll(controller, clock)
     workers = played.running("worker")
     assert [one.spec.name for one in workers] == ["worker-1", "worker-2"]
     assert set(played.workers) == {one.address for one in workers}, "expected the workers to be registered"
@@ -121,7 +121,7 @@ def test_programs_of_a_lost_node_start_on_another_one() -> None:
     for gateway in played.running("gateway"):
         assert gateway.spec.command == ("g", authority), f"expected the authority's address, got {gateway.spec.command}"
     workers[0].is_lost = True
-    look(controller, clock)
+    poll(controller, clock)
     replaced = played.running("worker")
     assert sorted(one.spec.name for one in replaced) == ["worker-1", "worker-2"] and workers[0] not in replaced
     assert set(played.workers) == {one.address for one in replaced}, "expected only workers that run"
@@ -130,7 +130,7 @@ def test_programs_of_a_lost_node_start_on_another_one() -> None:
 def test_worker_that_fails_again_and_again_waits_longer() -> None:
     played, controller, clock = controlled(ScalingPolicy(1, 1))
     for _ in range(60):
-        look(controller, clock, 1)
+        poll(controller, clock, 1)
         for one in played.running("worker"):
             one.ended = "exit status 1"
     n = sum(one.spec.kind == "worker" for one in played.programs)
@@ -140,64 +140,64 @@ def test_worker_that_fails_again_and_again_waits_longer() -> None:
 
 def test_workers_are_added_under_load_and_removed_without_sessions() -> None:
     played, controller, clock = controlled(ScalingPolicy(1, 3, wait_s=2.0, idle_s=10.0))
-    look(controller, clock)
+    poll(controller, clock)
     (first,) = played.workers.values()
     first.update(free=0, leases=2)
     played.queue_length, played.wait_s = 3, 5.0
-    look(controller, clock)
+    poll(controller, clock)
     assert len(played.running("worker")) == 3, "expected the greatest number of workers"
     assert played.requested[-1] == 3, f"expected a request for 3, got {played.requested}"
     played.queue_length = 0
     for one in played.workers.values():
         one.update(free=1, leases=1)
-    look(controller, clock, 30)
+    poll(controller, clock, 30)
     assert len(played.running("worker")) == 3, "expected no end of workers whose slots are needed"
     for one in list(played.workers.values())[1:]:
         one.update(free=2, leases=0)
     first.update(free=0, leases=2)
-    look(controller, clock, 40)
+    poll(controller, clock, 40)
     stopped = [one for one in played.running("worker") if one.is_asked]
     assert stopped and first["address"] not in {one.address for one in stopped}, "expected only unused workers"
     for one in stopped:
         one.ended = "exit status 0"
-    look(controller, clock)
+    poll(controller, clock)
     assert len(played.running("worker")) == 3 - len(stopped), "expected stopped workers to stay away"
 
 
 def test_drain_waits_for_sessions_and_is_told_again_to_a_new_authority() -> None:
     played, controller, clock = controlled(ScalingPolicy(1, 1))
-    look(controller, clock)
+    poll(controller, clock)
     (worker,) = played.running("worker")
     played.workers[worker.address].update(free=1, leases=1)
     assert controller.drain(f"node of {worker.address}") and not controller.drain("nowhere")
-    look(controller, clock)
+    poll(controller, clock)
     assert played.workers[worker.address]["is_draining"] and not worker.is_asked, "expected the session to go on"
     assert len(played.running("worker")) == 2, "expected another worker in its place"
     played.is_down = True
-    look(controller, clock)
+    poll(controller, clock)
     played.is_down, played.workers = False, {}
-    look(controller, clock)
+    poll(controller, clock)
     assert worker.is_asked, "expected the end of a worker that drains and has no session"
 
 
 def test_stop_ends_gateways_before_workers_before_the_authority() -> None:
     played, controller, clock = controlled(ScalingPolicy(1, 1))
-    look(controller, clock)
+    poll(controller, clock)
     controller.stop()
     for kind in ("gateway", "worker", "authority"):
-        look(controller, clock)
+        poll(controller, clock)
         asked = [one.spec.kind for one in played.programs if one.is_asked and not one.is_removed]
         assert asked == [kind], f"expected {kind} to be asked, got {asked}"
         assert not controller.is_stopped
         played.running(kind)[0].ended = "exit status 0"
-    look(controller, clock)
+    poll(controller, clock)
     assert controller.is_stopped
 
 
 def test_new_controller_finds_the_workers_of_the_one_before() -> None:
     played, controller, clock = controlled(ScalingPolicy(1, 1))
     controller.adopt(["authority", "worker-7", "worker-x", "gateway-0"])
-    look(controller, clock)
+    poll(controller, clock)
     (worker,) = played.running("worker")
     assert worker.spec.name == "worker-7", f"expected no further worker, got {worker.spec.name}"
 
@@ -206,15 +206,15 @@ def test_new_controller_finds_the_workers_of_the_one_before() -> None:
     again.adopt(["worker-7"])
     worker.is_silent = True
     asked = len(played.changes)
-    look(again, clock)
+    poll(again, clock)
     assert played.changes[asked:] == [], f"expected the sessions' worker to stay registered, got {played.changes}"
     worker.is_silent = False
-    look(again, clock)
+    poll(again, clock)
     assert not worker.is_asked and len(played.running("worker")) == 2, (
         "expected another one beside a worker that drains"
     )
     played.workers[worker.address].update(leases=0)
-    look(again, clock)
+    poll(again, clock)
     assert worker.is_asked, "expected the end of a worker that drains and has no session"
 
 

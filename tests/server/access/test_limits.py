@@ -107,16 +107,16 @@ def test_minutes_end_running_sessions_and_refuse_new_ones(tmp_path: Path) -> Non
         lease = session.pending.lease
         assert lease is not None
         lease.since -= 40
-        watch.look()
-        watch.look()
+        watch.poll()
+        watch.poll()
         assert 40 <= usage.of("user").session_s < 41 and session.forced_close is None
         dispatcher.requeue(session.pending, was_used=True)  # it moves to another worker
         lease = session.pending.lease
         assert lease is not None, "expected the free slot at once"
-        watch.look()
+        watch.poll()
         assert 40 <= usage.of("user").session_s < 41 and session.forced_close is None
         lease.since -= 25
-        watch.look()
+        watch.poll()
         assert session.forced_close is not None and session.forced_close.how == "limit"
         dispatcher.finish(session.pending)
         assert 65 <= usage.of("user").session_s < 66

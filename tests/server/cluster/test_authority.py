@@ -219,7 +219,7 @@ class ClusterMachine(RuleBasedStateMachine):
     def poll(self):
         n_free = N_SLOTS - self.n_used
         self.authority.workers.record_health(self.worker, body("BUSY", N_SLOTS, n_free))
-        self.authority.look()
+        self.authority.poll()
 
     @rule(seconds=st.sampled_from([1, 4, 30]), cut=st.integers(0, N_GATEWAYS))
     def pass_time(self, seconds, cut):
@@ -258,7 +258,7 @@ class ClusterMachine(RuleBasedStateMachine):
             for pick in range(N_GATEWAYS):
                 self.up(pick)
                 self.down(pick)
-        self.authority.look()
+        self.authority.poll()
         self.authority.tell_places(is_due=True)
         for pick in range(N_GATEWAYS):
             while self.gateways[pick].down:

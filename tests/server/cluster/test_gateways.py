@@ -114,7 +114,7 @@ def test_what_comes_over_a_connection_that_no_longer_counts(tmp_path: Path) -> N
                 await expired.send(Hello(gateway="g").model_dump_json())
                 await expired.recv()  # welcome
                 state.gateways["g"].expires_at = 0.0
-                state.look()
+                state.poll()
                 await expired.send(Submit(claim=claim).model_dump_json())
                 await expired.wait_closed()
                 assert expired.close_code == CloseCode.REPLACED, f"expected REPLACED, got {expired.close_code}"

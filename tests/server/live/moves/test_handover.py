@@ -107,7 +107,7 @@ def test_the_least_active_session_leaves_a_worker_that_is_short_of_memory() -> N
         sessions.append(session)
 
     def asked() -> list[str]:
-        watch.look()
+        watch.poll()
         return [one.session_id for one in sessions if one.handover is not None and one.handover.reason is not None]
 
     assert asked() == []
