@@ -10,27 +10,28 @@ from typing import Any, Self
 
 import numpy as np
 
-from clients.units import ClientUnit
+from clients.units import ClientUnit, MessageLength
 from models.errors import SettingsError
-from models.inputs.audio_sizes import SAMPLE_RATE, UNIT_SAMPLES
+from models.inputs.audio_sizes import SAMPLE_RATE
 from worker.protocol.wire import SOUND_RATE
 
-BLOCK = SAMPLE_RATE // 10
+BLOCK = SAMPLE_RATE // 50
 INSTALL = "pip install sounddevice; on Linux also PortAudio (apt install libportaudio2)"
 
 
 class SoundCard:
     """A sound card, used as `async with`: a `Source` of units, or of pieces of them, and `play` for the reply."""
 
-    def __init__(self, delay_ms: int, n_samples: int = UNIT_SAMPLES):
+    def __init__(self, delay_ms: int, length: MessageLength | None = None):
         """
         Args:
             delay_ms: delay before sound that follows silence, which avoids gaps.
-            n_samples: samples of a unit, or of a piece.
+            length: of each message; None: whole units.
         Raises:
             SettingsError: without the package or without PortAudio.
         """
-        self._module, self._delay, self._n = _sounddevice(), delay_ms * SOUND_RATE // 1000, n_samples
+        self._module, self._delay = _sounddevice(), delay_ms * SOUND_RATE // 1000
+        self._length = length or MessageLength(None)
         self._heard: asyncio.Queue[np.ndarray] = asyncio.Queue()
         self._second = np.zeros(0, np.float32)  # the part of the next unit that was recorded so far
         self._lock = threading.Lock()  # PortAudio calls on its own thread
@@ -60,9 +61,10 @@ class SoundCard:
 
     async def next(self) -> ClientUnit | None:
         """The next second or piece of the microphone; sound is buffered between calls."""
-        while len(self._second) < self._n:
+        n = self._length.next()
+        while len(self._second) < n:
             self._second = np.concatenate((self._second, await self._heard.get()))
-        sound, self._second = np.split(self._second, [self._n])
+        sound, self._second = np.split(self._second, [n])
         return ClientUnit(sound)
 
     def play(self, pcm: np.ndarray) -> None:

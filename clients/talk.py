@@ -30,7 +30,7 @@ from clients.talk_options import HALF_DUPLEX_MODE, check, parser, session_config
 from clients.terminal import interruptible, note
 from clients.turn_wait import SpeechEnd
 from clients.turns import TurnSession
-from clients.units import PIECES_PER_UNIT, ClientUnit, FileUnits, PieceSource, Source, read_voice
+from clients.units import ClientUnit, FileUnits, MessageLength, PieceSource, Source, read_voice
 from models.errors import ModelError
 from models.inputs.audio_sizes import SAMPLE_RATE, UNIT_SAMPLES
 from worker.protocol.gateway_messages import Queued, QueueUpdate, SessionMoved, SessionMoving
@@ -68,9 +68,10 @@ def main(argv: list[str] | None = None) -> int:
 
 async def _run(args: argparse.Namespace) -> int:
     config = session_config(args)
-    n_samples = UNIT_SAMPLES // (PIECES_PER_UNIT if config.get("early_unit") == "auto" else 1)
+    speech = SpeechEnd()
+    length = MessageLength(speech if config.get("early_unit") == "auto" else None)
     source = (
-        SoundCard(args.delay_ms, n_samples)
+        SoundCard(args.delay_ms, length)
         if args.mic
         else FileUnits.of(args.input, video=not args.no_video, loop=args.loop)
     )
@@ -79,7 +80,7 @@ async def _run(args: argparse.Namespace) -> int:
     name = args.session_id or f"{'omni' if sends_pictures else 'adx'}_{uuid.uuid4().hex[:12]}"
     log = TalkLog()
     with ReplySound(args.out, args.delay_ms) as reply:
-        talk = ClientSession(args, source, log, reply, n_samples)
+        talk = ClientSession(args, source, log, reply, speech, length)
         try:
             # The sound card records from the moment it is opened, so it is opened after the wait in the queue.
             async with (
@@ -139,18 +140,25 @@ async def _run_turns(args: argparse.Namespace) -> int:
 class ClientSession:
     """Sends the units of a source and logs the answers, from the first unit to the last answer."""
 
-    def __init__(self, args: argparse.Namespace, source: Source, log: TalkLog, reply: ReplySound, n_samples: int):
-        """n_samples: samples of a message: a whole unit, or a piece."""
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        source: Source,
+        log: TalkLog,
+        reply: ReplySound,
+        speech: SpeechEnd,
+        length: MessageLength,
+    ):
+        """speech: hears what is sent. length: of each message."""
         self._args, self._log, self._reply = args, log, reply
         self._card = source if isinstance(source, SoundCard) else None
-        self._source = PieceSource(source) if n_samples < UNIT_SAMPLES and self._card is None else source
-        self._n_samples, self._per_unit = n_samples, UNIT_SAMPLES // n_samples
-        self._n_sent = 0  # messages
-        self._speech = SpeechEnd()
+        self._source = source if length.is_whole or self._card is not None else PieceSource(source, length)
+        self._length, self._speech = length, speech
+        self._n_sent = 0  # samples
         self._paced = not args.fast and not args.mic  # a sound card has a clock of its own
-        self._looks_ahead = self._paced and self._per_unit == 1  # pieces have the picture in their middle
+        self._looks_ahead = self._paced and length.is_whole  # pieces have the picture in their middle
         self._stop, self._answered = asyncio.Event(), asyncio.Event()
-        self._n_tail = 0  # messages
+        self._n_tail = 0  # samples
 
     def interruptible(self) -> AbstractAsyncContextManager[None]:
         """Inside it, Ctrl-C ends the conversation, or cancels the connecting before the first unit."""
@@ -182,10 +190,10 @@ class ClientSession:
                 await self._until_stop(asyncio.sleep(start + self.sent_s - loop.time()))
             if self._stop.is_set():
                 return
-            now, seconds = loop.time(), self._n_samples / SAMPLE_RATE
+            now, seconds = loop.time(), len(unit.sound) / SAMPLE_RATE
             heard_s = self.sent_s + seconds if self._args.fast else now - start + seconds
             self._answered.clear()
-            self._n_sent += 1
+            self._n_sent += len(unit.sound)
             self._speech.push(unit.sound)
             self._log.sent(now, heard_s, self._spoken_s(heard_s))
             await client.send_unit(unit.sound, () if self._looks_ahead else unit.jpegs)
@@ -202,7 +210,7 @@ class ClientSession:
     @property
     def sent_s(self) -> float:
         """Length of the sound that was sent, in s."""
-        return self._n_sent / self._per_unit
+        return self._n_sent / SAMPLE_RATE
 
     def _spoken_s(self, heard_s: float) -> float | None:
         """The end of the speech so far on the time line; `heard_s` is that of the last sample."""
@@ -211,18 +219,20 @@ class ClientSession:
     async def _next(self) -> ClientUnit | None:
         """The next unit of the input; at its end silence while a turn goes on; then None."""
         n, most = self._n_sent - self._n_tail, self._args.units
-        is_whole = self._n_sent % self._per_unit == 0
-        unit = None if (most and n == most * self._per_unit) or self._n_tail else await self._source.next()
-        if unit is not None or self._args.mic or self._n_tail == self._args.tail * self._per_unit:
+        n_over = self._n_sent % UNIT_SAMPLES
+        unit = None if (most and n >= most * UNIT_SAMPLES) or self._n_tail else await self._source.next()
+        if unit is not None or self._args.mic or self._n_tail == self._args.tail * UNIT_SAMPLES:
             return unit
+        is_whole = not n_over
         if self._paced and is_whole:  # the answer to the last unit decides, and arrives within a second
             while self._log.n_open and not self._stop.is_set():
                 await self._answered.wait()
                 self._answered.clear()
         if is_whole and not self._log.turn_open:
             return None
-        self._n_tail += 1
-        return ClientUnit(np.zeros(self._n_samples, np.float32))
+        silence = np.zeros(self._length.next(UNIT_SAMPLES - n_over), np.float32)
+        self._n_tail += len(silence)
+        return ClientUnit(silence)
 
     async def _until_stop(self, work: Coroutine[Any, Any, Value]) -> Value | None:
         """The result of `work`; None if Ctrl-C or the end of the conversation comes first."""

@@ -13,6 +13,7 @@ FLOOR_FRAMES = 500  # of the past, whose quietest tenth is the noise
 ABOVE_NOISE = 4.0  # level of speech over that of the noise
 MIN_LEVEL = 0.005  # of speech: -46 dB
 MIN_SPEECH_FRAMES = 5  # in a row, so that a click is no speech
+NEAR_FRAMES = 60  # after speech
 
 
 class WorkerTimes(NamedTuple):
@@ -93,6 +94,11 @@ class SpeechEnd:
     def end_s(self) -> float | None:
         """Seconds from the first sample to the end of the newest speech; None without speech."""
         return None if self._end is None else self._end * FRAME / SAMPLE_RATE
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the user speaks, or has spoken within 600 ms."""
+        return self._end is not None and self._n_frames - self._end < NEAR_FRAMES
 
     def push(self, samples: np.ndarray) -> None:
         """Hear [n] float32 at 16 kHz."""

@@ -5,7 +5,6 @@ Contains no pacing and no sockets.
 
 import asyncio
 import io
-from collections import deque
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
@@ -15,7 +14,9 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
+from clients.turn_wait import SpeechEnd
 from models.errors import SettingsError
+from models.inputs.audio_sizes import UNIT_SAMPLES
 from worker.media import MediaUnits, read_units
 
 JPEG_QUALITY = 70
@@ -35,7 +36,31 @@ class ClientUnit:
     jpegs: tuple[bytes, ...] = ()
 
 
-PIECES_PER_UNIT = 10
+PIECE = UNIT_SAMPLES // 10
+SPOKEN_PIECE = UNIT_SAMPLES // 25  # beside speech: a pause is found when a piece ends
+
+
+class MessageLength:
+    """Samples of the next message: a unit or, where units may run early, a piece of one.
+
+    Args:
+        speech: of the user, heard up to the last message; None: messages are whole units.
+    """
+
+    def __init__(self, speech: SpeechEnd | None):
+        self._speech = speech
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether messages are whole units."""
+        return self._speech is None
+
+    def next(self, rest: int = UNIT_SAMPLES) -> int:
+        """The length of the next message. rest: samples up to the end of a second, which a message does not cross."""
+        if self._speech is None:
+            return rest
+        n = SPOKEN_PIECE if self._speech.is_near else PIECE
+        return n if rest - n >= SPOKEN_PIECE else rest
 
 
 class Source(Protocol):
@@ -48,19 +73,20 @@ class Source(Protocol):
 class PieceSource:
     """The units of another source in pieces. The pictures of a second come with its middle, as from a camera."""
 
-    def __init__(self, source: Source):
-        self._source = source
-        self._pieces: deque[ClientUnit] = deque()
+    def __init__(self, source: Source, length: MessageLength):
+        self._source, self._length = source, length
+        self._unit, self._n_taken = ClientUnit(np.zeros(0, np.float32)), 0
 
     async def next(self) -> ClientUnit | None:
         """The next piece; None at the end. Raises: MediaError."""
-        if not self._pieces:
+        if self._n_taken == len(self._unit.sound):
             unit = await self._source.next()
             if unit is None:
                 return None
-            for number, sound in enumerate(np.array_split(unit.sound, PIECES_PER_UNIT)):
-                self._pieces.append(ClientUnit(sound, unit.jpegs if number == PIECES_PER_UNIT // 2 else ()))
-        return self._pieces.popleft()
+            self._unit, self._n_taken = unit, 0
+        begin, sound = self._n_taken, self._unit.sound
+        self._n_taken = end = begin + self._length.next(len(sound) - begin)
+        return ClientUnit(sound[begin:end], self._unit.jpegs if begin <= len(sound) // 2 < end else ())
 
 
 class FileUnits:

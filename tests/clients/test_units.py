@@ -1,0 +1,51 @@
+"""The messages in which a client sends its sound."""
+
+import asyncio
+
+import numpy as np
+
+from clients.turn_wait import SpeechEnd
+from clients.units import PIECE, SPOKEN_PIECE, ClientUnit, MessageLength, PieceSource
+from models.inputs.audio_sizes import UNIT_SAMPLES
+
+
+class Seconds:
+    """A source of these units."""
+
+    def __init__(self, *units: ClientUnit):
+        self._units = iter(units)
+
+    async def next(self) -> ClientUnit | None:
+        return next(self._units, None)
+
+
+def test_pieces_are_short_beside_speech_and_fill_each_second() -> None:
+    sound = np.full(4 * UNIT_SAMPLES, 1e-4, np.float32)
+    sound[UNIT_SAMPLES + 4000 : UNIT_SAMPLES + 8000] = 0.3  # a quarter of the second second
+    units = [ClientUnit(part, (str(number).encode(),)) for number, part in enumerate(np.split(sound, 4))]
+    speech = SpeechEnd()
+    source, pieces = PieceSource(Seconds(*units), MessageLength(speech)), []
+
+    async def read() -> None:
+        while (piece := await source.next()) is not None:
+            speech.push(piece.sound)
+            pieces.append(piece)
+
+    asyncio.run(read())
+    assert np.array_equal(np.concatenate([piece.sound for piece in pieces]), sound), "expected the sound as it was"
+    ends = np.cumsum([len(piece.sound) for piece in pieces])
+    assert set(UNIT_SAMPLES * np.arange(1, 5)) <= set(ends), f"expected ends of seconds, got {ends}"
+    for piece, end in zip(pieces, ends, strict=True):
+        begin = end - len(piece.sound)
+        is_beside = begin >= UNIT_SAMPLES + 6000 and end <= 2 * UNIT_SAMPLES
+        is_far = end <= UNIT_SAMPLES + 4000 or begin >= 2 * UNIT_SAMPLES + 4000
+        got = len(piece.sound)
+        assert not is_beside or SPOKEN_PIECE <= got < 2 * SPOKEN_PIECE, f"beside speech at {begin}: got {got} samples"
+        assert not is_far or PIECE <= got < PIECE + SPOKEN_PIECE, f"far from speech at {begin}: got {got} samples"
+        middle = begin // UNIT_SAMPLES * UNIT_SAMPLES + UNIT_SAMPLES // 2
+        assert bool(piece.jpegs) == (begin <= middle < end), f"expected pictures at {middle} only, got some at {begin}"
+
+
+def test_messages_are_whole_units_without_early_units() -> None:
+    length = MessageLength(None)
+    assert length.is_whole and length.next() == UNIT_SAMPLES
