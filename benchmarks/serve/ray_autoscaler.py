@@ -25,6 +25,7 @@ from launcher.cluster.ray_placement import NAMESPACE, find_controller, load_ray
 from worker.config.service import ROOT
 
 PORT, HEAD = 18_006, "ray.head.default"
+HEAD_ID = "f" * 51 + "00000"  # that Ray's provider of local nodes gives to the head
 IDLE_MINUTES = 0.1  # after which Ray removes a node that nothing uses
 
 
@@ -50,6 +51,7 @@ async def measure(ray: Any) -> dict[str, object]:
 
     async def timed(name: str, holds: Callable[[], bool]) -> None:
         found[name] = await until(holds, name)
+        print(json.dumps({name: found[name]}), file=sys.stderr, flush=True)
 
     async with LiveGroup([f"ws://127.0.0.1:{PORT}"], "autoscaler", 1.0) as group:
         await timed("second node s", lambda: worker_nodes(ray) == 2)
@@ -77,7 +79,13 @@ class AutoscaledRay:
                     "max_workers": 2,
                     "upscaling_speed": 1.0,
                     "idle_timeout_minutes": IDLE_MINUTES,
-                    "provider": {"type": "fake_multinode"},
+                    "provider": {
+                        "type": "fake_multinode",
+                        "disable_node_updaters": True,  # nothing is installed on a node
+                        "disable_launch_config_check": True,
+                        "launch_multiple": True,
+                        "head_node_id": HEAD_ID,
+                    },
                     "available_node_types": {HEAD: head, "worker": node},
                     "head_node_type": HEAD,
                     **{name: {} for name in ("auth", "docker", "file_mounts")},
@@ -89,7 +97,11 @@ class AutoscaledRay:
         self._ray = str(Path(sys.executable).with_name("ray"))
 
     def __enter__(self) -> "AutoscaledRay":
-        environ = {"AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1", "RAY_worker_niceness": "0"}
+        environ = {
+            **{"AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1", "RAY_worker_niceness": "0"},
+            **{"RAY_enable_autoscaler_v2": "1", "RAY_CLOUD_INSTANCE_ID": HEAD_ID},
+            "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_ID,
+        }
         where = ("--head", "--num-cpus=1", "--num-gpus=0", f"--autoscaling-config={self._config}")
         subprocess.run([self._ray, "start", *where], check=True, stdout=sys.stderr, env={**os.environ, **environ})
         return self

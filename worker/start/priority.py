@@ -8,12 +8,14 @@ Two nice values are raised, because each counts only on some systems:
   process may raise and restore it. It is changed only by a process that leads a session of its own.
 
 The idle policy would give less to a start, but a worker that is added because all CPUs are busy would never be ready.
+For the same reason the priority is low for a limited time.
 """
 
 import logging
 import os
 import resource
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +23,7 @@ from pathlib import Path
 LOG = logging.getLogger(__name__)
 PROC = Path("/proc/self")
 LOW = 10  # nice value: about a tenth of the CPU time of a process at 0, if both want all of it
+MAX_LOW_S = 60.0  # a start that takes longer goes on at the priority from before: others use all of the CPU
 CAP_SYS_NICE = 23
 # RLIMIT_NICE is 20 minus the lowest nice value that a process may choose.
 RLIMIT_OFFSET = 20
@@ -33,10 +36,11 @@ class StartPriority:
 
     Args:
         proc: folder of the process's files.
+        limit_s: seconds after which it is restored in any case.
     """
 
-    def __init__(self, proc: Path = PROC):
-        self._proc = proc
+    def __init__(self, proc: Path = PROC, limit_s: float = MAX_LOW_S):
+        self._proc, self._lock = proc, threading.Lock()
         self._thread_nice = self._group_nice = None
         if sys.platform == "linux":
             self._thread_nice = _restorable_nice(proc)
@@ -45,7 +49,10 @@ class StartPriority:
             os.setpriority(os.PRIO_PROCESS, 0, LOW)
         if self._group_nice is not None and not self._write_group(LOW):
             self._group_nice = None
-        LOG.info("low CPU priority until the worker is ready: %s", self)
+        LOG.info("low CPU priority until the worker is ready, for %g s at most: %s", limit_s, self)
+        self._timer = threading.Timer(limit_s, self.restore)
+        self._timer.daemon = True
+        self._timer.start()
 
     def __str__(self) -> str:
         used = ["threads"] * (self._thread_nice is not None) + ["autogroup"] * (self._group_nice is not None)
@@ -53,6 +60,11 @@ class StartPriority:
 
     def restore(self) -> None:
         """Return to the priority from before, with all threads. A second call does nothing."""
+        self._timer.cancel()
+        with self._lock:
+            self._restore()
+
+    def _restore(self) -> None:
         nice, self._thread_nice = self._thread_nice, None
         while nice is not None and (low := [one for one in self._threads() if _nice_of(one) == LOW]):
             for thread in low:  # they may start threads meanwhile
