@@ -1,10 +1,11 @@
-"""Ray's autoscaler with a cluster on one machine: nodes that it adds for workers, and removes after them.
+"""Ray's autoscaler with a cluster on one machine: nodes that it adds for workers.
 
     python -m benchmarks.serve.ray_autoscaler
 
 Starts a head without room for workers, and Ray's autoscaler, whose nodes are processes on this machine with room for
 one worker each. One live session uses the only slot of the first worker, so a second worker and its node are added;
-both go after the session. Needs the extra `cluster`. It ends with `ray stop`, which stops every Ray of the machine.
+the worker goes after the session. Whether Ray then removes the node is not waited for: with its provider of local
+nodes it was not seen to. Needs the extra `cluster`. It ends with `ray stop`, which stops every Ray of the machine.
 Prints one JSON object.
 """
 
@@ -25,7 +26,6 @@ from launcher.cluster.ray_placement import NAMESPACE, find_controller, load_ray
 from worker.config.service import ROOT
 
 PORT, HEAD = 18_006, "ray.head.default"
-HEAD_ID = "f" * 51 + "00000"  # that Ray's provider of local nodes gives to the head
 IDLE_MINUTES = 0.1  # after which Ray removes a node that nothing uses
 
 
@@ -60,8 +60,7 @@ async def measure(ray: Any) -> dict[str, object]:
         await until(lambda: client.n_answered >= 10, "units of the session")
         found |= {"units": client.n_answered, "late": n_late(group.clients), "moved": len(client.moves)}
     await timed("one worker s", lambda: ready(ray) == 1)
-    await timed("one node s", lambda: worker_nodes(ray) == 1)
-    return found
+    return {**found, "nodes then": worker_nodes(ray)}
 
 
 class AutoscaledRay:
@@ -83,8 +82,6 @@ class AutoscaledRay:
                         "type": "fake_multinode",
                         "disable_node_updaters": True,  # nothing is installed on a node
                         "disable_launch_config_check": True,
-                        "launch_multiple": True,
-                        "head_node_id": HEAD_ID,
                     },
                     "available_node_types": {HEAD: head, "worker": node},
                     "head_node_type": HEAD,
@@ -97,11 +94,7 @@ class AutoscaledRay:
         self._ray = str(Path(sys.executable).with_name("ray"))
 
     def __enter__(self) -> "AutoscaledRay":
-        environ = {
-            **{"AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1", "RAY_worker_niceness": "0"},
-            **{"RAY_enable_autoscaler_v2": "1", "RAY_CLOUD_INSTANCE_ID": HEAD_ID},
-            "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_ID,
-        }
+        environ = {"AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1", "RAY_worker_niceness": "0"}
         where = ("--head", "--num-cpus=1", "--num-gpus=0", f"--autoscaling-config={self._config}")
         subprocess.run([self._ray, "start", *where], check=True, stdout=sys.stderr, env={**os.environ, **environ})
         return self
