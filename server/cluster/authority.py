@@ -34,7 +34,7 @@ from server.cluster.messages import (
 from server.cluster.records import Entry, GatewayRecord, Tell, address_of
 from server.dispatch.dispatcher import positions_in, take_slots
 from server.dispatch.eta import Eta
-from server.dispatch.queue import Queue, QueueFullError, Ticket, model_of
+from server.dispatch.queue import Queue, QueueFullError, Ticket
 from server.dispatch.spare_slots import SpareSlot, SpareSlots
 from server.dispatch.workers import Worker, WorkerAddress, WorkerLease, Workers
 
@@ -103,8 +103,8 @@ class Authority:
         tell(Welcome(term=self.term, ttl_s=self.ttl_s))
         tell(self.worker_list())
         claims = {claim.ticket: claim for claim in hello.claims}
-        for ticket_id in [one for one in gateway.entries if one not in claims]:
-            self._drop(gateway.entries[ticket_id])
+        for entry in [one for ticket_id, one in gateway.entries.items() if ticket_id not in claims]:
+            self._drop(entry, is_slot_unsure=True)
         for claim in claims.values():
             self._claim(gateway, claim)
         self._awaited.discard(hello.gateway)
@@ -135,15 +135,10 @@ class Authority:
                 self.queue.reinsert(entry.ticket)
             return
         self.queue.remove(entry.ticket)
+        self.workers.count_inside(worker, model_of(claim.request_type))
         lease = self.workers.lease(
             worker, claim.request_type, claim.session, claim.owner, claim.needs, is_spare=claim.is_spare
         )
-        # Until now the slot counted as one of a session outside the cluster.
-        model = model_of(claim.request_type)
-        if model == "omni":
-            worker.n_external = max(0, worker.n_external - 1)
-        else:
-            worker.n_external_of[model] = max(0, worker.n_external_of.get(model, 0) - 1)
         if entry.spare is None:
             entry.lease = lease
         else:
@@ -183,6 +178,12 @@ class Authority:
             return
         if claim.moves:
             self._submit_move(gateway, claim)
+            return
+        if claim.worker:  # of a session that was taken over from a lost gateway
+            found = [one for one in self._entries.values() if one.has_slot_of(claim)]
+            for entry in sorted(found, key=lambda one: one.gateway.tell is not None)[:1]:  # ids may be equal
+                self._drop(entry)
+            self._claim(gateway, claim)
             return
         if claim.limit is not None and not claim.is_spare:
             n_sessions = sum(one.is_session and one.claim.owner == claim.owner for one in self._entries.values())
@@ -297,9 +298,7 @@ class Authority:
             del self.gateways[gateway.name]
             gateway.tell = None
             for entry in list(gateway.entries.values()):
-                if entry.held is not None:  # the gateway may still use it: the worker's next answer shows it
-                    self.workers.suspend(entry.held.worker)
-                self._drop(entry)
+                self._drop(entry, is_slot_unsure=True)
 
     # --- workers -------------------------------------------------------------------------------
 
@@ -377,7 +376,9 @@ class Authority:
         gateway.entries[claim.ticket] = self._entries[claim.ticket] = entry
         return entry
 
-    def _drop(self, entry: Entry) -> None:
+    def _drop(self, entry: Entry, *, is_slot_unsure: bool = False) -> None:
+        if is_slot_unsure and entry.held is not None:  # it may still be in use: the worker's next answer shows it
+            self.workers.suspend(entry.held.worker)
         if self.queue.remove(entry.ticket):
             self._are_places_old = True
         self._release(entry)

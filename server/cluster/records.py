@@ -32,6 +32,11 @@ class Entry:
         """Its slot, also a spare one."""
         return self.lease if self.spare is None else self.spare.lease
 
+    def has_slot_of(self, claim: Claim) -> bool:
+        """Whether it is the ticket of the same session, with the slot of the same worker."""
+        is_same = self.claim.session == claim.session
+        return is_same and self.lease is not None and str(self.lease.worker.address) == claim.worker
+
 
 @dataclass(eq=False)
 class GatewayRecord:
@@ -65,3 +70,19 @@ def address_of(text: str) -> WorkerAddress:
     """An address from its text, HOST:PORT."""
     host, _, port = text.rpartition(":")
     return WorkerAddress(host, int(port) if port.isdecimal() else 0)
+
+
+def claim_of(ticket: Ticket, *, is_spare: bool, limit: int | None, worker: str) -> Claim:
+    """The claim of a new ticket. worker: address of the worker whose slot it has; "": it waits."""
+    return Claim(
+        ticket=ticket.ticket_id,
+        number=0,
+        request_type=ticket.request_type,
+        session=ticket.session_id,
+        owner=ticket.owner,
+        worker=worker,
+        is_spare=is_spare,
+        limit=limit,
+        labels=sorted(ticket.needs.labels),
+        voice=ticket.needs.voice,
+    )

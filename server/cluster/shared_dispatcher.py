@@ -34,12 +34,12 @@ from server.cluster.messages import (
     TicketRefused,
     Welcome,
 )
-from server.cluster.records import Move, address_of
+from server.cluster.records import Move, address_of, claim_of
 from server.dispatch.dispatcher import Dispatcher, PendingSession, QueuePosition
 from server.dispatch.eta import Eta
 from server.dispatch.queue import ANY_WORKER, Needs, Queue, RequestType, Ticket
 from server.dispatch.spare_slots import SpareSlot
-from server.dispatch.workers import WorkerLease, Workers
+from server.dispatch.workers import Worker, WorkerLease, Workers
 
 MOVE_S = 5.0  # for the authority's answer about another slot, and for the session to take it
 ANSWER_S = 2.0  # for the authority's answer to a new ticket, before its client gets `queued`
@@ -86,11 +86,21 @@ class SharedDispatcher(Dispatcher):
         owner = "" if permit is None else permit.identity.owner
         ticket = self.queue.new_ticket(request_type, session_id, owner, needs)
         pending = PendingSession(ticket, permit=permit)
-        limit = None if permit is None else permit.limit
         self.queue.append(ticket)  # as many as the cluster's queue takes, also while the authority does not answer
         self._pending[ticket] = self._sessions[ticket.ticket_id] = pending
         self._answers[ticket.ticket_id] = asyncio.Event()
-        self._claim(ticket, limit=limit)
+        self._claim(ticket, limit=None if permit is None else permit.limit)
+        return pending
+
+    def adopt(
+        self, worker: Worker, request_type: RequestType, session_id: str, permit: SessionPermit | None = None
+    ) -> PendingSession:
+        pending = super().adopt(worker, request_type, session_id, permit)
+        self._sessions[pending.ticket.ticket_id] = pending
+        self._answers[pending.ticket.ticket_id] = asyncio.Event()
+        if pending.lease is not None:
+            pending.lease.is_used = True
+        self._claim(pending.ticket, worker=str(worker.address))
         return pending
 
     def borrow(
@@ -102,19 +112,8 @@ class SharedDispatcher(Dispatcher):
         self._claim(ticket, is_spare=True)
         return slot
 
-    def _claim(self, ticket: Ticket, *, is_spare: bool = False, limit: int | None = None) -> None:
-        claim = Claim(
-            ticket=ticket.ticket_id,
-            number=0,
-            request_type=ticket.request_type,
-            session=ticket.session_id,
-            owner=ticket.owner,
-            is_spare=is_spare,
-            limit=limit,
-            labels=sorted(ticket.needs.labels),
-            voice=ticket.needs.voice,
-        )
-        self._claims[claim.ticket] = claim
+    def _claim(self, ticket: Ticket, *, is_spare: bool = False, limit: int | None = None, worker: str = "") -> None:
+        claim = self._claims[ticket.ticket_id] = claim_of(ticket, is_spare=is_spare, limit=limit, worker=worker)
         self._tell(Submit(claim=claim))
 
     def give_back(self, slot: SpareSlot) -> None:

@@ -13,7 +13,7 @@ from server.access.clients import SessionPermit
 from server.dispatch.eta import Eta
 from server.dispatch.queue import ANY_WORKER, Model, Needs, Queue, RequestType, Ticket, model_of
 from server.dispatch.spare_slots import SpareSlot, SpareSlots
-from server.dispatch.workers import WorkerLease, Workers
+from server.dispatch.workers import Worker, WorkerLease, Workers
 
 Refusal = Literal["queue_full", "sessions"]
 MAX_POSITIONS_AGE_S = 0.2  # age up to which computed positions and estimates are reused
@@ -103,6 +103,21 @@ class Dispatcher:
             self._pending[pending.ticket] = pending
             self._positions = None
             self._spare.update()
+        return pending
+
+    def adopt(
+        self, worker: Worker, request_type: RequestType, session_id: str, permit: SessionPermit | None = None
+    ) -> PendingSession:
+        """A ticket with a slot that a worker has kept for its session. `finish` must follow.
+
+        Args:
+            worker: the worker.
+            request_type, session_id, permit: as in `submit`.
+        """
+        owner = "" if permit is None else permit.identity.owner
+        pending = PendingSession(self.queue.new_ticket(request_type, session_id, owner), permit=permit)
+        self.workers.count_inside(worker, model_of(request_type))
+        pending.lease = self.workers.lease(worker, request_type, session_id, owner)
         return pending
 
     def borrow(

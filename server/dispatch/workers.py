@@ -353,6 +353,13 @@ class Workers:
         worker.affinity.record(session_id, needs.voice)
         return lease
 
+    def count_inside(self, worker: Worker, model: Model) -> None:
+        """Count a slot in use no longer as one of a session outside: it is leased next."""
+        if model == "omni":
+            worker.n_external = max(0, worker.n_external - 1)
+        else:
+            worker.n_external_of[model] = max(0, worker.n_external_of.get(model, 0) - 1)
+
     def release(self, lease: WorkerLease) -> None:
         """Return a slot."""
         lease.worker.leases.remove(lease)

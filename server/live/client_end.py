@@ -26,6 +26,7 @@ from worker.protocol.gateway_messages import (
     SessionResumed,
 )
 from worker.protocol.messages import Error, write
+from worker.protocol.takeover.slot_messages import KeepSlot, SlotTaken
 from worker.protocol.wire import WireError, json_text, read_object
 
 RECEIVED = Received.kind()
@@ -60,12 +61,14 @@ class ClientEnd:
         newest: the session's connection, or its last one.
         is_lost: whether that connection is lost.
         n_received: messages of the client so far.
+        n_forwarded: messages of the client that were read from the inbox.
+        n_frames: messages of the session's worker over its connection, as the worker counts them.
         is_kept: whether the session goes on after a lost connection.
     """
 
     def __init__(self, websocket: WebSocket, budget: ByteBudget, grace_s: float):
         self.newest, self.is_lost = Attachment(websocket), False
-        self.n_received = 0
+        self.n_received = self.n_forwarded = self.n_frames = 0
         self.is_kept = False
         self._budget, self._grace_s = budget, grace_s
         self._journal: MessageJournal | None = None
@@ -74,15 +77,18 @@ class ClientEnd:
 
     # --- messages to the client -----------------------------------------------------------------
 
-    async def send(self, data: Data) -> None:
+    async def send(self, data: Data, *, is_own: bool = False) -> None:
         """Send a message of the worker, at the pace of the connection if there is one.
 
+        is_own: the message is the gateway's.
         Raises: ClientDisconnected, unless messages are kept.
         """
         if self._journal is None:
+            self.n_frames += not is_own
             await send_data(self.newest.websocket, data)
             return
         await self._until_sent(self._journal.count)  # so that messages that the client still lacks are not dropped
+        self.n_frames += not is_own
         await self._until_sent(self._add(self._journal, data))
 
     def post(self, message: SessionMoving | SessionMoved | Error) -> None:
@@ -143,6 +149,20 @@ class ClientEnd:
         if connection.greeting is not None:  # which it has read before it sends anything
             self._tokens.confirm(connection.greeting.resume_token)
 
+    def keep_slot(self, owner: str) -> KeepSlot | None:
+        """How the worker keeps the session without this gateway; None if it must not. owner: as in `KeepSlot`."""
+        if self._journal is None or not self.is_kept:
+            return None
+        return KeepSlot(
+            grace_s=self._grace_s,
+            tokens=list(self._tokens.digests),
+            owner=owner,
+            received=self.n_forwarded,
+            n_frames=self.n_frames,
+            number=self._journal.count,
+            acknowledged=self._journal.n_acknowledged,
+        )
+
     def acknowledge(self, data: Data) -> bool:
         """Drop the messages that the client has. Returns: whether `data` says so, and must not be forwarded."""
         if self._journal is None or not isinstance(data, str) or len(data) > MAX_ACK_CHARS or RECEIVED not in data:
@@ -159,6 +179,27 @@ class ClientEnd:
         except WireError as error:
             self._add(self._journal, write(Error.of(error)))
         return True
+
+    def take(self, taken: SlotTaken, tokens: ResumeTokens, new_token: str) -> Attachment:
+        """Continue a session that a worker has kept after its gateway was lost, over the first connection here.
+
+        Args:
+            taken: the worker's answer.
+            tokens: the valid secrets. new_token: the newest one, which the client gets.
+        """
+        self._journal = MessageJournal(time.monotonic, self._budget, count=taken.next - 1)
+        self._journal.sound_out, self._tokens, self.is_kept = taken.sound_out, tokens, True
+        self.n_received = self.n_forwarded = taken.received
+        self.newest.sent = taken.next - 1
+        self.newest.greeting = SessionResumed(
+            resume_token=new_token,
+            resume_grace_s=self._grace_s,
+            received=taken.received,
+            next=taken.next,
+            lost=taken.lost,
+            lost_sound_s=taken.lost_sound_s,
+        )
+        return self.newest
 
     def accepts(self, token: str) -> bool:
         """Whether a client with this secret may continue the session."""

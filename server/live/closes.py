@@ -72,6 +72,7 @@ RECLAIMED = SocketClose(
 )
 REPLACED = SocketClose(CloseCode.REPLACED, "Replaced", "replaced")
 RESUME_EXPIRED = SocketClose(CloseCode.NORMAL, "", "resume expired")  # the client has not come back
+TRY_RESUME_AGAIN = SocketClose(CloseCode.SERVICE_RESTART, "Try again", "resume unsure")  # a worker does not answer
 NO_REQUEST = SocketClose(CloseCode.POLICY_VIOLATION, "No request", "cancelled")
 
 

@@ -2,15 +2,17 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.websockets import WebSocket
 
 from server.access.identity import Identity
 from server.live.client_end import Attachment, ClientEnd
+from server.live.closes import REPLACED, RESUME_EXPIRED, SocketClose
 from server.live.inbox import Data, Inbox
 from server.live.live_sessions import LiveSession
 from server.live.recorder import Recorder
+from server.metrics import GatewayMetrics
 from worker.protocol.codes import CloseCode
 from worker.protocol.gateway_messages import ResumeSession
 
@@ -67,3 +69,40 @@ def is_final(reading: "asyncio.Task[int]") -> bool:
     """Whether the client has closed the connection in a way that ends the session."""
     has_code = reading.done() and not reading.cancelled() and reading.exception() is None
     return has_code and reading.result() in FINAL_CODES
+
+
+async def wait_for_return(
+    client: LiveClient,
+    connection: Attachment,
+    tasks: "tuple[asyncio.Task[Any], ...]",
+    grace_s: float,
+    metrics: GatewayMetrics,
+) -> SocketClose | None:
+    """Wait for a client that has lost its connection.
+
+    Args:
+        client: whose session is kept.
+        connection: its last connection.
+        tasks: the session, the reading of the connection, and the wait for another one.
+        grace_s: for which it is kept.
+        metrics: counts the wait.
+    Returns:
+        How to close; None if the session is over, or its client has closed the connection.
+    """
+    running, reading, _ = tasks
+    client.end.lose(connection)
+    metrics.record_detached(1)
+    try:
+        async with asyncio.timeout(grace_s):
+            while not (connection.replaced.is_set() or running.done()):
+                if is_final(reading):
+                    return None
+                waiting = [task for task in tasks if not task.done()]
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    except TimeoutError:
+        if not connection.replaced.is_set():
+            metrics.record_resumption("expired")
+            return RESUME_EXPIRED
+    finally:
+        metrics.record_detached(-1)
+    return REPLACED if connection.replaced.is_set() else None

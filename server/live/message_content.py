@@ -5,13 +5,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from server.live.inbox import Data
-from worker.protocol.codec import SOUND_BEGINS
 from worker.protocol.messages import VideoFrame
+from worker.protocol.takeover.message_sound import CHARS_PER_SAMPLE, frame_samples
 from worker.protocol.wire import WireError, read_header
 
-RATE_IN, RATE_OUT = 16_000, 24_000
-PCM16 = "pcm16"
-CHARS_PER_SAMPLE = 16 / 3  # base64 of float32
+RATE_IN = 16_000
 SOUND_FIELD = re.compile(r'"audio(?:_base64)?"\s*:\s*"')
 PICTURES_FIELD = re.compile(r'"(?:frame_base64_list|video_frames)"\s*:\s*\[')
 FRAME = re.compile(rf'"type"\s*:\s*"{VideoFrame.kind()}"')
@@ -45,20 +43,12 @@ def input_content(messages: Iterable[Data], sound_in: str) -> InputContent:
     return total
 
 
-def output_sound_s(data: Data, sound_out: str) -> float:
-    """Seconds of sound of a message of the server. sound_out: encoding of the sound in binary frames."""
-    if isinstance(data, bytes):
-        return _samples(data, sound_out) / RATE_OUT
-    begin = data.find(SOUND_BEGINS)
-    return 0.0 if begin < 0 else (len(data) - begin - len(SOUND_BEGINS)) / CHARS_PER_SAMPLE / RATE_OUT
-
-
 def _of_frame(data: bytes, sound_in: str) -> InputContent:
     try:
         frames = read_header(data).get("frame_bytes")
     except WireError:
         return NO_INPUT
-    return InputContent(_samples(data, sound_in) / RATE_IN, len(frames) if isinstance(frames, list) else 0)
+    return InputContent(frame_samples(data, sound_in) / RATE_IN, len(frames) if isinstance(frames, list) else 0)
 
 
 def _of_text(data: str) -> InputContent:
@@ -70,12 +60,3 @@ def _of_text(data: str) -> InputContent:
     if found := PICTURES_FIELD.search(data):
         n_pictures = data.count('"', found.end(), max(found.end(), data.find("]", found.end()))) // 2
     return InputContent(seconds, n_pictures)
-
-
-def _samples(data: bytes, encoding: str) -> float:
-    """Samples of a binary frame."""
-    try:
-        n_bytes = read_header(data).get("audio_bytes")
-    except WireError:
-        return 0.0
-    return min(n_bytes, len(data)) / (2 if encoding == PCM16 else 4) if isinstance(n_bytes, int) else 0.0

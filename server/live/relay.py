@@ -8,6 +8,7 @@ Messages are forwarded byte for byte; in a recorded session those of `recorder.S
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -19,16 +20,17 @@ from server.live.client_end import ClientEnd
 from server.live.inbox import Data, ReceivedMessage
 from server.live.kinds import LAST_MESSAGES, Kind
 from server.live.live_sessions import LiveSession
-from server.live.moves.session_journal import DECIDED, SessionJournal
+from server.live.moves.session_journal import DECIDED, KEEP, SessionJournal
 from server.live.recorder import STAMPED, Recorder
-from server.live.worker_link import WorkerDrainsError, WorkerLostError
+from server.live.worker_link import WorkerDrainsError, WorkerLostError, frames_of
 from server.metrics import GatewayMetrics
 from worker.protocol.codec import peek_header
 from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
 from worker.protocol.messages import Error, Paused, Prepared, Result, Resumed, write
+from worker.protocol.takeover.slot_messages import KEPT_FIELD
 
 FRAGMENT = 2**20  # characters or bytes
-NOT_FOR_CLIENTS = Error(error=f"Unknown message type: {DECIDED}", code=ErrorCode.UNKNOWN_TYPE)
+NOT_FOR_CLIENTS = Error(error=f"Unknown message type: {DECIDED} or {KEEP}", code=ErrorCode.UNKNOWN_TYPE)
 REPLIES = frozenset({"done", "turn_done"})  # the whole answer of a turn
 RESULT, PAUSED, RESUMED, PREPARED, ERROR = (one.kind() for one in (Result, Paused, Resumed, Prepared, Error))
 
@@ -103,6 +105,10 @@ class Relay:
         self._is_over = False
         self._started_at = time.monotonic()
         self._up_task: asyncio.Task[NoReturn] | None = None
+        if self._journal is not None:
+            self._client.n_frames = frames_of(self._link)
+        self._n_up = 0  # messages forwarded to the worker
+        self._told: tuple[object, ...] | None = None  # what the worker knows of the session's resumption
 
     def hold(self) -> bool:
         """Forward nothing more to the worker, which has answered everything. Returns: False if the session is over."""
@@ -148,20 +154,27 @@ class Relay:
                 del up, down, lost, tasks, task
 
     async def _up(self) -> NoReturn:
+        await self._keep_slot()
         while True:
             data, received_at, _ = await self._source.get()
             self._session.touch()
-            if self._intercept(data):
-                continue
-            if self._journal is not None and not self._journal.sent(data):
-                await self._client.send(write(NOT_FOR_CLIENTS))
+            is_for_worker = not self._intercept(data)
+            if is_for_worker and self._journal is not None and not self._journal.sent(data):
+                await self._client.send(write(NOT_FOR_CLIENTS), is_own=True)
+                is_for_worker = False
+            if not is_for_worker:
+                self._client.n_forwarded += 1
+                await self._keep_slot()
                 continue
             self._recorder.from_client(data, self._lease)
+            self._client.n_forwarded += 1
+            self._n_up += 1
             try:
                 await self._link.send(fragments(data))
             except ConnectionClosed:
                 await asyncio.Event().wait()  # wait for cancellation: the read task ends with the close code
             del data  # a request may have 128 MiB, and the next message may come much later
+            await self._keep_slot()
             if received_at > self._started_at:
                 self._metrics.record_relay("up", time.monotonic() - received_at)
             if len(self._source):
@@ -188,6 +201,7 @@ class Relay:
                 if header.get("code") == ErrorCode.DRAINING and self._journal.can_rebuild:
                     raise WorkerDrainsError(self._lease.worker.name, expected="a worker that goes on", got="a drain")
                 if self._journal.answered(kind, data, header):
+                    self._client.n_frames += kind != DECIDED
                     continue
             if kind in STAMPED:
                 data = self._recorder.stamped(data)
@@ -196,9 +210,25 @@ class Relay:
                 data = self._client.offer(data)  # after the recorder, since it has a secret
                 self._journal.keep(self._client.is_kept)
             await self._client.send(data)
+            await self._keep_slot()
             self._metrics.record_relay("down", time.monotonic() - received_at)
             if self._is_over and self._session.kind is Kind.STREAMING:
                 return WorkerClose(CloseCode.NORMAL, "")  # the worker keeps its socket open for further turns
+
+    async def _keep_slot(self) -> None:
+        """Send the worker what it needs to keep the session without this gateway, if it does not know it yet."""
+        if self._journal is None or KEPT_FIELD not in self._lease.worker.health:
+            return
+        identity = self._session.identity
+        message = self._client.keep_slot(identity.owner if identity.has_key else "")
+        if message is None:
+            return
+        offsets = message.number - message.n_frames, message.received - self._n_up
+        told = (message.tokens, message.acknowledged, offsets)
+        if told != self._told:
+            self._told = told
+            with suppress(ConnectionClosed):  # the read task ends with the close code
+                await self._link.send(write(message))
 
     def _record(self, header: Mapping[str, object]) -> str:
         """Record a message of the worker in the session, in its lease and in the metrics. Returns: its type, or ""."""

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from starlette.websockets import WebSocket
 
 from server.live.inbox import ByteBudget, ClientDisconnected, Data, size_of
-from server.live.message_content import output_sound_s
 from worker.protocol.codes import ErrorCode
 from worker.protocol.gateway_messages import RESUME_CLIENT, ResumeSession
+from worker.protocol.takeover.message_sound import output_sound_s
 from worker.protocol.wire import WireError
 
 KEPT_BYTES, KEPT_S = 4 * 2**20, 60.0  # of one session's messages that are not acknowledged
@@ -46,20 +46,22 @@ class MessageJournal:
         clock: monotonic s.
         budget: bytes of all journals.
         max_bytes: bytes of this one. The newest message is kept in any case.
+        count: messages that another gateway has sent.
 
     Attributes:
         count: number of the newest message; 0 before the first one.
+        n_acknowledged: messages that the client has acknowledged.
         n_bytes: bytes of memory.
         sound_out: encoding of the sound in binary messages.
     """
 
-    def __init__(self, clock: Callable[[], float], budget: ByteBudget, max_bytes: int = KEPT_BYTES):
+    def __init__(self, clock: Callable[[], float], budget: ByteBudget, max_bytes: int = KEPT_BYTES, count: int = 0):
         self._clock, self._budget, self._max_bytes = clock, budget, max_bytes
         self._kept: deque[KeptMessage] = deque()
-        self._dropped = 0  # number of the newest message that is not kept
+        self._dropped = count  # number of the newest message that is not kept
         self._missing: deque[tuple[int, float]] = deque()  # dropped and not acknowledged: number, seconds of sound
         self.sound_out = "pcm16"
-        self.count = self.n_bytes = 0
+        self.count, self.n_bytes, self.n_acknowledged = count, 0, 0
 
     def add(self, data: Data) -> int:
         """Keep a message. Returns: its number."""
@@ -82,6 +84,7 @@ class MessageJournal:
         """Drop the messages up to this one. Returns: False for a message that was not sent yet."""
         if number > self.count:
             return False
+        self.n_acknowledged = max(self.n_acknowledged, number)
         while self._kept and self._kept[0].number <= number:
             self._drop()
         while self._missing and self._missing[0][0] <= number:
@@ -133,6 +136,11 @@ class ResumeTokens:
         self._digest = b""
         self._before: bytes | None = None  # valid until the client has shown that it has the new one
 
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """SHA-256 of the valid secrets, in hexadecimal digits."""
+        return tuple(one.hex() for one in (self._digest, self._before) if one)
+
     def issue(self) -> str:
         """A new secret. The one before stays valid until `confirm`."""
         token = secrets.token_urlsafe(32)
@@ -174,6 +182,17 @@ async def resume_request(websocket: WebSocket) -> ResumeSession:
     if not isinstance(message, ResumeSession):
         raise WireError(ErrorCode.BAD_MESSAGE, "message.type", expected="resume_session", got=message.type)
     return message
+
+
+def refused_token() -> WireError:
+    """The error of a token that continues no session."""
+    expected = "the newest token of a session that goes on, with the key that began it"
+    return WireError(ErrorCode.RESUME_REFUSED, "resume_session.token", expected=expected, got="another one")
+
+
+def token_digest(token: str) -> str:
+    """SHA-256 of a secret, in hexadecimal digits."""
+    return _digest(token).hex()
 
 
 def _digest(token: str) -> bytes:

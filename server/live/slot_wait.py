@@ -6,13 +6,13 @@ Contains no reading of the client's messages.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
-from server.access.clients import Clients, sessions_refusal
+from server.access.clients import Clients, SessionPermit, sessions_refusal
 from server.access.identity import Identity
 from server.access.limit import Limit
 from server.access.refusal import AccessRefusedError
@@ -20,7 +20,7 @@ from server.dispatch.dispatcher import Dispatcher, PendingSession, QueuePosition
 from server.dispatch.missing_model import missing_model
 from server.dispatch.queue import ANY_WORKER, Needs, QueueFullError, RequestType, model_of
 from server.dispatch.wait_reasons import start_progress, wait_reason
-from server.dispatch.workers import WorkerLease
+from server.dispatch.workers import Worker, WorkerLease
 from server.live.closes import (
     CANCELLED,
     DRAINING,
@@ -65,6 +65,7 @@ class SlotWait:
     ):
         self.dispatcher, self.metrics, self.live, self.http = dispatcher, metrics, live, http
         self._clients, self._spans = clients, spans
+        self._background: set[asyncio.Task[None]] = set()
 
     def submit(
         self, request_type: RequestType, session_id: str, identity: Identity, needs: Needs = ANY_WORKER
@@ -82,14 +83,7 @@ class SlotWait:
         """
         if self.dispatcher.workers.lacks(needs.labels):
             raise SessionEnd(labels_missing(needs.labels))
-        try:
-            workers = self.dispatcher.workers
-            n_slots = workers.n_slots_of(model_of(request_type))
-            permit = self._clients.admit_session(identity, n_slots)
-        except AccessRefusedError as error:
-            if error.limit is not None:
-                self.metrics.record_limit(error.limit)
-            raise SessionEnd(limit_close(error)) from None
+        permit = self._permit(request_type, identity)
         try:
             pending = self.dispatcher.submit(request_type, session_id, permit, needs)
         except QueueFullError:
@@ -98,6 +92,34 @@ class SlotWait:
         if self._spans is not None:
             pending.trace = SessionTrace(self._spans, request_type)
         return pending
+
+    def adopt(self, worker: Worker, request_type: RequestType, session_id: str, identity: Identity) -> PendingSession:
+        """A ticket with a slot that a worker has kept for its session. `Dispatcher.finish` must follow.
+
+        Raises: SessionEnd if a limit of the client is reached.
+        """
+        permit = self._permit(request_type, identity)
+        pending = self.dispatcher.adopt(worker, request_type, session_id, permit)
+        if self._spans is not None:
+            pending.trace = SessionTrace(self._spans, request_type)
+            pending.trace.got_slot(worker.name)
+        return pending
+
+    def _permit(self, request_type: RequestType, identity: Identity) -> SessionPermit:
+        """The right to a session. Raises: SessionEnd if a limit of the client is reached."""
+        try:
+            n_slots = self.dispatcher.workers.n_slots_of(model_of(request_type))
+            return self._clients.admit_session(identity, n_slots)
+        except AccessRefusedError as error:
+            if error.limit is not None:
+                self.metrics.record_limit(error.limit)
+            raise SessionEnd(limit_close(error)) from None
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what no session waits for."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def answered(self, pending: PendingSession) -> None:
         """Wait until it is known whether a new ticket has a slot or a position: at once without a cluster.

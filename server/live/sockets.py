@@ -8,7 +8,6 @@ import logging
 import secrets
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import ClientConnection
@@ -25,7 +24,7 @@ from server.live.closes import (
     DRAINING,
     NO_REQUEST,
     REPLACED,
-    RESUME_EXPIRED,
+    TRY_RESUME_AGAIN,
     SessionEnd,
     SocketClose,
     bad_labels,
@@ -36,14 +35,15 @@ from server.live.closes import (
 from server.live.diagnostics import Diagnostics
 from server.live.inbox import ByteBudget, ClientDisconnected, Data, Inbox
 from server.live.kinds import Kind, request_type_of
-from server.live.live_client import LiveClient, OtherGateways, is_final, read_messages
+from server.live.live_client import LiveClient, OtherGateways, read_messages, wait_for_return
 from server.live.live_sessions import LiveSession
 from server.live.moves.handover import Handover
 from server.live.moves.moving import move_session
 from server.live.moves.session_journal import MAX_BYTES_TOTAL, SessionJournal
+from server.live.moves.takeover import TakenSession, TakeoverError, take_session
 from server.live.recorder import Recorder
 from server.live.relay import MessageSource, Relay, RelayEnds, Successor
-from server.live.resumption import KEPT_BYTES_TOTAL, resume_request
+from server.live.resumption import KEPT_BYTES_TOTAL, refused_token, resume_request
 from server.live.slot_wait import SlotWait
 from server.live.streaming import CLOSE, PREFILL, STOP, TurnIdleError, TurnSource, kind_of
 from server.live.worker_link import WorkerDrainsError, WorkerLostError, close_link, open_link
@@ -134,10 +134,26 @@ class GatewaySockets:
             if is_elsewhere and others and await others.serve(websocket, session_id, request, identity):
                 self._metrics.record_resumption("forwarded")
                 return
-            client, running = self._client_of(session_id, request.token, identity)
+            found = self._client_of(session_id, request.token, identity)
+            if found is None and self.resume_grace_s and not self._live.draining:
+                taken = await take_session(self._slots, session_id, request, identity)
+                if taken is not None:
+                    self._metrics.record_resumption("taken over")
+                    await self._serve_taken(websocket, session_id, identity, taken)
+                    return
+            if found is None:
+                raise refused_token()
+            client, running = found
             connection = client.end.resume(websocket, request)
         except ClientDisconnected:
             self._metrics.record_connection_end(CLIENT_GONE.how)
+            return
+        except SessionEnd as end:
+            await self._close(websocket, end.close)
+            return
+        except TakeoverError as error:
+            LOG.warning("session %s: %s", session_id, error)
+            await self._close(websocket, TRY_RESUME_AGAIN)
             return
         except WireError as error:
             self._metrics.record_resumption("refused")
@@ -148,18 +164,33 @@ class GatewaySockets:
         LOG.info("session %s goes on over another connection", session_id)
         await self._serve_connection(client, connection, running)
 
+    async def _serve_taken(
+        self, websocket: WebSocket, session_id: str, identity: Identity, taken: TakenSession
+    ) -> None:
+        """Serve the first connection here of a session that this gateway has taken over."""
+        session = LiveSession(session_id, Kind.DUPLEX, identity)
+        recorder = Recorder(self._recordings, Kind.DUPLEX, session_id, identity)
+        end = ClientEnd(websocket, self._kept, self.resume_grace_s)
+        connection = end.take(taken.answer, taken.tokens, taken.new_token)
+        inbox = Inbox(self._budget, MAX_BUFFERED, bytes_of(websocket))
+        client = LiveClient(end, session, inbox, recorder, f"{session_id}-{secrets.token_hex(4)}")
+        session.pending = taken.pending
+        running = session.task = asyncio.create_task(self._run_session(client, taken), name="session")
+        self._live.add(session)
+        self._running[client] = running
+        await self._serve_connection(client, connection, running)
+
     def _client_of(
         self, session_id: str, token: str, identity: Identity
-    ) -> "tuple[LiveClient, asyncio.Task[SocketClose]]":
-        """The client whose session a client with this secret and identity continues. Raises: WireError."""
+    ) -> "tuple[LiveClient, asyncio.Task[SocketClose]] | None":
+        """The client whose session a client with this secret and identity continues; None if there is none."""
         for client, running in self._running.items():
             if client.session.session_id != session_id or not client.end.accepts(token):
                 continue
             owner = client.session.identity
             if not running.done() and (not owner.has_key or owner.owner == identity.owner):
                 return client, running
-        expected = "the newest token of a session that goes on, with the key that began it"
-        raise WireError(ErrorCode.RESUME_REFUSED, "resume_session.token", expected=expected, got="another one")
+        return None
 
     async def _serve_connection(
         self, client: LiveClient, connection: Attachment, running: "asyncio.Task[SocketClose]"
@@ -192,7 +223,9 @@ class GatewaySockets:
             if client.end.is_kept and not running.done():
                 if writing.done():
                     reading.cancel()  # the client does not read
-                close = await self._wait_for_return(client, connection, (running, reading, replaced))
+                close = await wait_for_return(
+                    client, connection, (running, reading, replaced), self.resume_grace_s, self._metrics
+                )
                 if close is not REPLACED:
                     client.end.close()  # a client that comes now, while the session ends, is refused
                 if close is not None:
@@ -215,44 +248,17 @@ class GatewaySockets:
             if running in ended:
                 client.inbox.clear()
 
-    async def _wait_for_return(
-        self, client: LiveClient, connection: Attachment, tasks: "tuple[asyncio.Task[Any], ...]"
-    ) -> SocketClose | None:
-        """Wait for a client that has lost its connection.
+    async def _run_session(self, client: LiveClient, taken: TakenSession | None = None) -> SocketClose:
+        """Run the session until it is over. Returns: how to close the client's connection.
 
-        Args:
-            client: whose session is kept.
-            connection: its last connection.
-            tasks: the session, the reading of the connection, and the wait for another one.
-        Returns:
-            How to close; None if the session is over, or its client has closed the connection.
+        taken: the session was taken over from another gateway.
         """
-        running, reading, _ = tasks
-        client.end.lose(connection)
-        self._metrics.record_detached(1)
-        try:
-            async with asyncio.timeout(self.resume_grace_s):
-                while not (connection.replaced.is_set() or running.done()):
-                    if is_final(reading):
-                        return None
-                    waiting = [task for task in tasks if not task.done()]
-                    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        except TimeoutError:
-            if not connection.replaced.is_set():
-                self._metrics.record_resumption("expired")
-                return RESUME_EXPIRED
-        finally:
-            self._metrics.record_detached(-1)
-        return REPLACED if connection.replaced.is_set() else None
-
-    async def _run_session(self, client: LiveClient) -> SocketClose:
-        """Run the session until it is over. Returns: how to close the client's connection."""
         try:
             if client.session.kind is Kind.STREAMING:
                 return await self._take_turns(client)
             if client.session.kind is Kind.CHAT:
                 await self._wait_for_request(client.inbox)
-            return await self._converse(client, client.inbox)
+            return await self._converse(client, client.inbox, taken)
         except ClientDisconnected:
             return CLIENT_GONE
         except SessionEnd as end:
@@ -296,24 +302,34 @@ class GatewaySockets:
                     continue
             await inbox.get()
 
-    async def _converse(self, client: LiveClient, source: MessageSource) -> SocketClose:
-        """Get a slot, connect to its worker, relay, and give the slot back."""
+    async def _converse(
+        self, client: LiveClient, source: MessageSource, taken: TakenSession | None = None
+    ) -> SocketClose:
+        """Get a slot, connect to its worker, relay, and give the slot back. taken: the session has all of this."""
         session = client.session
 
         async def connect(lease: WorkerLease) -> ClientConnection:
             return await open_link(self._slots.http, lease, session.kind)
 
         request_type = request_type_of(session.kind, session.session_id)
-        session.pending = pending = self._slots.submit(
-            request_type, session.session_id, session.identity, session.needs
-        )
+        if taken is None:
+            pending = self._slots.submit(request_type, session.session_id, session.identity, session.needs)
+        else:
+            pending = taken.pending
+        session.pending = pending
         journal = SessionJournal(self._journals) if session.kind is Kind.DUPLEX else None
         n_losses, is_open, is_first = 0, False, True
         handover: Handover | None = None
         if journal is not None:
             session.handover = handover = Handover(self._slots, pending, connect, client.end, journal)
         try:
-            lease, link = await self._slots.open(pending, connect, partial(_send, client.end.newest.websocket))
+            if taken is None:
+                lease, link = await self._slots.open(pending, connect, partial(_send, client.end.newest.websocket))
+            else:
+                lease, link, is_first = taken.lease, taken.link, False
+                self._metrics.record_session_start(request_type, 0.0)
+                if journal is not None:
+                    journal.keep(False)  # it lacks what the session began with
             client.inbox.limit(MAX_IN_FLIGHT)
             is_open = True
             while True:

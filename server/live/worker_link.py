@@ -9,12 +9,15 @@ from contextlib import suppress
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
+from websockets.protocol import State
 
 from models.errors import ModelError
 from server.dispatch.workers import Worker, WorkerLease
+from server.live.inbox import Data
 from server.live.kinds import Kind
 from worker.protocol.codes import CloseCode
 from worker.protocol.connection import MAX_FRAME
+from worker.protocol.takeover.slot_messages import TAKE_QUERY
 
 PROBE_TIMEOUT_S = 1.0  # a responsive worker answers within milliseconds
 OPEN_TIMEOUT_S = 6.0  # the worker waits up to 5 s for the slot of a session that is ending
@@ -23,10 +26,30 @@ WRITE_BUFFER = 2**20  # bytes
 MAX_UNREAD = 4  # messages from the worker that are buffered while the client is slow
 
 
+NOT_FOR_CLIENTS = ('{"type":"decided"', '{"type":"slot_taken"')  # how a worker begins messages to gateways
+
+
 class _Connect(connect):
     def process_redirect(self, exc: Exception) -> Exception:
         """Follow no redirect: no worker sends one."""
         return exc
+
+
+class WorkerConnection(ClientConnection):
+    """A connection to a worker. n_frames: messages received that are for the client."""
+
+    n_frames = 0
+
+    async def recv(self, decode: bool | None = None) -> Data:  # type: ignore[override]  # its overloads
+        """The next message. Raises: as `ClientConnection.recv`."""
+        data = await super().recv(decode)
+        self.n_frames += not (isinstance(data, str) and data.startswith(NOT_FOR_CLIENTS))
+        return data
+
+
+def frames_of(link: ClientConnection) -> int:
+    """Messages received over a connection, as the worker counts them."""
+    return link.n_frames if isinstance(link, WorkerConnection) else 0
 
 
 class WorkerRefusedError(ModelError, RuntimeError):
@@ -46,18 +69,22 @@ async def open_link(http: httpx.AsyncClient, lease: WorkerLease, kind: Kind) -> 
     return await open_link_to(http, lease, kind.path)
 
 
-async def open_link_to(http: httpx.AsyncClient, lease: WorkerLease, path: str) -> ClientConnection:
+async def open_link_to(
+    http: httpx.AsyncClient, lease: WorkerLease, path: str, *, takes: bool = False
+) -> ClientConnection:
     """Connect a session to its worker, after a probe of the worker's /health.
 
     Args:
         path: of the worker's socket.
+        takes: the worker has kept the session, and `take_slot` is sent next.
     Raises: WorkerRefusedError; WorkerLostError.
     """
     worker = lease.worker
     await probe(http, worker)
     try:
         return await _Connect(
-            f"ws://{worker.address}{path}?session_id={lease.session_id}",
+            f"ws://{worker.address}{path}?session_id={lease.session_id}" + (f"&{TAKE_QUERY}=1" if takes else ""),
+            create_connection=WorkerConnection,
             additional_headers=dict(worker.headers),
             max_size=MAX_FRAME,
             max_queue=MAX_UNREAD,
@@ -118,12 +145,18 @@ def is_connection_refused(error: BaseException | None) -> bool:
 
 
 async def close_link(link: ClientConnection, *, graceful: bool) -> None:
-    """Close a connection. graceful: send a close frame first and wait for the worker's, up to a second."""
+    """Close a connection with a close frame, so that the worker keeps no slot.
+
+    graceful: wait for the worker's close frame, up to a second.
+    """
     try:
         if graceful:
             with suppress(Exception):
                 # The library's close_timeout does not cover the time in which earlier messages are not read.
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await link.close(CloseCode.NORMAL)
+        elif link.state is State.OPEN:
+            link.protocol.send_close(CloseCode.GOING_AWAY)
+            link.send_data()
     finally:
         link.transport.abort()

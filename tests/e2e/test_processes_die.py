@@ -22,15 +22,16 @@ from websockets.exceptions import WebSocketException
 from clients.duplex import DuplexClient, connect
 from clients.errors import ConnectionLost
 from tests.e2e.serving import ServerProcess, free_port, gateway
-from tests.worker.http.client_scripts import ALOUD, QUIET, chunk, sound_of
+from tests.worker.http.client_scripts import ALOUD, QUIET, TURNS_QUIET, assert_same_results, chunk, sound_of
 from tests.worker.http.processes import WorkerProcess, running
-from worker.protocol.messages import Error, Result
+from worker.protocol.messages import Error, Result, Spec
 
 pytestmark = pytest.mark.alone
 FLAGS = ("--max-sessions", "1", "--max-warmup-chunks", "5")  # the model speaks in the last two
 TIMEOUT_S = 1.5  # service.worker_timeout_s
 LOST_S = 1.0  # from the end of a worker to the close of its clients
 BACK_S = 5.0  # until all slots are free again
+TALK_S = 240.0  # of one test on a loaded machine; exceeding it means a hang
 N_CLIENTS = 200
 
 
@@ -223,6 +224,89 @@ def test_killed_gateway_frees_all_slots(cluster: Cluster) -> None:
     cluster.start_gateway()
     cluster.wait_idle()
     assert asyncio.run(_one_unit(cluster, "omni_again")).is_listen is False
+
+
+async def restart(cluster: Cluster) -> None:
+    """Kill the gateway and start another one."""
+    cluster.gateway.process.kill()
+    await asyncio.to_thread(cluster.stop_gateway)
+    await asyncio.to_thread(cluster.start_gateway)
+
+
+def test_sessions_outlive_a_killed_gateway(cluster: Cluster) -> None:
+    """The workers keep them; the next gateway takes them over with their tokens, and loses and repeats nothing."""
+
+    async def undisturbed() -> list[Result]:
+        async with connect(cluster.url, "adx_alone") as client:
+            await client.prepare(config=TURNS_QUIET)
+            results = [await unit(client, number) for number in range(6)]
+            await client.stop()
+            return results
+
+    async def disturbed(name: str, reached: asyncio.Barrier) -> list[Result]:
+        async with connect(cluster.url, name) as client:
+            await client.prepare(config=TURNS_QUIET, spec=Spec(resume=True))
+            results = []
+            for number in range(6):
+                await client.send_unit(sound_of(number))
+                if number in (2, 4):
+                    await reached.wait()  # the answer is on its way
+                results.append(await anext(client))
+            await client.stop()
+            return results
+
+    async def both() -> list[list[Result]]:
+        reached = asyncio.Barrier(3)
+        talks = [asyncio.create_task(disturbed(name, reached)) for name in ("adx_one", "adx_two")]
+        async with asyncio.timeout(TALK_S):
+            for _ in range(2):
+                await reached.wait()
+                await restart(cluster)
+            return await asyncio.gather(*talks)
+
+    expected = asyncio.run(undisturbed())
+    for results in asyncio.run(both()):
+        assert_same_results(results, expected, "with two lost gateways")
+    cluster.wait_idle()
+
+
+def test_a_kept_session_is_taken_with_its_newest_token_only(cluster: Cluster) -> None:
+    async def answer(token: str, received: int) -> tuple[Any, dict[str, Any]]:
+        socket = await connect_socket(f"{cluster.url}/ws/duplex/adx_one?resume=1", proxy=None, ping_interval=None)
+        await socket.send(json.dumps({"type": "resume_session", "token": token, "received": received}))
+        return socket, json.loads(await socket.recv())
+
+    async def refused(token: str) -> None:
+        socket, message = await answer(token, 1)
+        assert message["code"] == "resume_refused", f"expected a refusal, got {message}"
+        await socket.wait_closed()
+        assert socket.close_code == 1008, f"expected 1008, got {socket.close_code}"
+
+    async def story() -> None:
+        async with connect_socket(f"{cluster.url}/ws/duplex/adx_one", proxy=None) as socket:
+            await socket.send(json.dumps({"type": "prepare", "config": QUIET, "spec": {"resume": True}}))
+            while (prepared := json.loads(await socket.recv()))["type"] != "prepared":
+                pass
+            await socket.send(json.dumps(chunk(0)))
+            assert json.loads(await socket.recv())["type"] == "result"
+            await restart(cluster)
+        first = prepared["resume_token"]
+        await refused("x" * len(first))
+        second, resumed = await answer(first, 1)
+        assert (resumed["received"], resumed["next"], resumed["lost"]) == (2, 2, 0), resumed
+        assert json.loads(await second.recv())["current_time"] == 1, "expected the result that the client lacks"
+        await second.send(json.dumps(chunk(1)))  # shows that the client has the new token
+        assert json.loads(await second.recv())["current_time"] == 2
+        await restart(cluster)
+        await refused(first)
+        third, resumed = await answer(resumed["resume_token"], 3)
+        assert (resumed["received"], resumed["next"], resumed["lost"]) == (3, 4, 0), resumed
+        await third.send(json.dumps({"type": "stop"}))
+        assert json.loads(await third.recv())["type"] == "stopped"
+        await refused(resumed["resume_token"])
+
+    asyncio.run(asyncio.wait_for(story(), TALK_S))
+    cluster.wait_idle()
 
 
 async def _one_unit(cluster: Cluster, name: str) -> Result:

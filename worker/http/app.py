@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fastapi import FastAPI, HTTPException, Request, Response, WebSocket
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from models.errors import ModelError, SettingsError
 from worker.config.hub_id import hub_id
@@ -27,6 +27,7 @@ from worker.http.speech.given_text import SpeechConversation
 from worker.http.speech.speech_model import SpeakConversation
 from worker.http.streaming_conversation import StreamingConversation
 from worker.protocol.session_id import session_id_of
+from worker.protocol.takeover.slot_messages import KEPT_FIELD, TAKE_QUERY
 from worker.service import Service
 from worker.status import State, StateError
 from worker.version import VERSION
@@ -36,6 +37,19 @@ class StopRequest(BaseModel):
     """The body of POST /half_duplex/stop and /streaming/stop. session_id: the only session to stop; null: all."""
 
     session_id: str | None = None
+
+
+class KeptSessionRequest(BaseModel):
+    """The body of POST /kept_session and /kept_session/end: a gateway may take a session over; nothing needs it.
+
+    token: SHA-256 of the resume token. owner: whose key the client has; an address without a key.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    session_id: str
+    token: str = Field(pattern="^[0-9a-f]{64}$")
+    owner: str
 
 
 class LoadRequest(BaseModel):
@@ -66,7 +80,10 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
     has_secret = service.settings.secret is not None
 
     def now() -> dict[str, Any]:
-        return health(service, list(sockets.conversations), metrics.totals)
+        return {
+            **health(service, list(sockets.conversations), metrics.totals),
+            KEPT_FIELD: sockets.n_kept,
+        }
 
     @app.get("/health")
     async def get_health() -> dict[str, Any]:
@@ -108,6 +125,16 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
         except ModelError as error:
             raise HTTPException(503, str(error)) from None
         return {"success": True, "message": "Cache cleared"}
+
+    @app.post("/kept_session")
+    async def kept_session(request: Request, body: KeptSessionRequest) -> dict[str, Any]:
+        _refuse_pages(request)
+        return {"kept": sockets.keeps(body.session_id, body.token, body.owner)}
+
+    @app.post("/kept_session/end")
+    async def end_kept_session(request: Request, body: KeptSessionRequest) -> dict[str, Any]:
+        _refuse_pages(request)
+        return {"ended": sockets.give_up(body.session_id, body.token, body.owner)}
 
     @app.post("/half_duplex/stop")
     async def stop_half_duplex(request: Request, body: StopRequest | None = None) -> dict[str, Any]:
@@ -161,7 +188,10 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
 
     @app.websocket("/ws/duplex")
     async def ws_duplex(websocket: WebSocket) -> None:
-        await sockets.serve(websocket, DuplexConversation)
+        if websocket.query_params.get(TAKE_QUERY) == "1":
+            await sockets.take(websocket)
+        else:
+            await sockets.serve(websocket, DuplexConversation, keeps=True)
 
     @app.websocket("/ws/half_duplex")
     async def ws_half_duplex(websocket: WebSocket) -> None:

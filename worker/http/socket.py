@@ -17,16 +17,21 @@ from models.errors import ModelError
 from worker.decoding import DecodingThreads
 from worker.http.error_codes import code_of
 from worker.http.metrics import WorkerMetrics
+from worker.http.slot_keeper import GatewayLink, SlotKeeper
 from worker.http.socket_conversation import ConversationEnd, SocketConversation
+from worker.protocol.codec import Message
 from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
 from worker.protocol.connection import MAX_MESSAGE, STUCK_S, bytes_of, until_gone
-from worker.protocol.messages import Error, write
+from worker.protocol.gateway_messages import Decided
+from worker.protocol.messages import Error, Prepared, Spec, write
 from worker.protocol.session_id import DEFAULT_ID, session_id_of
+from worker.protocol.takeover.slot_messages import KEEP_FIRST, KEEP_SLOT, TAKE_SLOT, SlotTaken, TakeSlot
 from worker.protocol.wire import WireError
 from worker.service import Service
 from worker.status import State
 
 LOG = logging.getLogger(__name__)
+TAKE_S, MAX_TAKE_CHARS = 5.0, 2000  # of the first message of a gateway that takes a session over
 FLUSH_S = 2.0  # time to send the remaining messages at the end of a conversation
 LONG_MESSAGE = 2**20  # bytes; longer messages are parsed on a thread
 MAX_VALUES = 20_000  # JSON values per message, of which a sound is one; parsing millions would block the event loop
@@ -42,19 +47,45 @@ class WorkerSockets:
     def __init__(self, service: Service, metrics: WorkerMetrics):
         self._service, self._metrics = service, metrics
         self._talks: dict[Talk, asyncio.Task[ConversationEnd]] = {}
+        self._keepers: dict[Talk, SlotKeeper] = {}
 
     @property
     def conversations(self) -> Collection[Talk]:
         """The open conversations."""
         return self._talks.keys()
 
-    async def serve(self, websocket: WebSocket, open_talk: OpenTalk, default_id: str = DEFAULT_ID) -> None:
+    @property
+    def n_kept(self) -> int:
+        """Conversations that have no connection and wait for a gateway."""
+        return sum(keeper.is_waiting for keeper in self._keepers.values())
+
+    def keeps(self, session_id: str, token: str, owner: str) -> bool:
+        """Whether a gateway may take a session over. Arguments as in `SlotKeeper.accepts`."""
+        return self._keeper_of(session_id, token, owner) is not None
+
+    def give_up(self, session_id: str, token: str, owner: str) -> bool:
+        """End a session that is kept; another worker has it. Arguments as in `keeps`. Returns: whether there is one."""
+        found = self._keeper_of(session_id, token, owner)
+        if found is not None:
+            found[1].give_up()
+        return found is not None
+
+    def _keeper_of(self, session_id: str, token: str, owner: str) -> tuple[Talk, SlotKeeper] | None:
+        for conversation, keeper in self._keepers.items():
+            if conversation.name == session_id and keeper.accepts(token, owner):
+                return conversation, keeper
+        return None
+
+    async def serve(
+        self, websocket: WebSocket, open_talk: OpenTalk, default_id: str = DEFAULT_ID, *, keeps: bool = False
+    ) -> None:
         """Serve a socket from handshake to close. The handshake is refused if the conversation cannot start.
 
         Args:
             websocket: the socket.
             open_talk: makes the conversation from service, metrics and session id.
             default_id: the session id of a client that gives none.
+            keeps: a gateway may let the conversation outlive its socket.
         """
         name = session_id_of(websocket.query_params.get("session_id"), default_id)
         conversation = open_talk(self._service, self._metrics, name)
@@ -66,31 +97,79 @@ class WorkerSockets:
             LOG.info("session %s refused: %s", name, error)
             await websocket.close(CloseCode.TRY_AGAIN_LATER, _reason(error))
             return
-        outcome = "lost"
         self._metrics.opened()
-        try:
-            await websocket.accept()
-            outcome = await self._run_conversation(websocket, conversation)
-        except (WebSocketDisconnect, RuntimeError) as error:  # the client disconnected during the handshake
-            LOG.debug("session %s: %r", name, error)
-        finally:
-            conversation.leave()
-            self._metrics.ended(outcome)
-            LOG.info("session %s ended: %s, %d units", name, outcome, conversation.n_units)
+        keeper = SlotKeeper()
+        if keeps:
+            self._keepers[conversation] = keeper
+        await self._serve_link(websocket, conversation, keeper, keeper.newest)
 
-    async def _run_conversation(self, websocket: WebSocket, conversation: Talk) -> str:
-        """Run a conversation. Returns: its outcome, for metrics and the log."""
-        answering = asyncio.create_task(conversation.run())
-        reading = asyncio.create_task(_read(websocket, conversation, self._service.decoders))
-        writing = asyncio.create_task(_write(websocket, conversation))
+    async def take(self, websocket: WebSocket) -> None:
+        """Serve a socket of a gateway that takes a session over from another one; anything else is refused."""
+        name = session_id_of(websocket.query_params.get("session_id"))
+        await websocket.accept()
+        try:
+            request = await _take_request(websocket)
+            found = self._keeper_of(name, request.token, request.owner)
+            if found is None:
+                expected = "a session that is kept, with its newest token and its key"
+                raise WireError(ErrorCode.RESUME_REFUSED, "take_slot", expected=expected, got="none")
+            conversation, keeper = found
+            before, link = keeper.take(request)
+        except WebSocketDisconnect:
+            return
+        except WireError as error:
+            with suppress(WebSocketDisconnect, RuntimeError):
+                await websocket.close(CloseCode.POLICY_VIOLATION, _reason(error))
+            return
+        LOG.info("session %s goes on with another gateway", name)
+        await before.released.wait()
+        keeper.greet(link, request.received, paused=conversation.paused)
+        await self._serve_link(websocket, conversation, keeper, link)
+
+    async def _serve_link(
+        self, websocket: WebSocket, conversation: Talk, keeper: SlotKeeper, link: GatewayLink
+    ) -> None:
+        """Serve one connection until the conversation is over, or another connection has taken it."""
+        outcome = "lost"
+        try:
+            if not link.greeting:
+                await websocket.accept()
+            outcome = await self._run_conversation(websocket, conversation, keeper, link)
+        except (WebSocketDisconnect, RuntimeError) as error:  # the client disconnected during the handshake
+            LOG.debug("session %s: %r", conversation.name, error)
+        finally:
+            link.released.set()
+            if not link.taken.is_set():
+                self._keepers.pop(conversation, None)
+                conversation.leave()
+                self._metrics.ended(outcome)
+                LOG.info("session %s ended: %s, %d units", conversation.name, outcome, conversation.n_units)
+        if link.taken.is_set():
+            with suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
+                async with asyncio.timeout(FLUSH_S):
+                    await websocket.close(CloseCode.REPLACED, CloseReason.TAKEN)
+
+    async def _run_conversation(
+        self, websocket: WebSocket, conversation: Talk, keeper: SlotKeeper, link: GatewayLink
+    ) -> str:
+        """Run a conversation over one connection. Returns: its outcome, for metrics and the log."""
+        answering = self._talks.get(conversation) or asyncio.create_task(conversation.run())
+        reading = asyncio.create_task(_read(websocket, conversation, keeper, self._service.decoders))
+        writing = asyncio.create_task(_write(websocket, conversation, keeper, link))
         watching = asyncio.create_task(until_gone(websocket))
-        tasks: tuple[asyncio.Task[Any], ...] = (answering, reading, writing, watching)
+        taken = asyncio.create_task(link.taken.wait())
+        tasks: tuple[asyncio.Task[Any], ...] = (reading, writing, watching, taken)
         self._talks[conversation] = answering
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done():
-                _log_errors(conversation, tasks)
-                return "disconnect"
+            await asyncio.wait((answering, *tasks), return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done() and not link.taken.is_set():
+                _log_errors(conversation, (answering, *tasks))
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
+                if keeper.terms is None or not await _is_kept(conversation, keeper, (answering, reading, taken)):
+                    return "disconnect"
+            if link.taken.is_set():
+                return "taken"
             end = conversation.end_if_cancelled if answering.cancelled() else answering.result()
             # The slot is freed before the close frame is sent, since the client may reconnect immediately.
             conversation.leave()
@@ -101,10 +180,12 @@ class WorkerSockets:
                     await websocket.close(end.code, end.reason)
             return end.reason
         finally:
-            del self._talks[conversation]
-            for task in tasks:
+            ended = tasks if link.taken.is_set() else (answering, *tasks)
+            if answering in ended:
+                del self._talks[conversation]
+            for task in ended:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*ended, return_exceptions=True)
 
     async def run_without_socket(self, conversation: Talk, running: Coroutine[Any, Any, ConversationEnd]) -> None:
         """Run a conversation of an HTTP request to its end, which `end_all` may bring about, and free its slot.
@@ -142,13 +223,66 @@ class WorkerSockets:
                 task.cancel()
 
 
-async def _read(websocket: WebSocket, conversation: Talk, decoders: DecodingThreads) -> None:
-    """Pass each message to the conversation, until the client disconnects."""
+async def _take_request(websocket: WebSocket) -> TakeSlot:
+    """The first message of a connection that takes a session over. Raises: WireError; WebSocketDisconnect."""
+    try:
+        async with asyncio.timeout(TAKE_S):
+            event = await websocket.receive()
+    except TimeoutError:
+        raise WireError(ErrorCode.BAD_MESSAGE, "message", expected="take_slot", got="none in time") from None
+    if event["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect
+    text = event.get("text")
+    if text is None or len(text) > MAX_TAKE_CHARS:
+        raise WireError(ErrorCode.BAD_MESSAGE, "message", expected="a short take_slot", got="another message")
+    return TAKE_SLOT.read_text(text)
+
+
+async def _is_kept(
+    conversation: Talk, keeper: SlotKeeper, tasks: "tuple[asyncio.Task[Any], asyncio.Task[int], asyncio.Task[Any]]"
+) -> bool:
+    """Wait for another gateway after a connection is lost.
+
+    Args:
+        conversation: it goes on meanwhile.
+        keeper: whose terms give the time.
+        tasks: the conversation, the reading of the lost connection, and the wait for another one.
+    Returns:
+        False if the gateway has closed the connection, or none has come in time; True if the conversation is over, or
+        another connection has taken it.
+    """
+    assert keeper.terms is not None, "expected a gateway that keeps the slot"
+    answering, reading, taken = tasks
+    given_up = asyncio.create_task(keeper.given_up.wait(), name="given-up")
+    keeping = asyncio.create_task(_keep_messages(conversation, keeper), name="keep")
+    keeper.is_waiting = True
+    try:
+        async with asyncio.timeout(keeper.terms.grace_s):
+            while not (answering.done() or taken.done()):
+                if reading.done() and (reading.exception() or reading.result() != CloseCode.ABNORMAL):
+                    return False
+                if given_up.done():
+                    return False
+                waiting = [task for task in (*tasks, given_up) if not task.done()]
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        return True
+    except TimeoutError:
+        LOG.warning("session %s: no gateway has taken it over in time", conversation.name)
+        return taken.done()
+    finally:
+        keeper.is_waiting = False
+        for task in (keeping, given_up):
+            task.cancel()
+        await asyncio.gather(keeping, given_up, return_exceptions=True)
+
+
+async def _read(websocket: WebSocket, conversation: Talk, keeper: SlotKeeper, decoders: DecodingThreads) -> int:
+    """Pass each message to the conversation, until the client disconnects. Returns: the close code."""
     held = bytes_of(websocket)
     while True:
         event = await websocket.receive()
         if event["type"] == "websocket.disconnect":
-            return
+            return int(event.get("code") or CloseCode.ABNORMAL)
         data: str | bytes | None = event.get("text")
         if data is None:
             data = event["bytes"]
@@ -157,6 +291,9 @@ async def _read(websocket: WebSocket, conversation: Talk, decoders: DecodingThre
         if held is not None:
             held.add(n_held)
         try:
+            if isinstance(data, str) and data.startswith(KEEP_FIRST):
+                keeper.keep(KEEP_SLOT.read_text(data))
+                continue
             if n_bytes > LONG_MESSAGE:
                 message = await decoders.run(_parse, conversation, data)
             else:
@@ -167,6 +304,7 @@ async def _read(websocket: WebSocket, conversation: Talk, decoders: DecodingThre
         finally:
             del event, data
         await conversation.receive(message, n_bytes, received)
+        keeper.count_received()
         if held is not None:
             held.add(-n_held)
 
@@ -188,17 +326,46 @@ def _log_errors(conversation: Talk, tasks: Iterable["asyncio.Task[Any]"]) -> Non
             LOG.error("session %s: %r", conversation.name, error, exc_info=error)
 
 
-async def _write(websocket: WebSocket, conversation: Talk) -> None:
+async def _write(websocket: WebSocket, conversation: Talk, keeper: SlotKeeper, link: GatewayLink) -> None:
+    for greeting in link.greeting:
+        await _send(websocket, write(greeting) if isinstance(greeting, SlotTaken) else greeting)
     while True:
         message, spec = await conversation.outbox.get()
         try:
-            data = write(message, spec)
-            async with asyncio.timeout(STUCK_S):
-                await (websocket.send_text(data) if isinstance(data, str) else websocket.send_bytes(data))
-        except TimeoutError:
-            raise WebSocketDisconnect from None
+            await _send(websocket, _kept(message, spec, keeper))
         finally:
             conversation.outbox.task_done()
+
+
+async def _send(websocket: WebSocket, data: str | bytes) -> None:
+    try:
+        async with asyncio.timeout(STUCK_S):
+            await (websocket.send_text(data) if isinstance(data, str) else websocket.send_bytes(data))
+    except TimeoutError:
+        raise WebSocketDisconnect from None
+
+
+async def _keep_messages(conversation: Talk, keeper: SlotKeeper) -> None:
+    """Keep messages while there is no connection."""
+    while True:
+        message, spec = await conversation.outbox.get()
+        try:
+            _kept(message, spec, keeper)
+        finally:
+            conversation.outbox.task_done()
+
+
+def _kept(message: Message, spec: Spec, keeper: SlotKeeper) -> str | bytes:
+    """A message as it is sent. It is kept, if the session may go on with another gateway."""
+    data = write(message, spec)
+    if isinstance(message, Prepared) and not spec.resume:
+        keeper.forget()
+    if not isinstance(message, Decided):
+        if spec.resume:
+            keeper.add(data, spec.sound_out)
+        else:
+            keeper.count_sent()
+    return data
 
 
 def _reason(error: ModelError) -> str:

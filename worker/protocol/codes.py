@@ -58,3 +58,4 @@ class CloseReason(StrEnum):
     SESSION = "Session timeout"
     ENGINE = "engine"
     DRAINING = "draining"
+    TAKEN = "taken over"

@@ -13,6 +13,7 @@ from server.dispatch.workers import WorkerLease
 from server.live.client_end import ClientEnd
 from server.live.moves.rebuild import ContextRebuild, RebuildError
 from server.live.moves.session_journal import SessionJournal
+from server.live.moves.takeover import end_kept
 from server.live.relay import fragments
 from server.live.slot_wait import SlotWait
 from server.live.worker_link import WorkerDrainsError, WorkerLostError, close_link
@@ -20,6 +21,7 @@ from server.metrics import GatewayMetrics
 from worker.protocol.codes import CloseReason, ErrorCode
 from worker.protocol.gateway_messages import MoveReason, SessionMoved, SessionMoving
 from worker.protocol.messages import Error
+from worker.protocol.takeover.slot_messages import KEPT_FIELD
 
 LOG = logging.getLogger(__name__)
 WAIT_S = 30.0  # for a slot
@@ -52,6 +54,10 @@ async def move_session(
     reason: MoveReason = "draining" if isinstance(error, WorkerDrainsError) else "worker_lost"
     end.post(SessionMoving(reason=reason))
     _lose_worker(journal, end, slots.metrics, is_death=reason == "worker_lost")
+    kept = end.keep_slot(pending.ticket.owner)
+    if pending.lease is not None and kept is not None and KEPT_FIELD in pending.lease.worker.health:
+        ending = end_kept(slots.http, pending.lease.worker, pending.ticket.session_id, kept)
+        slots.in_background(ending)  # the other worker does not wait for this one
     n_failed = 0
     for n_tries in range(1, MAX_TRIES + 1):
         asked = time.monotonic()

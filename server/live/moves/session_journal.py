@@ -26,12 +26,13 @@ from worker.protocol.messages import (
     VideoFrame,
     write,
 )
+from worker.protocol.takeover.slot_messages import KeepSlot
 from worker.protocol.wire import WireError, read_header, read_object
 
 MAX_BYTES, MAX_UNITS = 16 * 2**20, 240  # of one session
 MAX_BYTES_TOTAL = 512 * 2**20  # of all sessions
 MAX_PARSED = 2**18  # a longer text that does not begin with its type is not parsed
-DECIDED, CHUNK, FRAME = (one.kind() for one in (Decided, AudioChunk, VideoFrame))
+DECIDED, CHUNK, FRAME, KEEP = (one.kind() for one in (Decided, AudioChunk, VideoFrame, KeepSlot))
 PREPARE, PREPARED, RESULT, PARTIAL, ERROR = (one.kind() for one in (Prepare, Prepared, Result, Partial, Error))
 PAUSED, RESUMED, INTERRUPTED = (one.kind() for one in (Paused, Resumed, Interrupted))
 MAX_DEATHS = 2  # of workers while the answer of a message was next; then it is dropped
@@ -154,7 +155,7 @@ class SessionJournal:
     def sent(self, data: Data) -> bool:
         """Record a message to the worker. Returns: False for one that no client may send."""
         kind = _kind_of(data)
-        if kind == DECIDED:
+        if kind in (DECIDED, KEEP):
             return False
         if not self._is_kept and kind != PREPARE:
             return True

@@ -312,6 +312,27 @@ def test_session_of_a_gateway_that_is_cut_off_keeps_its_slot() -> None:
     assert waiting.lease is not None, "expected a slot after the session's end, got none"
 
 
+def test_a_session_whose_gateway_is_killed_keeps_its_slot_with_another_one() -> None:
+    cluster = ClusterMachine()
+    cluster.settle()
+    cluster.submit(0, True)
+    cluster.use(0, 0, False)
+    cluster.submit(1, True)
+    [lost] = cluster.gateways[0].used
+    cluster.kill_gateway(0)
+    other = cluster.gateways[1]
+    taken = other.dispatcher.adopt(other.dispatcher.workers.all[0], "omni_duplex", lost.ticket.session_id)
+    other.sessions.append(taken)
+    other.used.append(taken)
+    cluster.pass_time(30, cut=N_GATEWAYS)
+    cluster.settle()
+    waiting = other.sessions[0]
+    assert waiting.lease is None and len(cluster.worker.leases) == 1, f"expected one lease, got {cluster.worker.leases}"
+    cluster.finish(1, 1)
+    cluster.pass_time(1, cut=N_GATEWAYS)
+    assert waiting.lease is not None, "expected a slot after the session's end, got none"
+
+
 def test_lease_that_expires_before_its_use_is_not_used() -> None:
     cluster = ClusterMachine()
     cluster.settle()

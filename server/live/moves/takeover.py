@@ -1,0 +1,156 @@
+"""A duplex session whose gateway was lost: its worker has kept it, and this gateway takes it over."""
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+
+import httpx
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
+
+from models.errors import ModelError
+from server.access.identity import Identity
+from server.dispatch.dispatcher import PendingSession
+from server.dispatch.workers import Worker, WorkerLease
+from server.live.kinds import Kind, request_type_of
+from server.live.resumption import ResumeTokens, token_digest
+from server.live.slot_wait import SlotWait
+from server.live.worker_link import WorkerLostError, WorkerRefusedError, close_link, open_link_to
+from worker.protocol.codes import CloseCode
+from worker.protocol.gateway_messages import ResumeSession
+from worker.protocol.messages import write
+from worker.protocol.takeover.slot_messages import KEPT_FIELD, SLOT_TAKEN, KeepSlot, SlotTaken, TakeSlot
+from worker.protocol.wire import WireError
+
+LOG = logging.getLogger(__name__)
+ASK_S, ANSWER_S = 2.0, 5.0
+WORKERS_S = 5.0  # for the list of workers, after a start of this gateway
+POLL_S = 0.05
+
+
+class TakeoverError(ModelError, RuntimeError):
+    """It is not known whether a worker has kept the session: the client should try again."""
+
+
+@dataclass(frozen=True)
+class TakenSession:
+    """A session that this gateway has now. new_token: for the client; tokens: all valid ones."""
+
+    pending: PendingSession
+    lease: WorkerLease
+    link: ClientConnection
+    answer: SlotTaken
+    tokens: ResumeTokens
+    new_token: str
+
+
+async def take_session(
+    slots: SlotWait, session_id: str, request: ResumeSession, identity: Identity
+) -> TakenSession | None:
+    """Take a session over from a lost gateway.
+
+    Args:
+        slots: counts the slot, and has the workers.
+        session_id: of the session.
+        request: the client's message, with its token.
+        identity: of the client.
+    Returns:
+        None if no worker has kept a session with this token and key. `Dispatcher.finish` must follow otherwise.
+    Raises: TakeoverError; SessionEnd if a limit of the client is reached.
+    """
+    worker = await _find(slots, session_id, token_digest(request.token), identity.owner)
+    if worker is None:
+        return None
+    pending = slots.adopt(worker, request_type_of(Kind.DUPLEX, session_id), session_id, identity)
+    is_taken = False
+    try:
+        taken = await _take(slots, pending, request, identity)
+        is_taken = taken is not None
+        return taken
+    finally:
+        if not is_taken:
+            slots.dispatcher.finish(pending)
+
+
+async def _find(slots: SlotWait, session_id: str, token: str, owner: str) -> Worker | None:
+    """The worker that has kept a session; None if none has. Raises: TakeoverError."""
+    workers = slots.dispatcher.workers
+    with suppress(TimeoutError):
+        async with asyncio.timeout(WORKERS_S):
+            while not workers.all:  # of a cluster, whose authority names them
+                await asyncio.sleep(POLL_S)
+    asked = [one for one in workers.all if not one.health or KEPT_FIELD in one.health]
+    body = {"session_id": session_id, "token": token, "owner": owner}
+    answers = await asyncio.gather(*(_ask(slots.http, worker, body) for worker in asked))
+    for worker, has_it in zip(asked, answers, strict=True):
+        if has_it:
+            return worker
+    if not workers.all or None in answers:
+        raise TakeoverError(session_id, expected="answers of all workers", got="none of some")
+    return None
+
+
+async def end_kept(http: httpx.AsyncClient, worker: Worker, session_id: str, kept: KeepSlot) -> None:
+    """Let a worker whose connection was lost end a session that another worker continues.
+
+    Args:
+        http: client for the workers.
+        worker: the one that may have kept the session.
+        session_id: of the session.
+        kept: what the worker was told.
+    """
+    body = {"session_id": session_id, "token": kept.tokens[0], "owner": kept.owner}
+    with suppress(httpx.HTTPError):  # a worker that is down keeps nothing
+        address = f"http://{worker.address}/kept_session/end"
+        await http.post(address, json=body, headers=dict(worker.headers), timeout=ASK_S)
+
+
+async def _ask(http: httpx.AsyncClient, worker: Worker, body: dict[str, str]) -> bool | None:
+    """Whether a worker has kept a session; None if it does not answer."""
+    try:
+        address = f"http://{worker.address}/kept_session"
+        response = await http.post(address, json=body, headers=dict(worker.headers), timeout=ASK_S)
+        return response.status_code == 200 and response.json().get("kept") is True
+    except httpx.HTTPError as error:
+        return None if isinstance(error, httpx.TimeoutException) else False
+    except (ValueError, AttributeError):  # the answer of another program
+        return False
+
+
+async def _take(
+    slots: SlotWait, pending: PendingSession, request: ResumeSession, identity: Identity
+) -> TakenSession | None:
+    """Take a session from the worker of its ticket; None if another gateway was first. Raises: TakeoverError."""
+    lease = pending.lease
+    assert lease is not None, "expected the slot that the worker has kept"
+    tokens = ResumeTokens()
+    new_token = tokens.replace(request.token)
+    message = TakeSlot(
+        token=token_digest(request.token),
+        owner=identity.owner,
+        received=request.received,
+        tokens=list(tokens.digests),
+    )
+    try:
+        link = await open_link_to(slots.http, lease, Kind.DUPLEX.path, takes=True)
+    except (WorkerRefusedError, WorkerLostError) as error:
+        raise TakeoverError(lease.session_id, expected="a connection to its worker", got=str(error)) from None
+    is_taken = False
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await link.send(write(message))
+            answer = SLOT_TAKEN.read_text(str(await link.recv()))
+        is_taken = True
+    except ConnectionClosed as closed:
+        if closed.rcvd is not None and closed.rcvd.code == CloseCode.POLICY_VIOLATION:
+            return None
+        raise TakeoverError(lease.session_id, expected="slot_taken", got=str(closed)) from None
+    except (TimeoutError, WireError) as error:
+        raise TakeoverError(lease.session_id, expected="slot_taken", got=str(error) or "none in time") from None
+    finally:
+        if not is_taken:
+            await close_link(link, graceful=False)
+    slots.dispatcher.workers.record_pause(lease, answer.paused)
+    LOG.info("session %s is taken over: %s has kept it", lease.session_id, lease.worker.name)
+    return TakenSession(pending, lease, link, answer, tokens, new_token)

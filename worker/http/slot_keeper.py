@@ -1,0 +1,166 @@
+"""What lets a conversation outlive its connection to a gateway: who may take it over, and messages that may be lost.
+
+Contains no sockets.
+"""
+
+import asyncio
+import hmac
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from worker.protocol.codes import ErrorCode
+from worker.protocol.takeover.message_sound import output_sound_s
+from worker.protocol.takeover.slot_messages import KeepSlot, SlotTaken, TakeSlot
+from worker.protocol.wire import WireError
+
+KEPT_BYTES, KEPT_S = 4 * 2**20, 60.0  # of one session's messages that are not acknowledged
+OVERHEAD = 256  # bytes of memory counted for each message on top of its own size
+MAX_MISSING = 1000  # dropped messages whose sound is known
+
+
+class KeptFrame(NamedTuple):
+    """A message to the client. number: counted for the client. at: monotonic s. n_bytes: of memory."""
+
+    number: int
+    at: float
+    data: str | bytes
+    n_bytes: int
+
+
+class GatewayLink:
+    """One connection of a conversation.
+
+    Attributes:
+        taken: set once another connection has taken the conversation over.
+        released: set once this one neither reads nor writes.
+        greeting: what is sent first.
+    """
+
+    def __init__(self) -> None:
+        self.taken, self.released = asyncio.Event(), asyncio.Event()
+        self.greeting: tuple[SlotTaken | str | bytes, ...] = ()
+
+
+class SlotKeeper:
+    """The messages and the terms of one conversation.
+
+    Args:
+        clock: monotonic s.
+
+    Attributes:
+        terms: of the gateway; None: the conversation ends with its connection.
+        newest: the conversation's connection, or its last one.
+        given_up: set if no gateway needs the conversation without its connection any more.
+        is_waiting: that connection is lost, and the conversation waits for another gateway.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self.terms: KeepSlot | None = None
+        self.newest, self.is_waiting = GatewayLink(), False
+        self.given_up = asyncio.Event()
+        self._clock, self._sound_out = clock, "pcm16"
+        self._kept: deque[KeptFrame] = deque()
+        self._missing: deque[tuple[int, float]] = deque(maxlen=MAX_MISSING)  # dropped: number, seconds of sound
+        self._n_frames = self._offset = 0  # messages on this connection; number of a message, less its place there
+        self._n_bytes = self._n_received = 0
+
+    def keep(self, message: KeepSlot) -> None:
+        """Take the terms of the gateway, and the numbers that it has given to messages."""
+        change = message.number - message.n_frames - self._offset
+        if change:
+            last = 0 if self.terms is None else message.n_frames + self._offset
+            self._kept = deque(
+                one._replace(number=one.number + change) if one.number > last else one for one in self._kept
+            )
+            self._offset += change
+        self.terms, self._n_received = message, message.received
+        self.given_up.clear()
+        while self._kept and self._kept[0].number <= message.acknowledged:
+            self._n_bytes -= self._kept.popleft().n_bytes
+        while self._missing and self._missing[0][0] <= message.acknowledged:
+            self._missing.popleft()
+
+    def give_up(self) -> None:
+        """End the conversation, if its connection is lost, or once it is."""
+        self.terms = None
+        self.given_up.set()
+
+    def forget(self) -> None:
+        """Keep nothing: the conversation was prepared without resumption."""
+        self.terms = None
+        self._kept.clear()
+        self._missing.clear()
+        self._n_bytes = 0
+
+    def count_received(self) -> None:
+        """Count a message of the client."""
+        self._n_received += 1
+
+    def count_sent(self) -> None:
+        """Count a message to the client that is not kept."""
+        self._n_frames += 1
+
+    def add(self, data: str | bytes, sound_out: str) -> None:
+        """Keep a message to the client. sound_out: encoding of the sound in binary messages."""
+        self._n_frames += 1
+        self._sound_out = sound_out
+        now = self._clock()
+        message = KeptFrame(self._n_frames + self._offset, now, data, sys.getsizeof(data) + OVERHEAD)
+        self._kept.append(message)
+        self._n_bytes += message.n_bytes
+        while len(self._kept) > 1 and (self._n_bytes > KEPT_BYTES or self._kept[0].at < now - KEPT_S):
+            dropped = self._kept.popleft()
+            self._n_bytes -= dropped.n_bytes
+            self._missing.append((dropped.number, output_sound_s(dropped.data, sound_out)))
+
+    # --- another gateway -------------------------------------------------------------------------
+
+    def accepts(self, token: str, owner: str) -> bool:
+        """Whether a gateway whose client has this token and key may take the conversation. token: its SHA-256."""
+        terms = self.terms
+        if terms is None or terms.owner not in ("", owner):
+            return False
+        return any(hmac.compare_digest(token, one) for one in terms.tokens)
+
+    def take(self, request: TakeSlot) -> tuple[GatewayLink, GatewayLink]:
+        """Give the conversation to another connection, whose greeting is made once the one before is released.
+
+        Returns: the connection before, and the new one. Raises: WireError resume_refused.
+        """
+        if not self.accepts(request.token, request.owner) or self.terms is None:
+            expected = "the newest token of a session that is kept, with the key that began it"
+            raise WireError(ErrorCode.RESUME_REFUSED, "take_slot.token", expected=expected, got="another one")
+        newest = self._n_frames + self._offset
+        if request.received > newest:
+            expected = f"at most {newest}, the messages sent"
+            raise WireError(ErrorCode.BAD_MESSAGE, "take_slot.received", expected=expected, got=request.received)
+        self.terms = self.terms.model_copy(update={"tokens": request.tokens})
+        before, self.newest = self.newest, GatewayLink()
+        before.taken.set()
+        return before, self.newest
+
+    def greet(self, link: GatewayLink, received: int, *, paused: bool) -> None:
+        """Make the greeting of a connection that has taken the conversation.
+
+        Args:
+            link: the connection.
+            received: messages that the client has.
+            paused: whether the conversation is paused.
+        """
+        while self._kept and self._kept[0].number <= received:
+            self._n_bytes -= self._kept.popleft().n_bytes
+        first = self._kept[0].number if self._kept else self._n_frames + self._offset + 1
+        taken = SlotTaken(
+            received=self._n_received,
+            next=first,
+            lost=first - 1 - received,
+            lost_sound_s=sum(sound_s for number, sound_s in self._missing if number > received),
+            sound_out=self._sound_out,
+            paused=paused,
+        )
+        self._kept = deque(one._replace(number=first + n) for n, one in enumerate(self._kept))
+        self._n_frames, self._offset = len(self._kept), first - 1
+        link.greeting = (taken, *(one.data for one in self._kept))
