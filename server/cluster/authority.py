@@ -135,7 +135,7 @@ class Authority:
                 self.queue.reinsert(entry.ticket)
             return
         self.queue.remove(entry.ticket)
-        self.workers.count_inside(worker, model_of(claim.request_type))
+        self.workers.count_inside(worker, claim.request_type)
         lease = self.workers.lease(
             worker, claim.request_type, claim.session, claim.owner, claim.needs, is_spare=claim.is_spare
         )
@@ -180,9 +180,8 @@ class Authority:
             self._submit_move(gateway, claim)
             return
         if claim.worker:  # of a session that was taken over from a lost gateway
-            found = [one for one in self._entries.values() if one.has_slot_of(claim)]
-            for entry in sorted(found, key=lambda one: one.gateway.tell is not None)[:1]:  # ids may be equal
-                self._drop(entry)
+            if found := [one for one in self._entries.values() if one.has_slot_of(claim)]:
+                self._drop(min(found, key=lambda one: one.gateway.tell is not None))  # ids may be equal
             self._claim(gateway, claim)
             return
         if claim.limit is not None and not claim.is_spare:

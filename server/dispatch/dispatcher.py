@@ -116,7 +116,7 @@ class Dispatcher:
         """
         owner = "" if permit is None else permit.identity.owner
         pending = PendingSession(self.queue.new_ticket(request_type, session_id, owner), permit=permit)
-        self.workers.count_inside(worker, model_of(request_type))
+        self.workers.count_inside(worker, request_type)
         pending.lease = self.workers.lease(worker, request_type, session_id, owner)
         return pending
 

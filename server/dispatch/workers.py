@@ -353,8 +353,9 @@ class Workers:
         worker.affinity.record(session_id, needs.voice)
         return lease
 
-    def count_inside(self, worker: Worker, model: Model) -> None:
+    def count_inside(self, worker: Worker, request_type: RequestType) -> None:
         """Count a slot in use no longer as one of a session outside: it is leased next."""
+        model = model_of(request_type)
         if model == "omni":
             worker.n_external = max(0, worker.n_external - 1)
         else:

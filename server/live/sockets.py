@@ -168,13 +168,12 @@ class GatewaySockets:
         self, websocket: WebSocket, session_id: str, identity: Identity, taken: TakenSession
     ) -> None:
         """Serve the first connection here of a session that this gateway has taken over."""
-        session = LiveSession(session_id, Kind.DUPLEX, identity)
+        session = LiveSession(session_id, Kind.DUPLEX, identity, taken.pending)
         recorder = Recorder(self._recordings, Kind.DUPLEX, session_id, identity)
         end = ClientEnd(websocket, self._kept, self.resume_grace_s)
         connection = end.take(taken.answer, taken.tokens, taken.new_token)
         inbox = Inbox(self._budget, MAX_BUFFERED, bytes_of(websocket))
         client = LiveClient(end, session, inbox, recorder, f"{session_id}-{secrets.token_hex(4)}")
-        session.pending = taken.pending
         running = session.task = asyncio.create_task(self._run_session(client, taken), name="session")
         self._live.add(session)
         self._running[client] = running
