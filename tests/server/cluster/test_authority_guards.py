@@ -199,7 +199,7 @@ def test_no_slot_is_assigned_before_all_known_gateways_have_claimed_theirs() -> 
     first = scene.connect("first", held("old", "w:1"))
     scene.submit(first, "new")
     scene.submit(first, "move", moves="old")
-    scene.authority.look()
+    scene.authority.poll()
     assert scene.heard("first", Granted) == [], "expected no slot while the other gateway may claim it, got one"
     assert scene.heard("first", TicketRefused) == [TicketRefused(ticket="move", why="busy")]
     scene.connect("second")
@@ -261,7 +261,7 @@ def test_leases_end_when_they_are_not_renewed_and_may_still_be_used() -> None:
     scene.clock.now += TTL_S - 1
     scene.authority.beat(other, Beat(number=1))
     scene.clock.now += 1
-    scene.authority.look()
+    scene.authority.poll()
     assert list(scene.authority.gateways) == ["other"] and silent.tell is None, "expected the silent gateway to end"
     assert scene.workers[0].leases == [] and scene.workers[0].n_free == 0, "expected no slot before the next report"
 
@@ -273,7 +273,7 @@ def test_drained_worker_serves_again_once_it_is_registered_again() -> None:
     scene.submit(gateway, "a")
     assert scene.waiting == ["a"]
     assert scene.authority.add_worker(WorkerAddress("w", 1)) is scene.workers[0]
-    scene.authority.look()
+    scene.authority.poll()
     assert scene.waiting == [], "expected a slot of the worker, got none"
 
 
