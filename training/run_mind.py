@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -25,6 +25,7 @@ import torch
 from models.checkpoint.config import load_config
 from models.random_weights import random_model
 from training.mind.examples import Examples, Task
+from training.mind.filling import PoolFiller
 from training.mind.learner import Learner, LearnPlan, quiet_start
 from training.mind.measure import measure, measure_loss
 from training.mind.pool import Pool, PoolSizes, Stored
@@ -36,11 +37,11 @@ from training.talker.checkpoint import write_random
 SAVE_S = 60.0
 LOG_S = 10.0
 MAX_WAIT_S = 60.0  # for records of all tasks
-TAKE_S = 0.25  # between looks for new records
+WAIT_S = 0.1  # between looks for records at the start
 END_S = 6.0  # kept for the last save
 MEASURE_SHARE, MAX_MEASURE_S = 0.06, 40.0  # of a call's time, for the figures at its end
 FIRST_NUMBER = 10_000_000  # records of a call begin at a multiple of this
-POOL_BYTES = {"cuda": 40e9, "cpu": 1e9}
+POOL_BYTES = {"cuda": 70e9, "cpu": 1e9}
 HELD_OUT_BYTES = {"cuda": 6e9, "cpu": 5e8}
 
 
@@ -118,16 +119,24 @@ def run(call: Call) -> int:
     log = _log_to(call.out / "log.jsonl", begun)
     learner, found = _learner(call, examples)
     log({"stage": call.stage, "continues": found, "progress": learner.progress, "device": str(call.device)})
+    pool = Pool(PoolSizes.of_bytes(call.pool_bytes), call.device)
+    held_out = Pool(PoolSizes.of_bytes(HELD_OUT_BYTES[call.device.type]), call.device)
     producers = Producers(_producer_plan(call, examples, learner), call.producers)
+    filler = PoolFiller(producers, pool, held_out)
     try:
         if call.sight_seconds:
             _train_sight(call, learner, producers, log)
-        return _train(call, learner, producers, examples, end, log)
+        n_steps = _train(call, learner, producers, filler, pool, end, log)
+        filler.stop()
+        filler.check()
+        log({"figures": _measure(call, learner, held_out, filler.unseen, examples)})
+        return 0 if n_steps else 1
     except (Stopped, KeyboardInterrupt):
         learner.save(call.out)
         log({"stopped": True, "step": learner.step_number})
         return 0
     finally:
+        filler.stop()
         producers.stop()
 
 
@@ -152,39 +161,31 @@ def _train_sight(call: Call, learner: Learner, producers: Producers, log: Callab
 
 
 def _train(
-    call: Call, learner: Learner, producers: Producers, examples: Examples, end: float, log: Callable[[object], None]
+    call: Call,
+    learner: Learner,
+    producers: Producers,
+    filler: PoolFiller,
+    pool: Pool,
+    end: float,
+    log: Callable[[object], None],
 ) -> int:
-    """Steps, logs and saves, and figures at the end."""
-    measured_s = min(MAX_MEASURE_S, MEASURE_SHARE * call.seconds)
-    end -= END_S + measured_s
-    pool = Pool(PoolSizes.of_bytes(call.pool_bytes), call.device)
-    held_out = Pool(PoolSizes.of_bytes(HELD_OUT_BYTES[call.device.type]), call.device)
-    unseen: list[Stored] = []
-    saved = logged = begun = time.monotonic()
-    taken, first, step_s, count = 0.0, learner.step_number, 0.0, 0
-    is_ready = not call.compiled
+    """Steps, logs and saves. Returns: the number of steps."""
+    end -= END_S + _measure_s(call)
+    begun = time.monotonic()
+    while time.monotonic() < end and not _is_filled(pool, learner, time.monotonic() - begun):
+        filler.check()
+        if not producers.n_alive:
+            log({"error": "no producer is alive"})
+            return 0
+        time.sleep(WAIT_S)
+    if call.compiled and time.monotonic() < end:
+        producers.pause()  # compilation needs the cores
+        learner.prepare(pool)
+        producers.resume()
+    saved = logged = time.monotonic()
+    first, count = learner.step_number, 0
     while (now := time.monotonic()) < end and not (call.max_steps and learner.step_number - first >= call.max_steps):
-        if now - taken > TAKE_S:
-            taken = now
-            for records in producers.take():
-                pool.add(records)
-            for records in producers.take_held_out():
-                unseen += held_out.add(records)
-        if not any(map(pool.has, learner.tasks)):
-            if not producers.n_alive:
-                log({"error": "no producer is alive"})
-                return 1
-            time.sleep(TAKE_S)
-            continue
-        if not is_ready and now - begun < MAX_WAIT_S and not all(map(pool.has, learner.tasks)):
-            time.sleep(TAKE_S)
-            continue
-        if not is_ready:
-            producers.pause()  # compilation needs the cores
-            learner.prepare(pool)
-            producers.resume()
-            is_ready = True
-            logged = saved = time.monotonic()
+        filler.check()
         learner.step(pool)
         count += 1
         if (now := time.monotonic()) - logged > LOG_S:
@@ -196,10 +197,25 @@ def _train(
             learner.save(call.out)
             saved = time.monotonic()
     learner.save(call.out)
-    for records in producers.take_held_out():
-        unseen += held_out.add(records)
     log(learner.take_log())
-    until = time.monotonic() + measured_s
+    return learner.step_number - first
+
+
+def _is_filled(pool: Pool, learner: Learner, waited_s: float) -> bool:
+    """Whether there are records of all tasks, for which the model is compiled, or else of any."""
+    found = [pool.has(task) for task in learner.tasks]
+    return all(found) or (any(found) and (not learner.plan.compiled or waited_s > MAX_WAIT_S))
+
+
+def _measure_s(call: Call) -> float:
+    return min(MAX_MEASURE_S, MEASURE_SHARE * call.seconds)
+
+
+def _measure(
+    call: Call, learner: Learner, held_out: Pool, unseen: Sequence[Stored], examples: Examples
+) -> dict[str, float]:
+    """Figures on records that training never sees, also written to the report."""
+    until = time.monotonic() + _measure_s(call)
     if call.stage == "mind":
         figures = measure(learner, held_out, unseen, examples.tokenizer, until)
     else:
@@ -208,8 +224,7 @@ def _train(
     earlier = json.loads(report.read_text()) if report.exists() else {}
     counters = {"step": learner.step_number, "progress": learner.progress, "held_out": len(unseen)}
     report.write_text(json.dumps(earlier | {call.stage: counters | figures}, indent=1))
-    log({"figures": figures})
-    return 0 if learner.step_number > first else 1
+    return figures
 
 
 def _learner(call: Call, examples: Examples) -> tuple[Learner, str]:

@@ -25,7 +25,7 @@ from training.mind.learner import (
 )
 from training.mind.measure import measure
 from training.mind.moments import pack_moments, unpack_moments
-from training.mind.pool import Pool, PoolSizes, Ring
+from training.mind.pool import MIN_BATCH, Pool, PoolSizes, Ring
 from training.mind.produce import make_shard
 from training.mind.records import Record, read_records, write_records
 
@@ -87,7 +87,9 @@ def test_steps_of_all_tasks_train_all_parts(examples: Examples, records: list[Re
     # Noise in place of speech has no phonemes.
     assert same == {"phones.weight", "phones.bias"}, f"expected all others to change, got the same {sorted(same)[:5]}"
     log = mind.take_log()
-    assert all(np.isfinite(log[f"{task}_loss"]) for task in TASKS) and log["drawn"] == TASKS_OF_A_STEP * steps
+    assert (
+        all(np.isfinite(log[f"{task}_loss"]) for task in TASKS) and log["drawn"] == MIN_BATCH * TASKS_OF_A_STEP * steps
+    )
     assert 0 < log["captions_sight_errors"] < 1
 
 
@@ -206,7 +208,7 @@ def test_a_ring_keeps_the_newest(records: list[Record]) -> None:
     for _ in range(4):
         small.add([one for one in records if one.task in ("echo", "talk")])
     for _ in range(8):
-        (drawn,) = small.draw("talk", 1, random.Random(0))
+        drawn = small.draw("talk", 1, random.Random(0))[0]
         sound = small.waves_of([drawn])[0]
         expected = torch.from_numpy(drawn.record.wave) / 32_768
         assert torch.equal(sound, expected), "expected the sound of the record, not of a newer one"

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from models.inputs.audio import LogMel
 from models.inputs.tokens import Tokenizer
@@ -16,6 +17,7 @@ from tests.training.test_served_rows import REFERENCE, make_timeline
 from tests.worker.loop.engines import TINY, loaded
 from training.mind import records
 from training.mind.device_sound import degrade_all, unit_mels
+from training.mind.forward import Passes
 from training.mind.records import EncoderSegment, Record, make_record, sound_segments
 from training.timelines.layout import RowLayout
 from training.timelines.timeline import FORCED_UNITS, Timeline
@@ -110,3 +112,18 @@ def test_degraded_sound_keeps_its_speech() -> None:
     assert heard.abs().max() <= 1 and (loud > quiet).all() and (quiet > 0).all()
     assert float(loud.max() / loud.min()) > 3, "expected levels that differ"
     assert unit_mels(LogMel(), heard[:2]).shape == (2, 3, 80, 104)
+
+
+def test_one_program_serves_all_numbers_of_rows() -> None:
+    model = loaded()[0]
+    counter = CompileCounter()
+    passes = Passes.compiled(counter)
+    width, bins = model.config.hidden_size, 80
+    # Sizes that equal each other and those of the model, in the first call above all.
+    for n, length in ((2, width), (width, 2), (3, 64)):
+        passes.decoder(model.llm.model, torch.randn(n, length, width))
+    assert counter.frame_count == 1, f"decoder: expected 1 program, got {counter.frame_count}"
+    for n, units in ((bins, 4), (4, 4), (2, 8)):
+        first = torch.zeros(n, units, dtype=torch.int64)
+        passes.audio(model, torch.randn(n, units, bins, 104), first, first + 104)
+    assert counter.frame_count == 2, f"audio encoder: expected 1 program, got {counter.frame_count - 1}"

@@ -45,9 +45,12 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The same on a device."""
-        if device.type == "cpu":
-            return self
-        return Batch(*(getattr(self, one.name).pin_memory().to(device, non_blocking=True) for one in fields(self)))
+        return Batch(*(to_device(getattr(self, one.name), device) for one in fields(self)))
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device, which copies it when its earlier work is done while the host goes on."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 ALIGNED_ROWS, ALIGNED_UNITS = 64, 4  # lengths of sequences and segments are multiples: kernels are faster on them

@@ -20,6 +20,9 @@ WARP_SHARE, WARPS = 0.6, (0.87, 1.15)  # of sequences; factor on all frequencies
 HIDDEN_BAND_SHARE, HIDDEN_BINS = 0.3, 9  # of sequences; widest band of the log-mel that is hidden
 HIDDEN_TIME_SHARE, HIDDEN_COLUMNS = 0.2, 6  # of units; longest span of columns that is hidden
 FRAMES_AT_ONCE = 100_000  # of all rows; bounds memory
+# Slaney's scale of frequencies: even steps of 200 / 3 Hz up to 1 kHz, then even ratios.
+STEPS_PER_E = 27 / math.log(6.4)
+TOP_STEPS = 15 + STEPS_PER_E * math.log(TOP_HZ / 1000)
 
 
 def degrade_all(sound: Tensor, generator: torch.Generator) -> Tensor:
@@ -106,17 +109,17 @@ def degrade_mels(mel: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _hertz(bins: Tensor) -> Tensor:
-    """Frequencies of bins of the log-mel on Slaney's scale: even steps of 200 / 3 Hz up to 1 kHz, then even ratios."""
-    steps = (bins + 1) * (_steps(torch.tensor(TOP_HZ)) / (N_MELS + 1)).to(bins.device)
-    return torch.where(steps < 15, steps * 200 / 3, 1000 * torch.exp((steps - 15) * math.log(6.4) / 27))
+    """Frequencies of bins of the log-mel."""
+    steps = (bins + 1) * (TOP_STEPS / (N_MELS + 1))
+    return torch.where(steps < 15, steps * 200 / 3, 1000 * torch.exp((steps - 15) / STEPS_PER_E))
 
 
 def _bins(hertz: Tensor) -> Tensor:
-    return _steps(hertz) * (N_MELS + 1) / _steps(torch.tensor(TOP_HZ)).to(hertz.device) - 1
+    return _steps(hertz) * (N_MELS + 1) / TOP_STEPS - 1
 
 
 def _steps(hertz: Tensor) -> Tensor:
-    high = 15 + 27 / math.log(6.4) * torch.log(hertz.clamp_min(1) / 1000)
+    high = 15 + STEPS_PER_E * torch.log(hertz.clamp_min(1) / 1000)
     return torch.where(hertz < 1000, hertz * 3 / 200, high)
 
 

@@ -6,7 +6,7 @@ the audio encoder of one unit sees all units up to it.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from models.layers.apm import UNIT_ROWS, Apm, project
 from models.layers.rotary import rotary_angles, rotate
 from models.layers.transformer import Backbone, DecoderLayer, RMSNorm
 from models.omni import OmniModel
-from training.mind.batches import PLACES_OF_CLIP, Batch
+from training.mind.batches import PLACES_OF_CLIP, Batch, to_device
 
 CLIP_CHUNK_ROWS = 50  # encoder rows that a row of a clip sees ahead at most
 PICTURE_SIDE = 32  # patches
@@ -85,7 +85,8 @@ def embed_rows(
     if len(batch.picture):
         seen = encode_pictures(model, inputs.pictures, passes.pictures, is_padded=passes.pads_pictures)
         flat = flat.index_copy(0, batch.picture, seen.flatten(0, 1)[batch.picture_sources].to(flat.dtype))
-    return flat.view_as(embeds), heard, seen
+    # No view: the compiled decoder is made for tensors of their own.
+    return flat.view_as(embeds).clone(), heard, seen
 
 
 def logits_of(model: OmniModel, hidden: Tensor, places: Tensor) -> Tensor:
@@ -144,7 +145,7 @@ def encode_segments(model: OmniModel, mel: Tensor, first: Tensor, end: Tensor) -
 
 def clip_mels(log_mel: LogMel, clips: Tensor, n_samples: Tensor) -> Tensor:
     """Log-mel [R, 80, F] of clips [R, N]; n_samples: [R] on the host."""
-    return log_mel.log_mel(clips, n_samples.to(clips.device, non_blocking=True))
+    return log_mel.log_mel(clips, to_device(n_samples, clips.device))
 
 
 def encode_clips(model: OmniModel, mel: Tensor, n_samples: Tensor) -> Tensor:
@@ -152,7 +153,7 @@ def encode_clips(model: OmniModel, mel: Tensor, n_samples: Tensor) -> Tensor:
     apm, device = model.apm, mel.device
     frames = [frame_count(n) for n in n_samples.tolist()]
     keys = [conv_length(n) for n in frames]
-    n_frames, n_keys = (torch.tensor(part).to(device, non_blocking=True) for part in (frames, keys))
+    n_frames, n_keys = (to_device(torch.tensor(part), device) for part in (frames, keys))
     x = _convolve(apm, mel, torch.zeros_like(n_frames), n_frames)
     row = torch.arange(x.shape[1], device=device)
     x = x + apm.embed_positions(row)
@@ -220,9 +221,10 @@ def resample(model: OmniModel, states: Tensor, coords: Tensor) -> Tensor:
 def patch_places(model: OmniModel, device: torch.device) -> tuple[Tensor, Tensor]:
     """Rows of the position table [1024], and coords [1024, 2], of a picture's patches."""
     side = PICTURE_SIDE
-    numbers = torch.from_numpy(position_ids(side, side, table_side=model.config.vision_config.table_side)).to(device)
+    numbers = torch.from_numpy(position_ids(side, side, table_side=model.config.vision_config.table_side))
     column = torch.arange(side, device=device)
-    return numbers, torch.stack(torch.meshgrid(column, column, indexing="ij"), dim=-1).flatten(0, 1)
+    coords = torch.stack(torch.meshgrid(column, column, indexing="ij"), dim=-1).flatten(0, 1)
+    return to_device(numbers, device), coords
 
 
 @dataclass(frozen=True)
@@ -242,11 +244,21 @@ class Passes:
     pads_pictures: bool = False
 
     @classmethod
-    def compiled(cls) -> "Passes":
-        """Compiled for every number of rows, and for one number of pictures."""
-        return cls(
-            torch.compile(run_decoder, dynamic=True),
-            torch.compile(encode_segments, dynamic=True),
-            torch.compile(encode_part, dynamic=False),
-            pads_pictures=True,
-        )
+    def compiled(cls, backend: str | Callable[..., Any] = "inductor") -> "Passes":
+        """Compiled once for every number of rows above one, and for one number of pictures."""
+        decoder = torch.compile(run_decoder, dynamic=True, backend=backend)
+        audio = torch.compile(encode_segments, dynamic=True, backend=backend)
+
+        def decode(stack: Backbone, embeds: Tensor) -> Tensor:
+            return decoder(stack, _of_any_size(embeds))
+
+        def hear(model: OmniModel, mel: Tensor, first: Tensor, end: Tensor) -> Tensor:
+            return audio(model, *map(_of_any_size, (mel, first, end)))
+
+        return cls(decode, hear, torch.compile(encode_part, dynamic=False, backend=backend), pads_pictures=True)
+
+
+def _of_any_size(x: Tensor) -> Tensor:
+    """x, of which the compiler takes no size of the first two dimensions as equal to another size."""
+    torch._dynamo.mark_dynamic(x, [dim for dim in (0, 1) if x.shape[dim] > 1])  # for one it makes another program
+    return x

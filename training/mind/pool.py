@@ -1,4 +1,4 @@
-"""Records on the training device, which batches are drawn from again and again.
+"""Records on the training device, which batches are drawn from again and again. One thread may add while one draws.
 
 Sound, pictures and phonemes lie in rings on the device, where the newest replace the oldest; rows stay on the host.
 """
@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.mind.batches import Batch, collate
+from training.mind.batches import Batch, collate, to_device
 from training.mind.records import Record
 from training.timelines.speech import RATE
 
 BUCKET_ROWS = 64  # records of a batch differ in length by less than this
-MAX_BATCH = 512  # sequences
+SPARE = 0.02  # of a ring: its oldest rows are not drawn any more
+MIN_BATCH, MAX_BATCH = 2, 512  # sequences; the compiler makes a program of its own for one
 
 
 class Ring:
@@ -42,7 +43,8 @@ class Ring:
         return start
 
     def holds(self, start: int) -> bool:
-        return start >= self.end - len(self.rows)
+        """Whether the row is there, and is not among the next that are replaced: another thread may do so meanwhile."""
+        return start >= self.end - int((1 - SPARE) * len(self.rows))
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Pool:
         self.phones = Ring(sizes.samples // RATE * 50, (), torch.int8, device)
         self.pictures = Ring(sizes.pictures, (448, 448, 3), torch.uint8, device)
         self.clips = Ring(sizes.clip_samples, (), torch.int16, device)
-        self._buckets: dict[str, dict[int, list[Stored]]] = defaultdict(lambda: defaultdict(list))
+        self._buckets: dict[str, dict[int, list[Stored]]] = defaultdict(dict)
         self.n_added: dict[str, int] = defaultdict(int)
 
     def add(self, records: Iterable[Record]) -> list[Stored]:
@@ -93,9 +95,13 @@ class Pool:
                 pictures=self.pictures.add(torch.from_numpy(one.pictures)),
                 clip=self.clips.add(torch.from_numpy(one.clip)),
             )
-            self._buckets[one.task][len(one.ids) // BUCKET_ROWS].append(stored)
-            self.n_added[one.task] += 1
             added.append(stored)
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        for stored in added:
+            task = stored.record.task
+            self._buckets[task].setdefault(len(stored.record.ids) // BUCKET_ROWS, []).append(stored)
+            self.n_added[task] += 1
         return added
 
     def has(self, task: str) -> bool:
@@ -104,11 +110,11 @@ class Pool:
     def draw(self, task: str, n_rows: int, rng: random.Random) -> list[Stored]:
         """Records of one task and of similar length with about `n_rows` rows in all, at least one."""
         buckets = self._buckets[task]
-        lengths = [one for one in buckets if buckets[one]]
+        lengths = [one for one in list(buckets) if buckets[one]]
         # A row is drawn as often as any other: a bucket counts by its rows.
         (length,) = rng.choices(lengths, [len(buckets[one]) * (one + 0.5) for one in lengths])
         bucket = buckets[length]
-        n = max(1, min(MAX_BATCH, n_rows // (BUCKET_ROWS * (length + 1))))
+        n = max(MIN_BATCH, min(MAX_BATCH, n_rows // (BUCKET_ROWS * (length + 1))))
         drawn: list[Stored] = []
         while len(drawn) < n and bucket:
             at = rng.randrange(len(bucket))
@@ -135,12 +141,12 @@ class Pool:
         """Pictures [P, 448, 448, 3] uint8 of all records, in order."""
         numbers = [one.pictures + i for one in drawn for i in range(len(one.record.pictures))]
         at = torch.tensor(numbers, dtype=torch.int64) % len(self.pictures.rows)
-        return self.pictures.rows[at.to(self.device, non_blocking=True)]
+        return self.pictures.rows[to_device(at, self.device)]
 
     def classes_of(self, drawn: Sequence[Stored]) -> Tensor:
         """What the pictures of `pictures_of` show [P, 4] int64."""
         classes = torch.from_numpy(np.concatenate([one.record.picture_classes for one in drawn]).astype(np.int64))
-        return classes.to(self.device, non_blocking=True)
+        return to_device(classes, self.device)
 
     def clips_of(self, drawn: Sequence[Stored]) -> tuple[Tensor, Tensor]:
         """Clips [R, N] float32 of the records that have one, in order, and their samples [R] on the host."""
@@ -165,7 +171,7 @@ def _gathered(ring: Ring, spans: Sequence[tuple[int, int]], fill: int = 0) -> Te
             torch.zeros(0, dtype=torch.int64),
         )
     )
-    first, lengths = first.to(device, non_blocking=True) % capacity, lengths.to(device, non_blocking=True)
+    first, lengths = to_device(first, device) % capacity, to_device(lengths, device)
     column = torch.arange(longest, device=device)
     inside = column < lengths[:, None]
     return torch.where(inside, ring.rows[torch.where(inside, first[:, None] + column, 0)], fill)

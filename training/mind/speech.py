@@ -17,6 +17,7 @@ from torch import Tensor
 from models.layers.tts import FoldedHead, NormedWeight
 from models.omni import OmniModel
 from models.token2wav.settings import SILENCE_TOKEN
+from training.mind.batches import to_device
 from training.mind.forward import Passes
 from training.mind.records import Record, SpeechRecord
 from training.timelines.layout import NOTHING, ContextRows
@@ -44,7 +45,7 @@ class SpeechBatch:
     def to(self, device: torch.device) -> "SpeechBatch":
         """The same on a device."""
         parts = (self.kinds, self.values, self.places, self.learned, self.targets)
-        return SpeechBatch(*(part.to(device, non_blocking=True) for part in parts))
+        return SpeechBatch(*(to_device(part, device) for part in parts))
 
 
 def spoken_places(rows: ContextRows, number: int, unit: TimelineUnit) -> list[int]:

@@ -24,7 +24,7 @@ TEMPOS = (0.87, 0.94, 1.0, 1.07, 1.14)  # of each voice; pitch follows
 AUDIBLE = 0.02  # of the peak: quieter ends are silence
 N_KEPT = 64  # utterances of a voice
 # Shares of the engines. Starting festival takes longer than flite needs for a sentence.
-ENGINE_SHARES = {"flite": 0.74, "espeak-ng": 0.18, "festival": 0.08}
+ENGINE_SHARES = {"flite": 0.77, "espeak-ng": 0.2, "festival": 0.03}
 
 
 @dataclass(frozen=True)
