@@ -24,6 +24,7 @@ from training.evaluate.acts import Case, Played
 from training.evaluate.material import FULL, QUICK, Voices, draw_cases, draw_conversation
 from training.evaluate.playing import play, play_all
 from training.evaluate.system import served
+from worker.config.pairs import with_pairs
 
 CONVERSATION = "conversation"
 PARTS = ("requests", "scenes", "watch", "interruptions", CONVERSATION)
@@ -39,10 +40,10 @@ def main(argv: list[str] | None = None) -> int:
     sizes = QUICK if options.quick else FULL
     ear = None if options.no_ear else speech.Ear()
     voices = Voices.of_engines(options.work / "voices")
-    cases = [one for one in draw_cases(sizes, voices, options.seed) if one.part in options.parts]
+    cases = [one for one in draw_cases(sizes, voices, options.seed, split=options.split) if one.part in options.parts]
     minutes = sizes.minutes if options.minutes is None else options.minutes
     is_long = minutes > 0 and CONVERSATION in options.parts
-    long = draw_conversation(minutes, voices, options.seed) if is_long else None
+    long = draw_conversation(minutes, voices, options.seed, split=options.split) if is_long else None
     with ExitStack() as stack:
         url, start_s = options.url, None
         if url is None:
@@ -96,6 +97,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, choices=(1, 2), default=2, help="sessions at once")
     parser.add_argument("--real-time", action="store_true", help="send a unit each second, not as fast as possible")
     parser.add_argument("--verbose", action="store_true", help="a line for each session")
+    parser.add_argument(
+        "--split", choices=("held_out", "train"), default="held_out", help="phrases; default: %(default)s"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the sessions, such as window.mode"
+    )
     parser.add_argument("--no-ear", action="store_true", help="do not count word errors, which needs pocketsphinx")
     parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--bounds", type=Path, help="file of bounds; exit status 1 if a figure is worse")
@@ -114,8 +121,9 @@ async def play_material(
     url: str, cases: Sequence[Case], long: Case | None, options: argparse.Namespace
 ) -> tuple[list[Played], Played | None]:
     """Play all cases, then the long conversation alone, so that its times are those of one session."""
-    played = await play_all(url, cases, concurrency=options.concurrency, real_time=options.real_time)
-    return played, None if long is None else await play(url, long, real_time=options.real_time)
+    settings = with_pairs({}, options.set, plain_text=True)
+    played = await play_all(url, cases, concurrency=options.concurrency, real_time=options.real_time, settings=settings)
+    return played, None if long is None else await play(url, long, real_time=options.real_time, settings=settings)
 
 
 def _write(file: Path, value: Any) -> None:

@@ -70,6 +70,8 @@ class Case:
         group: what the part is divided by, such as the kind of voice.
         noise: standard deviation of white noise in the sound of all units.
         max_units: the session ends after this many, whatever is left.
+        is_voiced: the model's words are voiced too. Without it only their text is judged, which takes a quarter of the
+            time.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Case:
     acts: tuple[Act, ...]
     noise: float = 0.0
     max_units: int = 1_000_000
+    is_voiced: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The material: cases drawn from the grammar, the scenes and the rules of time, the same for each seed.
 
-Phrases are held-out ones. Looks of scenes are drawn anew; training draws others. Every microphone has noise, because
-training leaves digital silence nowhere.
+Phrases are held-out ones, unless `split` names those of training. Looks of scenes are drawn anew; training draws
+others. Every microphone has noise, because training leaves digital silence nowhere.
 """
 
 import random
@@ -27,11 +27,11 @@ from training.timelines.speech import RATE, Samples, Synthesizer
 from training.timelines.stage import PAUSE_S, pause_places
 from training.timelines.timeline import View
 
-SPLIT: Split = "held_out"
 QUIET_DB, NOISY_DB = 25, 15  # of speech above noise
 PAUSE_SHARE = 0.35  # of sentences with a thinking pause
 REQUESTS_PER_CASE = 6
 SCENES_PER_CASE = 4
+VOICED = ("training voices", "interruptions", "conversation")  # groups whose sound is judged
 QUESTIONS = ("show_color", "show_shape", "show_digit", "show_count")
 MIN_COUNTED = 10  # numbers of a reply that is interrupted
 STOP_SHARE = 0.6  # of interruptions that ask to stop
@@ -93,14 +93,17 @@ class Voices:
         return cls({"training voices": usual, "unseen voice": unseen, "15 dB noise": usual})
 
 
-def draw_cases(sizes: Sizes, voices: Voices, seed: int, *, things: bool | None = None) -> list[Case]:
+def draw_cases(
+    sizes: Sizes, voices: Voices, seed: int, *, things: bool | None = None, split: Split = "held_out"
+) -> list[Case]:
     """All cases of an evaluation.
 
     Args:
         things: whether the camera shows things; None: whether their font is installed.
+        split: of the phrases.
     Raises: ModelError if an engine fails.
     """
-    maker = CaseMaker(voices, seed, has_things() if things is None else things)
+    maker = CaseMaker(voices, seed, has_things() if things is None else things, split)
     cases = list(
         chain.from_iterable(maker.requests(group, n, group == "15 dB noise") for group, n in sizes.requests.items())
     )
@@ -111,20 +114,22 @@ def draw_cases(sizes: Sizes, voices: Voices, seed: int, *, things: bool | None =
     return cases
 
 
-def draw_conversation(minutes: float, voices: Voices, seed: int, *, things: bool | None = None) -> Case:
+def draw_conversation(
+    minutes: float, voices: Voices, seed: int, *, things: bool | None = None, split: Split = "held_out"
+) -> Case:
     """One long conversation of one person: requests, pictures, watches, interruptions and silence.
 
     Arguments as for `draw_cases`.
     """
-    maker = CaseMaker(voices, seed, has_things() if things is None else things)
+    maker = CaseMaker(voices, seed, has_things() if things is None else things, split)
     return maker.conversation(minutes)
 
 
 class CaseMaker:
     """Draws cases. Each draws from a random generator of its own, so that numbers of cases change no other case."""
 
-    def __init__(self, voices: Voices, seed: int, things: bool):
-        self._voices, self._seed, self._things = voices, seed, things
+    def __init__(self, voices: Voices, seed: int, things: bool, split: Split):
+        self._voices, self._seed, self._things, self._split = voices, seed, things, split
 
     def requests(self, group: str, n: int, is_noisy: bool) -> list[Case]:
         """Sessions of requests without a camera; what was told in a session is asked for in it."""
@@ -133,7 +138,7 @@ class CaseMaker:
             rng, name = self._rng(group, start)
             speaker, memory = rng.choice(self._voices.groups[group]), ToldFacts()
             acts = [
-                self._say(rng, speaker, draw_request(rng, memory)) for _ in range(min(REQUESTS_PER_CASE, n - start))
+                self._say(rng, speaker, self._request(rng, memory)) for _ in range(min(REQUESTS_PER_CASE, n - start))
             ]
             cases.append(self._case(rng, name, "requests", group, acts, NOISY_DB if is_noisy else QUIET_DB))
         return cases
@@ -148,7 +153,7 @@ class CaseMaker:
                 skill = QUESTIONS[number % len(QUESTIONS)]
                 shown = self._shown_for(rng, skill)
                 acts += [Show(self._view(rng, shown)), Idle(1)]
-                acts.append(self._say(rng, speaker, question(rng, skill, shown)))
+                acts.append(self._say(rng, speaker, self._question(rng, skill, shown)))
             cases.append(self._case(rng, name, "scenes", "scenes", acts))
         return cases
 
@@ -157,7 +162,7 @@ class CaseMaker:
         rng, name = self._rng("watch" if appears else "watch-idle", number)
         speaker, target = rng.choice(self._voices.usual), self._target(rng)
         acts: list[Act] = [Show(self._view(rng, None, target.color)), Idle(1)]
-        acts.append(self._say(rng, speaker, camera.draw_watch(rng, SPLIT, target)))
+        acts.append(self._say(rng, speaker, camera.draw_watch(rng, self._split, target)))
         for _ in range(rng.randint(2, 4) if appears else 12):
             view = self._view(rng, self._other(rng, target), target.color)
             acts += [Show(view), Idle(rng.randint(2, 5), watching=True)]
@@ -179,15 +184,18 @@ class CaseMaker:
         while 4 * len(acts) < max_units:  # an act with a reply takes more than four units
             match rng.choices(("request", "scene", "watch", "interruption", "idle"), (8, 4, 1, 2, 1))[0]:
                 case "request":
-                    acts.append(self._say(rng, speaker, draw_request(rng, memory)))
+                    acts.append(self._say(rng, speaker, self._request(rng, memory)))
                 case "scene":
                     skill = rng.choice(QUESTIONS)
                     shown = self._shown_for(rng, skill)
-                    acts += [Show(self._view(rng, shown)), self._say(rng, speaker, question(rng, skill, shown))]
+                    acts += [
+                        Show(self._view(rng, shown)),
+                        self._say(rng, speaker, self._question(rng, skill, shown)),
+                    ]
                 case "watch":
                     target = self._target(rng)
                     acts.append(Show(self._view(rng, self._other(rng, target), target.color)))
-                    acts.append(self._say(rng, speaker, camera.draw_watch(rng, SPLIT, target)))
+                    acts.append(self._say(rng, speaker, camera.draw_watch(rng, self._split, target)))
                     acts += [Idle(rng.randint(2, 6)), self._appear(rng, target)]
                 case "interruption":
                     acts += self._interrupted(rng, speaker)
@@ -196,6 +204,12 @@ class CaseMaker:
         return self._case(rng, name, "conversation", "conversation", acts, max_units=max_units)
 
     # --- parts ---------------------------------------------------------------------------------
+
+    def _request(self, rng: random.Random, memory: ToldFacts) -> Exchange:
+        return draw_request(rng, memory, self._split)
+
+    def _question(self, rng: random.Random, skill: str, shown: Shown) -> Exchange:
+        return question(rng, skill, shown, self._split)
 
     def _rng(self, kind: str, number: int) -> tuple[random.Random, str]:
         name = f"{kind.replace(' ', '-')}-{number}"
@@ -211,8 +225,9 @@ class CaseMaker:
         snr_db: float = QUIET_DB,
         max_units: int = 1_000_000,
     ) -> Case:
+        """A case. Sound is judged in requests of the first group, interruptions and the conversation."""
         noise = LEVEL * 10 ** (-snr_db / 20)
-        return Case(name, part, group, rng.getrandbits(31), tuple(acts), noise, max_units)
+        return Case(name, part, group, rng.getrandbits(31), tuple(acts), noise, max_units, group in VOICED)
 
     def _say(self, rng: random.Random, speaker: Synthesizer, turn: Exchange, after: int = 0, waits: bool = True) -> Say:
         sound = spoken(rng, speaker, turn.said, may_pause=not after)
@@ -221,13 +236,13 @@ class CaseMaker:
     def _interrupted(self, rng: random.Random, speaker: Synthesizer) -> list[Act]:
         """A request for counting, and what the person says into the reply."""
         while True:
-            long = turns.draw_counting(rng, SPLIT)
+            long = turns.draw_counting(rng, self._split)
             if len(long.reply) >= MIN_COUNTED:
                 break
         if rng.random() < STOP_SHARE:
-            other = turns.draw_plain("stop", rng, SPLIT)
+            other = turns.draw_plain("stop", rng, self._split)
         else:
-            other = rng.choice((turns.draw_arithmetic, turns.draw_small_talk))(rng, SPLIT)
+            other = rng.choice((turns.draw_arithmetic, turns.draw_small_talk))(rng, self._split)
         return [
             self._say(rng, speaker, long, waits=False),
             self._say(rng, speaker, other, after=rng.randint(1, 4)),
@@ -270,19 +285,19 @@ class CaseMaker:
         return _until(lambda: draw_shown(rng, self._things), lambda one: camera.fits(skill, one))
 
 
-def draw_request(rng: random.Random, memory: ToldFacts) -> Exchange:
+def draw_request(rng: random.Random, memory: ToldFacts, split: Split = "held_out") -> Exchange:
     """A request that needs no camera, as often of each kind as in training. Counting has at most ten numbers."""
     draws = [
-        *turns.weighted_draws(rng, SPLIT, memory),
-        (lambda: _until(lambda: turns.draw_counting(rng, SPLIT), lambda turn: len(turn.reply) <= 10), 1),
+        *turns.weighted_draws(rng, split, memory),
+        (lambda: _until(lambda: turns.draw_counting(rng, split), lambda turn: len(turn.reply) <= 10), 1),
     ]
     (draw,) = rng.choices([one for one, _ in draws], [weight for _, weight in draws])
     return draw()
 
 
-def question(rng: random.Random, skill: str, shown: Shown) -> Exchange:
+def question(rng: random.Random, skill: str, shown: Shown, split: Split = "held_out") -> Exchange:
     """This question about a picture."""
-    said = fill(intents()[skill].draw(rng, SPLIT), plural=shown.plural, thing_name=shown.name)
+    said = fill(intents()[skill].draw(rng, split), plural=shown.plural, thing_name=shown.name)
     return Exchange(skill, said, (fill(intents()[skill].answer(rng), **camera.answers(skill, shown)),))
 
 

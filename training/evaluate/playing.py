@@ -7,7 +7,9 @@ Decisions depend on the order of units only, so that both give the same conversa
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +32,7 @@ LOUD = 0.003  # root mean square of a unit that speaks; speech has about 0.08
 UNIT_MS = 1000.0
 RESULT_S = 120.0
 QUALITY = 80  # of JPEG files, as the page sends them
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 SPEC = Spec(sound_in="pcm16", sound_out="pcm16")
 
 Render = Callable[[Picture], bytes]
@@ -41,16 +44,22 @@ def photograph(picture: Picture) -> bytes:
 
 
 async def play_all(
-    url: str, cases: Sequence[Case], *, concurrency: int = 2, real_time: bool = False, render: Render = photograph
+    url: str,
+    cases: Sequence[Case],
+    *,
+    concurrency: int = 2,
+    real_time: bool = False,
+    render: Render = photograph,
+    settings: Mapping[str, Any] = NO_SETTINGS,
 ) -> list[Played]:
-    """Play all cases, in their order, at most `concurrency` at once."""
+    """Play all cases, in their order, at most `concurrency` at once. settings: of the sessions."""
     waiting = list(reversed(cases))
     done: dict[str, Played] = {}
 
     async def play_some() -> None:
         while waiting:
             case = waiting.pop()
-            done[case.name] = await play(url, case, real_time=real_time, render=render)
+            done[case.name] = await play(url, case, real_time=real_time, render=render, settings=settings)
             LOG.info("%d of %d: %s, %d units", len(done), len(cases), case.name, len(done[case.name].units))
 
     async with asyncio.TaskGroup() as group:
@@ -59,12 +68,20 @@ async def play_all(
     return [done[case.name] for case in cases]
 
 
-async def play(url: str, case: Case, *, real_time: bool = False, render: Render = photograph) -> Played:
+async def play(
+    url: str,
+    case: Case,
+    *,
+    real_time: bool = False,
+    render: Render = photograph,
+    settings: Mapping[str, Any] = NO_SETTINGS,
+) -> Played:
     """Play one case. A session that cannot begin, or breaks off, has an `error`."""
     played = Played(case)
     try:
         async with connect(url, f"evaluate_{case.name}") as client:
-            await client.prepare(SYSTEM, config={"seed": case.seed}, spec=SPEC)
+            config = {"seed": case.seed, "generate_audio": case.is_voiced, **settings}
+            await client.prepare(SYSTEM, config=config, spec=SPEC)
             await Player(client, played, real_time=real_time, render=render).run()
             await client.stop()
     except ClientError as error:

@@ -2,20 +2,24 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.serve.fake_replies import ScriptedUnit
 from benchmarks.serve.fake_worker import FakeWorker
+from clients.errors import ClientError
 from tests.server.live_gateway import running_gateway
 from tests.training.evaluate.scripted_talker import Flaw, ScriptedTalker, label, tone_voice
 from training.evaluate import __main__ as command
-from training.evaluate import figures, targets
+from training.evaluate import figures, playing, targets
 from training.evaluate.acts import Appear, Idle, Played, Say
-from training.evaluate.material import SPLIT, Sizes, Voices, draw_cases, draw_conversation
+from training.evaluate.material import Sizes, Voices, draw_cases, draw_conversation
 from training.evaluate.playing import play, play_all
 from training.grammar.phrases import intents
 from worker.protocol.messages import AudioChunk
@@ -152,8 +156,34 @@ def test_material_repeats_and_is_held_out() -> None:
     by_name = {one.name: one.seed for one in more}
     assert all(by_name[one.name] == one.seed for one in again), "expected the same cases among more of them"
     trained = {phrase for intent in intents().values() if intent.held_out for phrase in intent.phrases("train")}
-    assert SPLIT == "held_out"
     assert not trained & {text for texts in said for text in texts}
+    known = draw_cases(SIZES, VOICES, 1, things=False, split="train")
+    assert trained & {act.text for one in known for act in one.acts if isinstance(act, Say)}
+
+
+def test_settings_reach_the_sessions_and_sound_is_left_out_where_it_is_not_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prepared: list[dict[str, Any]] = []
+
+    class Refusing:
+        async def prepare(self, _: str, *, config: dict[str, Any], **__: object) -> None:
+            prepared.append(config)
+            raise ClientError("prepare", expected="a test that wants more", got="one of settings")
+
+    @asynccontextmanager
+    async def connect(*_: object) -> AsyncIterator[Refusing]:
+        yield Refusing()
+
+    monkeypatch.setattr(playing, "connect", connect)
+    heard, unheard = (next(one for one in CASES if one.name == name) for name in ("training-voices-0", "scene-0"))
+    for case, settings in ((heard, {}), (unheard, {}), (heard, {"generate_audio": False, "temperature": 0.5})):
+        assert asyncio.run(play("ws://nowhere", case, settings=settings)).error
+    assert prepared == [
+        {"seed": heard.seed, "generate_audio": True},
+        {"seed": unheard.seed, "generate_audio": False},
+        {"seed": heard.seed, "generate_audio": False, "temperature": 0.5},
+    ]
 
 
 def test_the_command_prints_the_table_and_its_gate_fails_below_a_bound(
