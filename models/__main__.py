@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from models.checkpoint.embedded import DEFAULT
 from models.errors import AudioError, ModelError
 from models.inputs.audio_sizes import SAMPLE_RATE
 from models.inputs.image import open_image
@@ -16,7 +17,7 @@ from models.inputs.prompts import PromptOptions
 from models.sampling.settings import CHAT_TEXT
 from models.stages.chat import MAX_NEW_TOKENS, Chat, greedy
 
-TINY = Path(__file__).parent.parent / "assets" / "tiny"
+MODEL = Path(__file__).parent.parent / DEFAULT
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         help="sound before the text, 16 kHz mono; may be given several times",
     )
     parser.add_argument("--system", help="text of a system message")
-    parser.add_argument("--model", default=str(TINY), metavar="DIR", help="checkpoint folder (default: %(default)s)")
+    parser.add_argument("--model", default=str(MODEL), metavar="DIR", help="checkpoint folder (default: %(default)s)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="(default: %(default)s)")
     parser.add_argument(
         "--dtype", default="float32", choices=["float32", "bfloat16"], help="of the weights (default: %(default)s)"

@@ -22,6 +22,7 @@ from benchmarks import report
 from benchmarks.serve.clients import Load
 from benchmarks.serve.processes import ROOT, ServedProgram, ServeOutcome, free_port, put_under
 from benchmarks.serve.recorded import RECORDED_HEAD, recorded_line, recorded_row
+from models.checkpoint.embedded import TINY
 
 UNIT_MS, DEADLINE_MS = 1000.0, 1000.0
 # The end of speech falls anywhere within a unit, which is processed when it is complete.
@@ -51,7 +52,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--video", type=Path, default=ROOT / "assets/warmup.mp4", help="media file that clients send")
     parser.add_argument("--sound", choices=("base64", "pcm16", "float32"), default="pcm16", help="encoding of sound")
-    parser.add_argument("--model-path", type=Path, help="checkpoint folder; default: the embedded one")
+    parser.add_argument("--model-path", type=Path, default=TINY, help="checkpoint folder; default: %(default)s")
     parser.add_argument("--device", default="auto", help="device of the worker: auto, cpu, cuda, cuda:N")
     parser.add_argument("--compile", action="store_true", help="compile at start")
     parser.add_argument("--max-sessions", type=int, help="slots of the worker; default: the largest of --sessions")
@@ -110,7 +111,7 @@ def _real(options: argparse.Namespace, result: dict[str, Any]) -> None:
     slots = options.max_sessions or options.sessions[-1]
     flags = ["--port", "0", "--device", options.device, "--max-sessions", str(slots)]
     flags += ["--compile" if options.compile else "--no-compile"]
-    flags += ["--model-path", str(options.model_path)] if options.model_path else []
+    flags += ["--model-path", str(options.model_path)]
     with ExitStack() as stack:
         cache = options.cache or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         worker = stack.enter_context(ServedProgram(WORKER, *flags, environ={"TORCHINDUCTOR_CACHE_DIR": str(cache)}))

@@ -22,6 +22,7 @@ from benchmarks.serve.processes import ServedProgram, free_port
 from benchmarks.soak.clients import SoakClients, UnitTime
 from benchmarks.soak.sampler import Sample, Sampler, left_over, unit_windows
 from benchmarks.soak.slopes import BoundVerdict, Slope, slope_row
+from models.checkpoint.embedded import TINY
 from models.errors import ModelError
 
 MINUTE = 60.0
@@ -51,7 +52,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--sample-s", type=float, default=15, help="seconds between samples")
     parser.add_argument("--visit-s", type=int, default=24, help="approximate seconds of a visit")
     parser.add_argument("--visitors", type=int, default=1, help="visits at the same time; 0: none")
-    parser.add_argument("--model-path", type=Path, help="checkpoint folder; default: the embedded one")
+    parser.add_argument("--model-path", type=Path, default=TINY, help="checkpoint folder; default: %(default)s")
     parser.add_argument("--device", default="auto", help="device of the worker: auto, cpu, cuda, cuda:N")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False, help="compile at start")
     parser.add_argument("--grace-s", type=float, default=10, help="service.resume_grace_s of the gateway")
@@ -110,7 +111,7 @@ class Soak:
         environ = {"DUOLOGUE_SERVICE_DATA_DIR": folder, "DUOLOGUE_SERVICE_RESUME_GRACE_S": f"{options.grace_s:g}"}
         flags = ["--port", "0", "--device", options.device, "--max-sessions", str(1 + max(1, options.visitors))]
         flags += ["--compile" if options.compile else "--no-compile"]
-        flags += ["--model-path", str(options.model_path)] if options.model_path else []
+        flags += ["--model-path", str(options.model_path)]
         worker = stack.enter_context(ServedProgram("worker.main", *flags, environ=environ))
         worker.wait_ready(state="IDLE")
         flags = ["--port", str(free_port()), "--workers", f"127.0.0.1:{worker.port}", "--log-dir", folder]

@@ -21,6 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from models.atomic_file import check_target
+from models.checkpoint.embedded import DEFAULT
 from models.errors import ModelError, SettingsError, TokenError
 from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift, load_voice_parts
@@ -37,7 +38,7 @@ from models.token2wav.voice.voice import Voice
 from models.token2wav.voice.voice_cache import VoiceCache
 from models.token2wav.voice.voice_maker import VoiceMaker
 
-TINY = Path(__file__).parents[2] / "assets" / "tiny" / "assets" / "token2wav"
+VOCODER = Path(__file__).parents[2] / DEFAULT / "assets" / "token2wav"
 STEPS = 10
 MAX_STEPS = 100
 MAX_SOURCE_SECONDS = 600  # of a sound to convert
@@ -106,7 +107,7 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--model",
-        default=str(TINY),
+        default=str(VOCODER),
         metavar="PATH",
         help="vocoder folder, or a checkpoint file of S3Gen (default: %(default)s)",
     )

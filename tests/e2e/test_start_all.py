@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from clients.duplex import connect
+from models.checkpoint.embedded import TINY
 from tests.launcher.processes import free_ports
 from tests.worker.http.client_scripts import QUIET, VIDEO, assert_audible, sound_of
 from worker.protocol.gateway_messages import Queued, QueueUpdate
@@ -85,6 +86,7 @@ def started(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     folder = tmp_path_factory.mktemp("start_all")
     gateway_port, worker_port = free_ports(2)
     config = {
+        "model": {"model_path": str(root / TINY)},
         "service": {
             "gateway_port": gateway_port,
             "worker_base_port": worker_port,

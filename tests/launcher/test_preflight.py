@@ -13,6 +13,7 @@ import pytest
 from launcher.__main__ import main
 from launcher.devices import CPU, Device, DriverGpu
 from launcher.preflight import PlannedMachine, certificate_problems, folder_problems, memory_problems, port_owner
+from models.checkpoint.embedded import TINY
 from tests.launcher.processes import free_ports, launcher
 from worker.config.service import load_config
 
@@ -26,7 +27,15 @@ def refused(capsys: pytest.CaptureFixture[str], folder: Path, ports: list[int], 
     """Run the launcher with settings that it refuses. config: sections of the settings. Returns: the error line."""
     file = folder / "settings.json"
     service = {"gateway_port": ports[0], "worker_base_port": ports[1], **config.pop("service", {})}
-    file.write_text(json.dumps({"model": {"device": "cpu"}, "service": service, **config}))
+    file.write_text(
+        json.dumps(
+            {
+                "model": {"device": "cpu", "model_path": str(Path(__file__).parents[2] / TINY)},
+                "service": service,
+                **config,
+            }
+        )
+    )
     status = main(["--config", str(file), "--log-dir", str(folder / "logs"), *flags])
     output = capsys.readouterr()
     assert status == 2, f"expected exit status 2, got {status}: {output.out}{output.err}"

@@ -45,6 +45,11 @@ def run(root: Path, *args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, encoding="utf-8")
 
 
+@pytest.fixture(autouse=True)
+def small_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.__main__.MODEL", tiny)
+
+
 @pytest.fixture(scope="module")
 def chat(tiny: Path) -> Chat:
     return Chat.load(tiny)

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from models.checkpoint.embedded import DEFAULT, TINY
 from models.checkpoint.precision import Precision, Weights
 from worker.config.access import ApiKeyEntry, ClientLimits
 from worker.config.api import ApiSection
@@ -43,18 +44,17 @@ ATTENTION = {"auto": "auto", "flash_attention_2": "flash", "sdpa": "sdpa", "eage
 
 
 def has_random_weights(model_path: Path) -> bool:
-    """Whether this is the embedded checkpoint, whose weights are random."""
-    return model_path == ROOT / ModelSection().model_path
+    """Whether this is the embedded checkpoint for tests."""
+    return model_path == ROOT / TINY
 
 
 class ModelSection(Settings):
     """The model and its device."""
 
     model_path: ModelPath = Field(
-        Path("assets/tiny"),
+        DEFAULT,
         strict=False,
-        description="checkpoint folder, or a model id of the Hugging Face hub such as openbmb/MiniCPM-o-4_5; "
-        "null: the default",
+        description="checkpoint folder, or a Hugging Face model id such as openbmb/MiniCPM-o-4_5; null: the default",
     )
     pt_path: Path | None = Field(
         None, strict=False, description="a `.pt` state dict whose tensors replace the checkpoint's"

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from models.checkpoint.embedded import DEFAULT
 from models.checkpoint.precision import Precision, Weights
 from models.errors import SettingsError
 from models.sampling.settings import (
@@ -275,7 +276,7 @@ class EngineConfig(Settings):
     """The settings of an engine; `session` holds the defaults of its sessions."""
 
     model_path: ModelPath = Field(
-        Path("assets/tiny"), strict=False, description="checkpoint folder, or a model id of the Hugging Face hub"
+        DEFAULT, strict=False, description="checkpoint folder, or a model id of the Hugging Face hub"
     )
     pt_path: Path | None = Field(
         None, strict=False, description="a .pt state dict whose tensors replace the checkpoint's"

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any, get_args
 
+from models.checkpoint.embedded import DEFAULT
 from models.checkpoint.precision import Weights
 from models.errors import SettingsError
 from models.sampling.settings import check_number
@@ -13,7 +14,6 @@ from worker.config.session import EngineConfig, SessionConfig
 from worker.transcript.timeline import MAX_DELAY_MS, MAX_TAIL, PLAYER_DELAY_MS
 
 ROOT = Path(__file__).parents[2]
-TINY = ROOT / "assets" / "tiny"
 DEFAULT_SOUND = ROOT / "assets" / "ref_audio" / "default.wav"
 SYSTEM = "Streaming Omni Conversation."
 
@@ -51,7 +51,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-units", type=int, metavar="N", help="most units of the file")
     engine = parser.add_argument_group("engine")
     engine.add_argument(
-        "--model", default=str(TINY), metavar="DIR", help="checkpoint folder or model id (default: %(default)s)"
+        "--model",
+        default=str(ROOT / DEFAULT),
+        metavar="DIR",
+        help="checkpoint folder or model id (default: %(default)s)",
     )
     engine.add_argument("--token2wav", metavar="DIR", help="vocoder folder (default: the checkpoint's own)")
     engine.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:0 (default: %(default)s)")

@@ -14,6 +14,7 @@ import pytest
 import soundfile
 import torch
 
+from models.checkpoint.embedded import TINY
 from models.token2wav import __main__ as cli
 from models.token2wav.__main__ import main
 from models.token2wav.load.parts import load_token2wav
@@ -29,6 +30,8 @@ FIGURES = (
     r"(, first sound after [\d.]+ s)?\]\n"
 )
 
+VOCODER = ("--model", str(Path(__file__).parents[3] / TINY / "assets" / "token2wav"))
+
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
@@ -40,7 +43,7 @@ def files(tmp_path: Path) -> Path:
 
 
 def command(files: Path, *args: object, speech_tokens: str = "tokens.json") -> list[str]:
-    return [str(files / speech_tokens), "--voice", str(files / "voice.wav"), "--steps", "2", *map(str, args)]
+    return [str(files / speech_tokens), "--voice", str(files / "voice.wav"), "--steps", "2", *VOCODER, *map(str, args)]
 
 
 def run(root: Path, arguments: list[str], stderr: int) -> subprocess.CompletedProcess[str]:

@@ -9,6 +9,7 @@ import soundfile
 import torch
 from safetensors.torch import save_file
 
+from models.checkpoint.embedded import TINY
 from models.token2wav.__main__ import main
 from models.token2wav.load.parts import load_voice_parts
 from models.token2wav.prompt.source_tokens import speech_tokens_of
@@ -18,6 +19,8 @@ from tests.models.token2wav.prompt.prompt_sounds import prompt, write_pcm16
 from tests.models.token2wav.s3gen import tiny_s3gen
 
 SECONDS = 0.9
+
+VOCODER = ("--model", Path(__file__).parents[3] / TINY / "assets" / "token2wav")
 
 
 @pytest.fixture
@@ -40,7 +43,7 @@ def s3gen(tmp_path: Path) -> Path:
 
 
 def convert(files: Path, *flags: object, voice: str = "voice.wav") -> int:
-    line = ["convert", files / "in.wav", "--voice", files / voice, "--out", files / "out.wav", *flags]
+    line = ["convert", files / "in.wav", "--voice", files / voice, "--out", files / "out.wav", *VOCODER, *flags]
     return main([str(part) for part in line])
 
 
@@ -52,7 +55,7 @@ def test_vocoder_speaks_the_tokens_of_the_sound(files: Path, tiny: Path, capsys)
     sound, rate = soundfile.read(files / "in.wav", dtype="float32")
     tokens = speech_tokens_of(tokenizer, sound if sound.ndim == 1 else sound[:, 0], rate).tolist()
     (files / "tokens.json").write_text(json.dumps(tokens))
-    line = [files / "tokens.json", "--voice", files / "voice.wav", "--out", files / "same.wav", *flags]
+    line = [files / "tokens.json", "--voice", files / "voice.wav", "--out", files / "same.wav", *VOCODER, *flags]
     assert main([str(part) for part in line]) == 0
     assert (files / "same.wav").read_bytes() == (files / "out.wav").read_bytes()
     assert soundfile.info(files / "out.wav").frames == 960 * (len(tokens) + 3)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.checkpoint.embedded import DEFAULT
 from tests.worker.config.setting_values import JSON, refused
 from worker.config.session import (
     EngineConfig,
@@ -16,7 +17,7 @@ from worker.describe import shown
 
 
 def test_vocoder_folder_defaults_to_the_checkpoint() -> None:
-    assert EngineConfig().token2wav_folder == Path("assets/tiny/assets/token2wav")
+    assert EngineConfig().token2wav_folder == DEFAULT / "assets" / "token2wav"
     assert EngineConfig(model_path="/m").token2wav_folder == Path("/m/assets/token2wav")
     assert EngineConfig(model_path="/m", token2wav_path="/v").token2wav_folder == Path("/v")
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.checkpoint.embedded import DEFAULT
 from models.errors import ConfigError
 from tests.worker.config.public_files import EXAMPLE, PUBLIC
 from tests.worker.config.settings_file import load, refused, value_of
@@ -69,7 +70,7 @@ def test_shipped_file_equals_the_defaults(root: Path, file: Path) -> None:
     shipped, notes = load_config(root / "config.json", flags={}, environ={})
     assert not notes, notes
     assert shipped == load(file, {})[0], "expected the shipped file to change nothing"
-    assert shipped.model.model_path == root / "assets" / "tiny"
+    assert shipped.model.model_path == root / DEFAULT
 
 
 @pytest.mark.parametrize("content", [PUBLIC, EXAMPLE], ids=["every key", "example file"])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from models.checkpoint.embedded import DEFAULT
 from tests.worker.config.settings_file import load, refused
 from worker.config.layers import setting_fields
 from worker.config.service import ROOT, Config
@@ -140,5 +141,5 @@ def test_a_two_part_model_path_is_looked_up_beside_the_file_then_at_the_root(fil
 def test_empty_paths_use_defaults(file: Path, empty: str | None) -> None:
     paths = {"model": {"model_path": empty, "pt_path": empty}, "audio": {"ref_audio_path": empty}}
     config, _ = load(file, paths)
-    assert config.model.model_path == ROOT / "assets" / "tiny", "expected the default where there must be a path"
+    assert config.model.model_path == ROOT / DEFAULT, "expected the default where there must be a path"
     assert config.model.pt_path is None and config.audio.ref_audio_path is None

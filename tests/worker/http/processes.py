@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
+from models.checkpoint.embedded import TINY
+
 ROOT = Path(__file__).parents[3]
 # Generous limits for a loaded machine with two slow cores; exceeding them means a hang.
 START_S, ANSWER_S, STOP_S = 240.0, 60.0, 60.0
@@ -40,7 +42,9 @@ class WorkerProcess:
     ):
         """folder: for its settings, caches and data. config: content of the settings file. program: a module."""
         path = folder / "config.json"
-        path.write_text(json.dumps(config or {}), encoding="utf-8")
+        given = dict(config or {})
+        given["model"] = {"model_path": str(ROOT / TINY), **given.get("model", {})}
+        path.write_text(json.dumps(given), encoding="utf-8")
         own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         own |= {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"), "DUOLOGUE_SERVICE_DATA_DIR": str(folder / "data")}
         command = [sys.executable, "-m", program, "--port", "0", "--config", str(path), "--device", "cpu", *flags]

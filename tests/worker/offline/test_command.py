@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from models.checkpoint.embedded import TINY
 from models.stages.context_mover import ContextMover
 from models.stages.unit_steps import UnitSteps
 from worker import media
@@ -29,8 +30,8 @@ from worker.start import voices
 
 RATE = 24_000
 # Speech takes most of the time: few tokens per unit and few solver steps.
-FAST = ["--euler-steps", "1", "--set", "max_new_speak_tokens_per_chunk=4"]
-QUIET = ["--force-listen", "1000"]
+FAST = ["--model", str(TINY), "--euler-steps", "1", "--set", "max_new_speak_tokens_per_chunk=4"]
+QUIET = ["--model", str(TINY), "--force-listen", "1000"]
 LISTEN_ROWS, PICTURE_ROWS = 13, 66
 
 

@@ -11,12 +11,13 @@ import soundfile
 import torch
 
 from assets.build_ref_audio import synthesize
+from models.checkpoint.embedded import TINY
 from models.errors import AudioError
 from models.token2wav.voice.voice_regions import VoiceRegions
 from tests.models.compare import assert_close
 from tests.models.token2wav.prompt.prompt_sounds import prompt
 from worker.config.compile import CompileConfig
-from worker.offline.options import DEFAULT_SOUND, TINY
+from worker.offline.options import DEFAULT_SOUND, ROOT
 from worker.start import voices
 
 
@@ -24,7 +25,7 @@ def test_networks_are_loaded_for_the_first_voice(monkeypatch) -> None:
     loads = []
     load = voices.load_voice_parts
     monkeypatch.setattr(voices, "load_voice_parts", lambda *args, **named: loads.append(args) or load(*args, **named))
-    cache = voices.Voices(TINY / "assets" / "token2wav")
+    cache = voices.Voices(ROOT / TINY / "assets" / "token2wav")
     assert not loads, "expected no networks loaded before the first voice"
     first, again = (cache.of(voices.ReferenceSound.read(DEFAULT_SOUND)) for _ in range(2))
     assert len(loads) == 1 and first.digest == again.digest
@@ -65,7 +66,7 @@ def test_compiled_networks_are_ready_before_the_first_voice_and_keep_their_threa
     monkeypatch.setattr(VoiceRegions, "compile", lambda _, **options: asked.append(options))
     monkeypatch.setattr(VoiceRegions, "uncaptured", noted)
     compiling = CompileConfig(enabled=True, voices=True, mode="max-autotune", dynamic=False)
-    folder = TINY / "assets" / "token2wav"
+    folder = ROOT / TINY / "assets" / "token2wav"
     made = voices.Voices(folder, compile=compiling)
     assert asked == [{"by_layer": True, "mode": "max-autotune", "dynamic": False}]
     assert len(threads) == 6, f"expected every bucket of both networks, got {len(threads)} runs"

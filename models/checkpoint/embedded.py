@@ -1,0 +1,6 @@
+"""The checkpoints that the repository contains, as paths below its root."""
+
+from pathlib import Path
+
+TINY = Path("assets/tiny")  # random weights: tests and benchmarks name it
+DEFAULT = TINY  # what programs run without a model
