@@ -260,5 +260,5 @@ class Passes:
 
 def _of_any_size(x: Tensor) -> Tensor:
     """x, of which the compiler takes no size of the first two dimensions as equal to another size."""
-    torch._dynamo.mark_dynamic(x, [dim for dim in (0, 1) if x.shape[dim] > 1])  # for one it makes another program
+    torch._dynamo.maybe_mark_dynamic(x, (0, 1))
     return x
