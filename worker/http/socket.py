@@ -181,8 +181,9 @@ class WorkerSockets:
             return end.reason
         finally:
             ended = tasks if link.taken.is_set() else (answering, *tasks)
-            if answering in ended:
+            if answering in ended:  # from here on no connection can take it, also while the tasks end
                 del self._talks[conversation]
+                self._keepers.pop(conversation, None)
             for task in ended:
                 task.cancel()
             await asyncio.gather(*ended, return_exceptions=True)

@@ -1,6 +1,9 @@
 """What a worker keeps for a gateway that is lost: any order of sending, reading, acknowledging and losing gateways."""
 
+import asyncio
 import hashlib
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +13,11 @@ from tests.worker.http.client_scripts import QUIET
 from tests.worker.http.processes import WorkerProcess
 from tests.worker.http.scripted_client import ScriptedClient
 from tests.worker.http.small_worker import N_SLOTS
+from worker.http.metrics import WorkerMetrics
 from worker.http.slot_keeper import KEPT_BYTES, KEPT_S, SlotKeeper
+from worker.http.socket import WorkerSockets
+from worker.http.socket_conversation import ConversationEnd
+from worker.protocol.codes import CloseCode, CloseReason
 from worker.protocol.messages import Paused, write
 from worker.protocol.takeover.slot_messages import KeepSlot, SlotTaken, TakeSlot
 from worker.protocol.wire import WireError
@@ -135,3 +142,50 @@ def test_a_slot_is_free_after_the_grace(worker: WorkerProcess) -> None:
         worker.wait_free(N_SLOTS)
         assert worker.health()["kept_sessions"] == 0
         assert worker.ask("/kept_session", post=body)[1] == {"kept": False}
+
+
+class EndingConversation:
+    """A conversation that asks, while its answers are cancelled, whether a gateway may take it."""
+
+    name, n_units, paused = "s", 0, False
+    end_if_cancelled = ConversationEnd(CloseCode.NORMAL, CloseReason.STOPPED)
+
+    def __init__(self, sockets: WorkerSockets):
+        self.outbox: asyncio.Queue[Any] = asyncio.Queue()
+        self.is_kept: list[bool] = []
+        self._sockets = sockets
+
+    async def start(self) -> None: ...
+
+    async def run(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.is_kept.append(self._sockets.keeps(self.name, digest("token"), ""))
+
+    def leave(self) -> None: ...
+
+
+def test_a_session_that_ends_cannot_be_taken_while_its_tasks_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next gateway would run the conversation, whose slot is given back, a second time."""
+    monkeypatch.setattr("worker.http.socket.until_gone", lambda _: asyncio.Event().wait())
+    sockets = WorkerSockets(SimpleNamespace(decoders=None), WorkerMetrics())  # type: ignore[arg-type]
+    conversation, kept = EndingConversation(sockets), []
+
+    async def serve() -> None:
+        async def receive() -> dict[str, Any]:
+            if not kept:
+                kept.append(write(terms("token")))
+                return {"type": "websocket.receive", "text": kept[0]}
+            kept.append(sockets.keeps("s", digest("token"), ""))
+            return {"type": "websocket.disconnect", "code": int(CloseCode.NORMAL)}
+
+        async def accept() -> None: ...
+
+        websocket: Any = SimpleNamespace(query_params={"session_id": "s"}, scope={}, receive=receive, accept=accept)
+        open_talk: Any = lambda *_: conversation  # noqa: E731
+        await sockets.serve(websocket, open_talk, keeps=True)
+
+    asyncio.run(serve())
+    assert kept[1:] == [True], f"expected a session that is kept until its connection is closed, got {kept[1:]}"
+    assert conversation.is_kept == [False], f"expected a session that nothing can take, got {conversation.is_kept}"
