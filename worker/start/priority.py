@@ -3,7 +3,7 @@
 Two nice values are raised, because each counts only on some systems:
 
 - that of the threads. A process needs CAP_SYS_NICE, or a limit RLIMIT_NICE that allows its present value, to return to
-  it, so others keep it;
+  it. A thread tries this first, because capabilities of a user namespace, as in a rootless container, do not count;
 - that of the autogroup, by which the kernel divides the CPU between sessions (setsid) outside of CPU cgroups. Any
   process may raise and restore it. It is changed only by a process that leads a session of its own.
 
@@ -13,7 +13,6 @@ For the same reason the priority is low for a limited time.
 
 import logging
 import os
-import resource
 import sys
 import threading
 import time
@@ -24,9 +23,6 @@ LOG = logging.getLogger(__name__)
 PROC = Path("/proc/self")
 LOW = 10  # nice value: about a tenth of the CPU time of a process at 0, if both want all of it
 MAX_LOW_S = 60.0  # a start that takes longer goes on at the priority from before: others use all of the CPU
-CAP_SYS_NICE = 23
-# RLIMIT_NICE is 20 minus the lowest nice value that a process may choose.
-RLIMIT_OFFSET = 20
 # The kernel accepts one write to an autogroup of the machine every 0.1 s, if the writer is no administrator.
 N_WRITES, WRITE_S = 50, 0.11
 
@@ -43,7 +39,7 @@ class StartPriority:
         self._proc, self._lock = proc, threading.Lock()
         self._thread_nice = self._group_nice = None
         if sys.platform == "linux":
-            self._thread_nice = _restorable_nice(proc)
+            self._thread_nice = _restorable_nice()
             self._group_nice = _own_autogroup_nice(proc)
         if self._thread_nice is not None:
             os.setpriority(os.PRIO_PROCESS, 0, LOW)
@@ -96,16 +92,24 @@ def _nice_of(thread: int) -> int | None:
     return None
 
 
-def _restorable_nice(proc: Path) -> int | None:
-    """The nice value of this process, if it is below `LOW` and the process may return to it; None otherwise."""
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
-    with suppress(OSError, ValueError):
-        soft, _ = resource.getrlimit(resource.RLIMIT_NICE)
-        fields = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines() if ":" in line)
-        is_able = bool(int(fields.get("CapEff", "0"), 16) >> CAP_SYS_NICE & 1)
-        is_able = is_able or soft == resource.RLIM_INFINITY or soft >= RLIMIT_OFFSET - nice
-        return nice if is_able and nice < LOW else None
-    return None
+def _restorable_nice() -> int | None:
+    """The nice value of this thread, if it is below `LOW` and the process may return to it; None otherwise."""
+    nice, tried = os.getpriority(os.PRIO_PROCESS, 0), threading.Event()
+
+    def lower_and_restore() -> None:  # on Linux the value of one thread
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, LOW)
+            os.setpriority(os.PRIO_PROCESS, 0, nice)
+            tried.set()
+
+    if nice >= LOW:
+        return None
+    thread = threading.Thread(target=lower_and_restore, name="nice")
+    thread.start()
+    thread.join()
+    while (PROC / "task" / str(thread.native_id)).exists():  # `join` returns shortly before the thread has ended
+        time.sleep(0.001)
+    return nice if tried.is_set() else None
 
 
 def _own_autogroup_nice(proc: Path) -> int | None:

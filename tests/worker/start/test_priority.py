@@ -60,9 +60,15 @@ def test_priority_is_low_until_it_is_restored_or_for_a_limited_time(limit_s: flo
 
 
 def test_process_that_could_not_return_keeps_its_priority(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "status").write_text("CapEff:\t0000000000000000\n")
-    monkeypatch.setattr("resource.getrlimit", lambda _: (0, 0))
-    before = state()
+    def refuse(which: int, who: int, nice: int) -> None:
+        """As the kernel for a process without CAP_SYS_NICE, also if a user namespace reports it."""
+        if nice < os.getpriority(which, who):
+            raise PermissionError(13, "Permission denied")
+        set_priority(which, who, nice)
+
+    (tmp_path / "status").write_text("CapEff:\t000001ffffffffff\n")
+    set_priority, before = os.setpriority, state()
+    monkeypatch.setattr(os, "setpriority", refuse)
     priority = StartPriority(tmp_path)
     assert (str(priority), state()) == ("not possible on this system", before), f"expected {before}, got {state()}"
 
