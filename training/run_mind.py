@@ -37,7 +37,7 @@ from training.talker.checkpoint import write_random
 SAVE_S = 60.0
 LOG_S = 10.0
 MAX_WAIT_S = 60.0  # for records of all tasks
-WAIT_S = 0.1  # between looks for records at the start
+WAIT_S = 0.1  # between polls for records at the start
 END_S = 6.0  # kept for the last save
 MEASURE_SHARE, MAX_MEASURE_S = 0.06, 40.0  # of a call's time, for the figures at its end
 FIRST_NUMBER = 10_000_000  # records of a call begin at a multiple of this

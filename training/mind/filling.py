@@ -8,7 +8,7 @@ import torch
 from training.mind.pool import Pool, Stored
 from training.mind.produce import Producers
 
-TAKE_S = 0.25  # between looks for new records
+TAKE_S = 0.25  # between polls for new records
 
 
 class PoolFiller:

@@ -4,6 +4,7 @@ Sound, pictures and phonemes lie in rings on the device, where the newest replac
 """
 
 import random
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class Pool:
         self.clips = Ring(sizes.clip_samples, (), torch.int16, device)
         self._buckets: dict[str, dict[int, list[Stored]]] = defaultdict(dict)
         self.n_added: dict[str, int] = defaultdict(int)
+        self._lock = threading.Lock()  # of the lists in `_buckets`
 
     def add(self, records: Iterable[Record]) -> list[Stored]:
         """Store records. Returns: them as they are stored."""
@@ -98,10 +100,11 @@ class Pool:
             added.append(stored)
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
-        for stored in added:
-            task = stored.record.task
-            self._buckets[task].setdefault(len(stored.record.ids) // BUCKET_ROWS, []).append(stored)
-            self.n_added[task] += 1
+        with self._lock:
+            for stored in added:
+                task = stored.record.task
+                self._buckets[task].setdefault(len(stored.record.ids) // BUCKET_ROWS, []).append(stored)
+                self.n_added[task] += 1
         return added
 
     def has(self, task: str) -> bool:
@@ -121,8 +124,9 @@ class Pool:
             if self._is_alive(bucket[at]):
                 drawn.append(bucket[at])
             else:
-                bucket[at] = bucket[-1]
-                bucket.pop()
+                with self._lock:
+                    bucket[at] = bucket[-1]
+                    bucket.pop()
         return drawn or self.draw(task, n_rows, rng)
 
     def batch(self, drawn: Sequence[Stored]) -> Batch:
