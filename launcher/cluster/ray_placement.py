@@ -22,7 +22,7 @@ LOG = logging.getLogger(__name__)
 NAMESPACE, CONTROLLER = "duologue", "controller"
 # Ray's own resource of the head node, where authority and controller run.
 HEAD: tuple[tuple[str, float], ...] = (("node:__internal_head__", 0.001),)
-LOOK_S = 0.5
+POLL_S = 0.5
 UNAVAILABLE_S = 30.0  # time for which an actor may not answer before it counts as lost
 
 
@@ -140,7 +140,7 @@ class RayPlacement:
 
 
 class ControllerActor:
-    """The controller inside an actor: a thread checks the cluster every `LOOK_S` seconds.
+    """The controller inside an actor: a thread checks the cluster every `POLL_S` seconds.
 
     Args:
         plan: what should run.
@@ -164,7 +164,7 @@ class ControllerActor:
                     self._controller.poll()
             except Exception:
                 LOG.exception("error in the controller")
-            time.sleep(max(0.05, LOOK_S - (time.monotonic() - begun)))
+            time.sleep(max(0.05, POLL_S - (time.monotonic() - begun)))
 
     def describe(self) -> dict[str, Any]:
         """The state of all programs."""

@@ -108,7 +108,7 @@ class Relay:
         if self._journal is not None:
             self._client.n_frames = frames_of(self._link)
         self._n_up = 0  # messages forwarded to the worker
-        self._told: tuple[object, ...] | None = None  # what the worker knows of the session's resumption
+        self._reported: tuple[object, ...] | None = None  # terms of the last `keep_slot`
 
     def hold(self) -> bool:
         """Forward nothing more to the worker, which has answered everything. Returns: False if the session is over."""
@@ -216,7 +216,7 @@ class Relay:
                 return WorkerClose(CloseCode.NORMAL, "")  # the worker keeps its socket open for further turns
 
     async def _keep_slot(self) -> None:
-        """Send the worker what it needs to keep the session without this gateway, if it does not know it yet."""
+        """Send the worker `keep_slot`, if its terms have changed since the last one."""
         if self._journal is None or KEPT_FIELD not in self._lease.worker.health:
             return
         identity = self._session.identity
@@ -224,9 +224,9 @@ class Relay:
         if message is None:
             return
         offsets = message.number - message.n_frames, message.received - self._n_up
-        told = (message.tokens, message.acknowledged, offsets)
-        if told != self._told:
-            self._told = told
+        terms = (message.tokens, message.acknowledged, offsets)
+        if terms != self._reported:
+            self._reported = terms
             with suppress(ConnectionClosed):  # the read task ends with the close code
                 await self._link.send(write(message))
 

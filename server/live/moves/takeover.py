@@ -98,7 +98,7 @@ async def end_kept(http: httpx.AsyncClient, worker: Worker, session_id: str, kep
         http: client for the workers.
         worker: the one that may have kept the session.
         session_id: of the session.
-        kept: what the worker was told.
+        kept: the terms of the worker's last `keep_slot`.
     """
     body = {"session_id": session_id, "token": kept.tokens[0], "owner": kept.owner}
     with suppress(httpx.HTTPError):  # a worker that is down keeps nothing

@@ -34,7 +34,7 @@ class Scene:
     """An authority with workers of one slot each, or of `slots`."""
 
     def __init__(self, *slots: int, known: tuple[str, ...] = (), max_queue: int = 9):
-        self.clock, self.told = Clock(), dict[str, list[FromAuthority]]()
+        self.clock, self.sent = Clock(), dict[str, list[FromAuthority]]()
         self.authority = Authority(
             Workers((), self.clock, self.clock),
             Queue(max_queue, self.clock, self.clock),
@@ -54,17 +54,17 @@ class Scene:
         self.authority.workers.record_health(worker, body("BUSY", total, free))
 
     def connect(self, name: str, *claims: Claim) -> GatewayRecord:
-        told = self.told.setdefault(name, [])
+        sent = self.sent.setdefault(name, [])
         hello = Hello(gateway=name, address=f"{name}:1", claims=list(claims))
-        return self.authority.connect(hello, lambda message: told.append(message))
+        return self.authority.connect(hello, lambda message: sent.append(message))
 
     def submit(self, gateway: GatewayRecord, ticket: str, **fields: Any) -> Claim:
         claim = claimed(ticket, **fields)
         self.authority.submit(gateway, Submit(claim=claim))
         return claim
 
-    def heard(self, name: str, kind: type[FromAuthority]) -> list[Any]:
-        return [one for one in self.told[name] if isinstance(one, kind)]
+    def sent_to(self, name: str, kind: type[FromAuthority]) -> list[Any]:
+        return [one for one in self.sent[name] if isinstance(one, kind)]
 
     @property
     def waiting(self) -> list[str]:
@@ -104,14 +104,14 @@ def test_messages_about_tickets_of_other_gateways_do_nothing() -> None:
 def test_submit_is_repeated_by_the_claim_and_counts_once() -> None:
     scene = Scene(1)
     gateway = scene.connect("g", claimed("t"))
-    assert [one.ticket for one in scene.heard("g", Granted)] == ["t"], "expected the lost `submit` to get the slot"
+    assert [one.ticket for one in scene.sent_to("g", Granted)] == ["t"], "expected the lost `submit` to get the slot"
     scene.submit(gateway, "t")
-    assert len(scene.heard("g", Granted)) == 1 and len(gateway.entries) == 1, f"expected one ticket, got {gateway}"
+    assert len(scene.sent_to("g", Granted)) == 1 and len(gateway.entries) == 1, f"expected one ticket, got {gateway}"
     scene.submit(gateway, "u", limit=1, owner="o")
     scene.submit(gateway, "u", limit=1, owner="o")
     scene.connect("other", claimed("v", limit=1, owner="o"))
-    assert scene.heard("other", TicketRefused), "expected the limit to apply to a repeated ticket, got none"
-    assert scene.waiting == ["u"] and not scene.heard("g", TicketRefused), "expected one ticket, got a refusal"
+    assert scene.sent_to("other", TicketRefused), "expected the limit to apply to a repeated ticket, got none"
+    assert scene.waiting == ["u"] and not scene.sent_to("g", TicketRefused), "expected one ticket, got a refusal"
 
 
 def test_claimed_slot_is_kept_and_the_slot_of_a_session_from_before_is_not_counted_twice() -> None:
@@ -123,7 +123,7 @@ def test_claimed_slot_is_kept_and_the_slot_of_a_session_from_before_is_not_count
     scene.connect("g", held("t"))
     assert scene.workers[0].leases == [lease], "expected the lease to be kept, got another one"
     scene.connect("g", claimed("t", number=7))
-    assert len(scene.heard("g", Granted)) == 1, "expected a slot for the ticket that waits again, got none"
+    assert len(scene.sent_to("g", Granted)) == 1, "expected a slot for the ticket that waits again, got none"
     scene.connect("g")
     assert (gateway.entries, scene.workers[0].leases) == ({}, []), f"expected tickets without a claim to end: {gateway}"
 
@@ -177,12 +177,12 @@ def test_limit_counts_sessions_but_neither_spare_slots_nor_moves() -> None:
     scene.submit(gateway, "spare", owner="o", limit=1, is_spare=True)
     scene.submit(gateway, "move", owner="o", moves="a")
     scene.submit(gateway, "other", owner="p", limit=1)
-    assert {one.ticket for one in scene.heard("g", Granted)} == {"a", "spare", "move", "other"}
+    assert {one.ticket for one in scene.sent_to("g", Granted)} == {"a", "spare", "move", "other"}
     scene.authority.finish(gateway, Finish(ticket="other"))
     scene.submit(gateway, "b", owner="o", limit=2)
-    assert scene.heard("g", TicketRefused) == [], "expected a second session below the limit, got a refusal"
+    assert scene.sent_to("g", TicketRefused) == [], "expected a second session below the limit, got a refusal"
     scene.submit(gateway, "c", owner="o", limit=2)
-    assert scene.heard("g", TicketRefused) == [TicketRefused(ticket="c", why="sessions")]
+    assert scene.sent_to("g", TicketRefused) == [TicketRefused(ticket="c", why="sessions")]
 
 
 def test_refused_ticket_of_a_full_queue_leaves_nothing() -> None:
@@ -190,7 +190,7 @@ def test_refused_ticket_of_a_full_queue_leaves_nothing() -> None:
     gateway = scene.connect("g")
     scene.submit(gateway, "a")
     scene.submit(gateway, "b")
-    assert scene.heard("g", TicketRefused) == [TicketRefused(ticket="b", why="queue_full")]
+    assert scene.sent_to("g", TicketRefused) == [TicketRefused(ticket="b", why="queue_full")]
     assert list(gateway.entries) == ["a"], f"expected one ticket, got {list(gateway.entries)}"
 
 
@@ -200,10 +200,10 @@ def test_no_slot_is_assigned_before_all_known_gateways_have_claimed_theirs() -> 
     scene.submit(first, "new")
     scene.submit(first, "move", moves="old")
     scene.authority.poll()
-    assert scene.heard("first", Granted) == [], "expected no slot while the other gateway may claim it, got one"
-    assert scene.heard("first", TicketRefused) == [TicketRefused(ticket="move", why="busy")]
+    assert scene.sent_to("first", Granted) == [], "expected no slot while the other gateway may claim it, got one"
+    assert scene.sent_to("first", TicketRefused) == [TicketRefused(ticket="move", why="busy")]
     scene.connect("second")
-    assert not scene.authority.is_recovering and [one.ticket for one in scene.heard("first", Granted)] == ["new"]
+    assert not scene.authority.is_recovering and [one.ticket for one in scene.sent_to("first", Granted)] == ["new"]
 
 
 def test_free_slot_goes_to_the_earlier_ticket() -> None:
@@ -213,7 +213,7 @@ def test_free_slot_goes_to_the_earlier_ticket() -> None:
         scene.submit(gateway, ticket)
     scene.report(scene.workers[0], 2, 1)  # free, and not assigned yet
     scene.submit(gateway, "c")
-    assert [one.ticket for one in scene.heard("g", Granted)] == ["a", "b"], "expected the order of arrival"
+    assert [one.ticket for one in scene.sent_to("g", Granted)] == ["a", "b"], "expected the order of arrival"
 
 
 def test_swap_needs_a_slot_and_returns_the_other_one() -> None:
@@ -250,7 +250,7 @@ def test_waiting_ticket_is_cancelled_by_its_owner_only(owner: str | None, is_can
     scene.submit(gateway, "b", owner="o")
     for ticket in ("a", "b"):
         scene.authority.cancel(Cancel(ticket=ticket, owner=owner))
-    assert scene.heard("g", Cancelled) == ([Cancelled(ticket="b")] if is_cancelled else []), "of the waiting one only"
+    assert scene.sent_to("g", Cancelled) == ([Cancelled(ticket="b")] if is_cancelled else []), "of the waiting one only"
     assert len(scene.workers[0].leases) == 1, "expected the session with a slot to stay"
 
 
@@ -283,7 +283,7 @@ def test_session_is_located_at_other_gateways_only() -> None:
     for gateway, ticket in ((mine, "a"), (other, "b")):
         scene.submit(gateway, ticket, session="s")
     scene.authority.locate(mine, "s")
-    assert scene.heard("mine", Located) == [Located(session="s", addresses=["other:1"])]
+    assert scene.sent_to("mine", Located) == [Located(session="s", addresses=["other:1"])]
 
 
 def test_durations_of_spare_slots_do_not_count() -> None:
@@ -292,4 +292,4 @@ def test_durations_of_spare_slots_do_not_count() -> None:
     scene.submit(gateway, "spare", is_spare=True)
     scene.authority.finish(gateway, Finish(ticket="spare", n_units=3, held_s=9.0))
     assert scene.authority.eta.measured["omni_duplex"].n == 0, "expected no sample, got one"
-    assert scene.heard("g", Reclaim) == []
+    assert scene.sent_to("g", Reclaim) == []
