@@ -121,11 +121,12 @@ def run(call: Call) -> int:
     log({"stage": call.stage, "continues": found, "progress": learner.progress, "device": str(call.device)})
     pool = Pool(PoolSizes.of_bytes(call.pool_bytes), call.device)
     held_out = Pool(PoolSizes.of_bytes(HELD_OUT_BYTES[call.device.type]), call.device)
-    producers = Producers(_producer_plan(call, examples, learner), call.producers)
-    filler = PoolFiller(producers, pool, held_out)
+    producers, filler = Producers(_producer_plan(call, examples, learner), call.producers), None
     try:
+        filler = PoolFiller(producers, pool, held_out)
         if call.sight_seconds:
             _train_sight(call, learner, producers, log)
+            filler.check()
         n_steps = _train(call, learner, producers, filler, pool, end, log)
         filler.stop()
         filler.check()
@@ -136,7 +137,8 @@ def run(call: Call) -> int:
         log({"stopped": True, "step": learner.step_number})
         return 0
     finally:
-        filler.stop()
+        if filler is not None:
+            filler.stop()
         producers.stop()
 
 
