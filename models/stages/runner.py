@@ -60,6 +60,16 @@ class Rows:
         in_order = [rows for _, rows in sorted(media, key=lambda span: span[0])]
         return cls(table, torch.cat(in_order), torch.from_numpy(is_row))
 
+    @classmethod
+    def joined(cls, spans: Sequence["Rows"]) -> "Rows":
+        """One or more spans after each other."""
+        ids = torch.cat([span.ids for span in spans])
+        media = [span.media for span in spans if span.media is not None]
+        if not media:
+            return cls(ids)
+        marks = [torch.zeros(len(one), dtype=torch.bool) if one.is_row is None else one.is_row for one in spans]
+        return cls(ids, torch.cat(media), torch.cat(marks))
+
     def __len__(self) -> int:
         return self.ids.shape[0]
 

@@ -1,8 +1,8 @@
 """One client's full-duplex conversation: passes its messages to the engine and answers each of them, both in order.
 
 Messages wait in an inbox. Units are decoded on a thread; the next unit is sent to the engine after the previous one is
-answered (`backlog: keep`) or immediately (`catch_up`, where units only listen until none is waiting). An interrupt
-takes effect when it is received and is answered in order. Contains no sockets, JSON or tensors.
+answered (`backlog: keep`) or immediately (`catch_up`, where units only listen until none is waiting; units that are
+decided). An interrupt takes effect when it is received and is answered in order. Contains no sockets, JSON or tensors.
 """
 
 import asyncio
@@ -67,8 +67,8 @@ class DuplexConversation:
     def __init__(self, service: Service, metrics: WorkerMetrics, name: str):
         self.name, self._service, self._metrics = name, service, metrics
         self.outbox: asyncio.Queue[tuple[Message, Spec]] = asyncio.Queue()
-        self.paused = False
-        self.n_units = 0
+        self.paused = self._turn_open = self._interrupting = False
+        self.n_units = self._n_parts = 0
         self.end_if_cancelled = ConversationEnd(CloseCode.NORMAL, "cancelled")
         self._lease: SlotLease | None = None
         self._session: SessionHandle | None = None
@@ -80,15 +80,11 @@ class DuplexConversation:
         self._pause_ends: float | None = None
         self._pause_timeout = 0.0
         self._idle = IdleClock(service.settings.idle_timeout, self._loop.time)
-        self._pauses = PauseListener()
-        self._frames = WaitingFrames(service.settings.max_backlog)
+        self._pauses, self._frames = PauseListener(), WaitingFrames(service.settings.max_backlog)
         self._inserting: asyncio.Future[InsertedText | Failure] | None = None
-        self._counters = TurnCounters()
+        self._answered, self._counters = asyncio.Event(), TurnCounters()
         self._in_flight: deque[UnitClock] = deque()
-        self._answered = asyncio.Event()
-        self._turn_open = self._interrupting = False
         self._decided: DecidedUnit | None = None  # decisions of the next unit
-        self._n_parts = 0
 
     async def start(self) -> None:
         """Open a session in a slot. Raises: SlotError without a free slot within 5 s; StateError; EngineError."""
@@ -175,7 +171,8 @@ class DuplexConversation:
             if self._prepared and not self.paused:
                 await decode_ahead(self._service.decoders, self._handle, self._frames, picture)
             return None
-        await self._wait_in_flight(0)
+        if not isinstance(message, Decided):
+            await self._wait_in_flight(0)
         match message:
             case WireError():
                 raise message
@@ -270,7 +267,7 @@ class DuplexConversation:
     # --- units ---------------------------------------------------------------------------------
 
     async def _unit(self, chunk: AudioChunk, received: float) -> None:
-        keep = self._spec.backlog == "keep"
+        keep = self._spec.backlog == "keep" and self._decided is None
         await self._wait_in_flight(0 if keep else self._handle.max_waiting_units - 1)
         decided, self._decided = self._decided, None
         clock = UnitClock(received, time.monotonic(), is_replay=decided is not None)
@@ -283,8 +280,11 @@ class DuplexConversation:
             self._in_flight.append(clock)
             try:
                 trial = await self._pauses.trial_of(chunk)
-                sending = send_unit(self._service.decoders, self._handle, chunk, frames, trial, decided)
-                await asyncio.wrap_future(await sending)
+                queued = await send_unit(self._service.decoders, self._handle, chunk, frames, trial, decided)
+                if decided is None:
+                    await asyncio.wrap_future(queued)
+                else:  # the engine rebuilds several at once; one that it refuses comes after an error that ends this
+                    ignore_result(queued)
             except BaseException:
                 if clock in self._in_flight:  # a failing engine sends a Failure for the unit before refusing it
                     self._in_flight.remove(clock)

@@ -11,6 +11,7 @@ from worker.loop.batch_runner import BatchRunner, RewindingStage
 from worker.loop.duplex_job import DuplexJob
 from worker.loop.early.headroom import Headroom
 from worker.loop.job import Job
+from worker.loop.replay.unfed_rows import UnfedRows
 from worker.loop.results import ReplyResult, UnitResult
 from worker.loop.window import Drop, Rebuild
 
@@ -18,9 +19,9 @@ from worker.loop.window import Drop, Rebuild
 class FinishStage:
     """run: finish jobs that are complete."""
 
-    def __init__(self, batch: BatchRunner, headroom: Headroom):
-        """headroom: receives the times of units."""
-        self._batch, self._unit_steps, self._headroom = batch, batch.unit_steps, headroom
+    def __init__(self, batch: BatchRunner, headroom: Headroom, unfed: UnfedRows):
+        """headroom: receives the times of units. unfed: rows that an eviction needs in the context."""
+        self._batch, self._unit_steps, self._headroom, self._unfed = batch, batch.unit_steps, headroom, unfed
 
     def run(self, jobs: list[Job]) -> None:
         """Emit the results of `jobs`, then close their units."""
@@ -36,6 +37,7 @@ class FinishStage:
             evictions: dict[Job, deque[Drop | Rebuild]] = {}
             for job in jobs:
                 self._batch.guard(job, self._close, evictions)
+            self._unfed.feed([job for job in self._live(jobs) if evictions[job]])
             # A unit that is evicted itself must be in the context as a whole first.
             closing = [
                 job
@@ -69,7 +71,7 @@ class FinishStage:
             event = job.fail(job.error) if job.error is not None else job.result()
             if isinstance(event, UnitResult | ReplyResult):
                 n_rows = self._unit_steps.context_len(job.slot) - job.session.n_early_rows
-                event = replace(event, context_len=n_rows)
+                event = replace(event, context_len=n_rows + self._unfed.n_rows(job.session))
             job.session.move("generate")
             job.session.send(event)
             self._batch.observer.result_sent(job.session.id, event)
@@ -106,7 +108,8 @@ class FinishStage:
 
     def _check_context_len(self, job: Job) -> None:
         """The window's count of rows equals that of the cache."""
-        expected, held = job.expected_context_len(), self._unit_steps.context_len(job.slot)
+        expected = job.expected_context_len()
+        held = self._unit_steps.context_len(job.slot) + self._unfed.n_rows(job.session)
         assert expected in (None, held), f"session {job.session.id}: the window counts {expected} rows, {held} are held"
 
 

@@ -48,8 +48,7 @@ class Sessions:
         self, unit_steps: UnitSteps, language: Language, voices: VoiceManager, loop: UnitLoop, config: EngineConfig
     ):
         self._unit_steps, self._language, self._voices, self._loop = unit_steps, language, voices, loop
-        self._config = config
-        self._open: dict[str, Session] = {}
+        self._config, self._open = config, dict[str, Session]()
         self._prompts = Prompts(unit_steps, language.tokenizer, loop.observer, config.snapshots)
         self._n_opened = 0
         if config.early_prefill:
@@ -128,6 +127,7 @@ class Sessions:
         unit_steps, slot = self._unit_steps, session.slot
         self._config.check_session(config)
         unit_steps.empty(slot)
+        self._loop.unfed.forget(session)
         unit_steps.reserve(slot, self._config.rows_of(config))
         session.reset(config, self._audio_buffer(config), self._window(slot, config))
         session.set_seed(self.seed(config))
@@ -232,6 +232,7 @@ class Sessions:
         for session in list(self._open.values()):
             if session.closes_when_idle and not session.is_busy:
                 self._end(session)
+            self._loop.unfed.feed_due(session)
             if session.waiting and not session.is_busy:
                 if isinstance(first := session.waiting[0], UnitInput) and first.early is not None:
                     early.append(session)
@@ -264,9 +265,9 @@ class Sessions:
 
         Raises: OrderError while a unit runs; SettingError for a value that the engine refuses and for a setting that
             only `prepare` can change; ContextOverflowError if the prompt or a larger unit does not fit; AudioError;
-            as `VoiceManager.adjust`. After an error of the device while rows move, the session is new and its slot
-            empty.
+            as `VoiceManager.adjust`. After an error of the device while rows move, the session is new, its slot empty.
         """
+        self._loop.unfed.feed_idle(session)
         if session.phase is not SessionPhase.READY:
             raise OrderError(f"session {session.id}: adjust", expected="a session between units", got=session.phase)
         remove_early_rows(self._unit_steps, session)
@@ -343,8 +344,7 @@ class Sessions:
         """
         if not session.is_live:
             raise OrderError(f"session {session.id}: break", expected="a prepared session", got=session.phase)
-        # A job that stops now needs no request.
-        session.request_interrupt(on and not self._loop.interrupt(session))
+        session.request_interrupt(on and not self._loop.interrupt(session))  # a job that stops now needs none
 
     # --- close ---------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from models.stages.step_types import Chosen
 from worker.loop.batch_runner import BatchRunner, RewindingStage
 from worker.loop.early.early_prefill import remove_early_rows
 from worker.loop.job import Job, JobPhase
+from worker.loop.replay.unfed_rows import UnfedRows
 
 PERIOD = 8  # iterations for one part while other jobs come first
 MAX_SEARCHES = 4  # that share a step, so that a step stays short; later ones wait until one of them ends
@@ -28,9 +29,9 @@ MAX_UNIT_AGE_S = 0.5  # a unit that is in flight for longer gets all of the time
 class TextStages:
     """prefill: encode and feed the rows of new units and sample their first token. decode: one token per job."""
 
-    def __init__(self, batch: BatchRunner):
-        self._batch, self._unit_steps = batch, batch.unit_steps
-        self._encode = _Encode(batch)
+    def __init__(self, batch: BatchRunner, unfed: UnfedRows):
+        self._batch, self._unit_steps, self._unfed = batch, batch.unit_steps, unfed
+        self._encode = _Encode(batch, unfed)
 
     # --- prefill -------------------------------------------------------------------------------
 
@@ -39,9 +40,7 @@ class TextStages:
         if not jobs:
             return
         new = self.begin([job for job in jobs if job.phase is JobPhase.START])
-        for job, rows in self._batch.run_with_retry(new, self._encode):
-            job.set_rows(rows)
-            job.session.take_early_rows()  # they are part of the unit now
+        self._unfed.take(self._batch.run_with_retry(new, self._encode))
         by_size: dict[int, list[Job]] = defaultdict(list)
         for job in jobs:
             if job.rows is not None and job in self._batch.jobs:
@@ -59,8 +58,8 @@ class TextStages:
     def _begin(self, job: Job) -> None:
         if not job.lay_out():
             return
-        n_early, limit = job.session.n_early_rows, self._unit_steps.capacity(job.slot)
-        held, new = self._unit_steps.context_len(job.slot) - n_early, len(job.layout.ids)
+        n_ahead, limit = self._unfed.n_rows(job.session) - job.session.n_early_rows, self._unit_steps.capacity(job.slot)
+        held, new = self._unit_steps.context_len(job.slot) + n_ahead, len(job.layout.ids)
         if held + new > limit:
             what = f"context of session {job.session.id}"
             raise ContextOverflowError(what, expected=f"at most {limit} rows", got=f"{held} and {new} more")
@@ -285,8 +284,8 @@ def _unusable_logits(job: Job) -> NumericsError:
 class _Encode:
     """Encodes the media of new jobs. Result: the rows that each job's prefill feeds."""
 
-    def __init__(self, batch: BatchRunner):
-        self._batch, self._unit_steps = batch, batch.unit_steps
+    def __init__(self, batch: BatchRunner, unfed: UnfedRows):
+        self._batch, self._unit_steps, self._unfed = batch, batch.unit_steps, unfed
         self._vision_stream = SideStream(batch.unit_steps.device)
 
     def run(self, jobs: list[Job]) -> list[Rows]:
@@ -307,7 +306,8 @@ class _Encode:
             ]
             rows, n_early = Rows.mixed(layout.ids, own), job.session.n_early_rows
             observer.images_encoded(job.session.id, own_images)
-            observer.rows_fed(job.session.id, "prefill", unit_steps.context_len(job.slot) - n_early, rows)
+            first = unit_steps.context_len(job.slot) - n_early + self._unfed.n_rows(job.session)
+            observer.rows_fed(job.session.id, "prefill", first, rows)
             spans.append(rows.cut(n_early, len(rows)))
         return spans
 

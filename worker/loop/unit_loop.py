@@ -31,6 +31,7 @@ from worker.loop.finish_stage import FinishStage
 from worker.loop.job import Job, JobPhase
 from worker.loop.observer import Observer
 from worker.loop.order.first_sound import FirstSoundOrder
+from worker.loop.replay.unfed_rows import UnfedRows
 from worker.loop.session import Session
 from worker.loop.sound_stage import SoundStage
 from worker.loop.speech_stages import SpeechStages
@@ -41,7 +42,7 @@ REST_S = 1e-4  # sleep while only speech tokens or sound are in flight
 
 
 class UnitLoop:
-    """All jobs in flight over one set of slots. pictures: images of later units."""
+    """All jobs in flight over one set of slots. pictures: images of later units. unfed: rows of rebuilt units."""
 
     def __init__(
         self,
@@ -64,7 +65,8 @@ class UnitLoop:
         headroom = self._headroom = Headroom()
         self._early = EarlyUnits(unit_steps, voices, self.observer, clock, headroom)
         self.pictures = EarlyPictures(unit_steps.early_images, clock)
-        self._text, self._finish = TextStages(self._batch), FinishStage(self._batch, headroom)
+        self.unfed = UnfedRows(self._batch)
+        self._text, self._finish = TextStages(self._batch, self.unfed), FinishStage(self._batch, headroom, self.unfed)
         self._background = BackgroundPrefill(self._batch, self._text)
         self._search = SearchStage(self._batch)
         self._yielding = YieldingStage(self._batch, self._text)

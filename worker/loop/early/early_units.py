@@ -17,6 +17,7 @@ from worker.loop.early.early_prefill import remove_early_rows
 from worker.loop.early.headroom import Headroom
 from worker.loop.job import Job, JobPhase
 from worker.loop.observer import Observer
+from worker.loop.replay.unfed_rows import UnfedRows
 from worker.loop.text_stages import TextStages
 from worker.loop.voice_manager import VoiceManager
 
@@ -38,7 +39,7 @@ class EarlyUnits:
         self._headroom, self._clock = headroom, clock
         self._kept = KeptSlots(unit_steps)
         self._runner = _TrialRunner(unit_steps, voices, observer, clock)
-        self._text = TextStages(self._runner)
+        self._text = TextStages(self._runner, UnfedRows(self._runner))
 
     def run(self, job: EarlyJob, in_flight: Sequence[Job], n_sessions: int) -> bool:
         """Run a unit's prefill and first token.

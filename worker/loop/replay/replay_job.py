@@ -1,4 +1,4 @@
-"""Units whose decisions are known: they rebuild a context in one prefill each, without sampling and without speech."""
+"""Units whose decisions are known: they rebuild a context by prefills, without sampling and without speech."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

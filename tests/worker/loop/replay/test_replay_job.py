@@ -1,12 +1,18 @@
 """A context rebuilt from inputs and decisions equals the one that it replaces, with greedy and with sampled tokens."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
+from unittest import mock
 
 import pytest
 import torch
+from hypothesis import example, settings
+from hypothesis import given as given_by
+from hypothesis.strategies import booleans, builds, lists
 
 from tests.worker.loop.engines import (
     ALOUD,
+    OFF,
     QUIET,
     Director,
     SmallEngine,
@@ -16,8 +22,8 @@ from tests.worker.loop.engines import (
     short_speech,
 )
 from worker.config.session import SessionConfig, WindowConfig
-from worker.loop.results import Failure, UnitResult
-from worker.loop.session import Session, UnitInput
+from worker.loop.results import DecidedUnit, Failure, UnitResult
+from worker.loop.session import Session, TextInput, UnitInput
 
 N_BEFORE, N_AFTER = 8, 2
 WINDOW = WindowConfig(mode="basic", high_tokens=140, low_tokens=90)
@@ -112,10 +118,99 @@ def test_a_context_is_rebuilt_from_any_unit_whose_turn_begins_there(engine: Smal
     engine.close_all()
 
 
+class Given(NamedTuple):
+    """One unit of a conversation that is rebuilt. is_cut: an interrupt ends its text. is_piece: it fills no second."""
+
+    has_picture: bool = False
+    listens: bool = False
+    is_cut: bool = False
+    is_piece: bool = False
+
+    def input(self, number: int) -> UnitInput:
+        pictures = (number,) if self.has_picture else ()
+        return make_unit(number, 800 if self.is_piece else 16_000, pictures=pictures, force_listen=self.listens)
+
+
+@settings(max_examples=4, deadline=None, derandomize=True, database=None)
+@given_by(
+    units=lists(builds(Given, booleans(), booleans(), booleans(), booleans()), min_size=5, max_size=12),
+    evicts=booleans(),
+)
+@example(units=[Given()] * 12, evicts=False)
+@example(units=[Given(has_picture=number % 3 == 1, is_piece=number == 4) for number in range(10)], evicts=True)
+def test_units_rebuilt_together_equal_those_rebuilt_one_by_one(
+    engine: SmallEngine, units: list[Given], evicts: bool
+) -> None:
+    """Results, rows, window, sampler and later tokens; rows of several units share a prefill."""
+    config = GREEDY.model_copy(update={"window": WINDOW if evicts else OFF})
+    live = engine.open("three", config)
+    results = []
+    for number, unit in enumerate(units):
+        engine.sessions.unit(live, unit.input(number))
+        engine.sessions.break_speech(live, unit.is_cut)
+        engine.settle()
+        [*_, result] = engine.take("three")
+        assert isinstance(result, UnitResult), f"unit {number}: expected a result, got {result}"
+        results.append(result)
+        live.request_interrupt(False)
+    engine.sessions.close(live)
+
+    rebuilt, n_calls = [], []
+    for is_together in (False, True):
+        again = engine.open("three", config)
+        inputs = [unit.input(number) for number, unit in enumerate(units)]
+        with mock.patch.object(engine.unit_steps, "feed", wraps=engine.unit_steps.feed) as feed:
+            for unit, result in zip(inputs, results, strict=True):
+                unit.decided = result.decided or DecidedUnit(1, 0, (), ())
+                engine.sessions.unit(again, unit)
+                if not is_together:
+                    engine.settle()
+            engine.settle()
+        n_calls.append(feed.call_count)
+        events = engine.take("three")
+        seen = [(one.index, one.tokens, one.context_len) for one in events if isinstance(one, UnitResult)]
+        expected = [(one.index, one.tokens, one.context_len) for one in results]
+        assert seen == expected, f"together: {is_together}, expected {expected}, got {seen}"
+        assert_mirrors(engine.unit_steps, again.slot)
+        keys = engine.unit_steps.save(again.slot)[0]
+        later = play_one(engine, again, len(units))
+        rebuilt.append((keys, engine.unit_steps.counters(again.slot)._replace(tail=None), later))
+        engine.sessions.close(again)
+    (keys, *others), (keys_together, *others_together) = rebuilt
+    assert others == others_together, f"expected {others}, got {others_together}"
+    assert keys.shape == keys_together.shape and torch.allclose(keys, keys_together, atol=1e-4)
+    if not evicts and not any(unit.has_picture for unit in units):
+        assert 2 * n_calls[1] <= n_calls[0], f"expected at most half of {n_calls[0]} prefills, got {n_calls[1]}"
+    engine.close_all()
+
+
+def test_rows_that_wait_are_fed_before_a_text_and_after_a_unit_that_fails(engine: SmallEngine) -> None:
+    config = GREEDY.model_copy(update={"window": OFF})
+    live = engine.open("four", config)
+    results = [engine.run_unit(live, number) for number in range(3)]
+    engine.sessions.close(live)
+    held = []
+    for is_together in (False, True):
+        again = engine.open("four", config)
+        for number, result in enumerate(results):
+            decided = result.decided if number < 2 else result.decided._replace(sampled=(10**6,))
+            engine.send(again, number, decided=decided)
+            if not is_together:
+                engine.settle()
+        engine.sessions.insert_text(again, TextInput(tuple(engine.sessions.text_ids("user", "Hello.")), 0.0))
+        engine.settle()
+        kinds = [type(event).__name__ for event in engine.take("four")]
+        assert kinds == ["UnitResult", "UnitResult", "Failure", "InsertedText"], kinds
+        held.append(engine.unit_steps.save(again.slot)[0])
+        engine.sessions.close(again)
+    assert held[0].shape == held[1].shape and torch.allclose(*held, atol=1e-4), (held[0].shape, held[1].shape)
+    engine.close_all()
+
+
 def play_one(engine: SmallEngine, session: Session, number: int) -> tuple[int, tuple[int, ...], str]:
     engine.sessions.unit(session, given(number))
     engine.settle()
-    result = [*engine.take("one"), *engine.take("one again")][-1]
+    result = [event for name in ("one", "one again", "three") for event in engine.take(name)][-1]
     assert isinstance(result, UnitResult), result
     return result.index, result.tokens, result.text
 
