@@ -4,6 +4,7 @@ File formats are in `models.checkpoint`.
 """
 
 import re
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from models.checkpoint.precision import UNQUANTIZED, Kind, Precision
 from models.checkpoint.public_int4 import PublicInt4
 from models.checkpoint.quantized import QuantizedMatrix, quantize
 from models.errors import SettingsError
-from models.layers.weights import Mismatch, assign_and_drop, on_meta, tensor_shapes
+from models.layers.weights import Mismatch, assign_each, on_meta, tensor_shapes
 from models.omni import OmniModel
 
 # Patterns of other spellings and their replacements, applied in this order to every stored name.
@@ -82,15 +83,23 @@ def load_model(
         return _place(data, device, weight_dtype(name, dtype), precision.kind_of(name, expected[name]), copied)
 
     expected = tensor_shapes(model)
-    tensors = {name: place(name, tensor) for name, tensor in overrides.items()}
     n_bytes = sum(tensor.n_bytes for tensor in stored.values())
     show = n_bytes > _PROGRESS_FROM_BYTES if progress is None else progress
     names = {tensor: name for name, tensor in stored.items()}
-    with tqdm(total=n_bytes, desc=f"load {path.name}", unit="B", unit_scale=True, disable=not show) as bar:
-        for tensor, data in read_tensors(stored.values()):
-            tensors[names[tensor]] = place(names[tensor], data)
-            bar.update(tensor.n_bytes)
-    return assign_and_drop(model, tensors, device, dtype)
+
+    def weights() -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
+        while overrides:
+            name, override = overrides.popitem()
+            yield name, place(name, override)
+        with tqdm(total=n_bytes, desc=f"load {path.name}", unit="B", unit_scale=True, disable=not show) as bar:
+            for tensor, data in read_tensors(stored.values()):
+                placed = place(names[tensor], data)
+                del data  # pages of the file that are mapped
+                yield names[tensor], placed
+                del placed
+                bar.update(tensor.n_bytes)
+
+    return assign_each(model, weights(), device, dtype)
 
 
 def build_on_meta(config: OmniConfig) -> OmniModel:

@@ -4,6 +4,7 @@ The scale of the weights keeps activations finite; the output has no meaning.
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from models.checkpoint.config import OmniConfig
 from models.checkpoint.precision import UNQUANTIZED, Precision
 from models.checkpoint.quantized import QuantizedMatrix, quantize
-from models.layers.weights import assign_and_drop
+from models.layers.weights import assign_each
 from models.load import build_on_meta, weight_dtype
 from models.omni import OmniModel
 
@@ -30,12 +31,14 @@ def random_model(
     """
     model = build_on_meta(config)
     generator = torch.Generator(device).manual_seed(seed)
-    tensors: dict[str, Tensor | QuantizedMatrix] = {}
-    for name, meta in model.state_dict().items():
-        drawn = _draw(name, torch.empty(meta.shape, dtype=weight_dtype(name, dtype), device=device), generator)
-        kind = precision.kind_of(name, tuple(meta.shape))
-        tensors[name] = drawn if kind is None else quantize(drawn, kind)
-    return assign_and_drop(model, tensors, device, dtype)
+
+    def weights() -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
+        for name, meta in model.state_dict().items():
+            drawn = _draw(name, torch.empty(meta.shape, dtype=weight_dtype(name, dtype), device=device), generator)
+            kind = precision.kind_of(name, tuple(meta.shape))
+            yield name, drawn if kind is None else quantize(drawn, kind)
+
+    return assign_each(model, weights(), device, dtype)
 
 
 def _draw(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:

@@ -64,15 +64,11 @@ class QuantizedLinear(Derived):
         self._packed = None
 
     def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:
-        self.packed_key = torch.tensor(-1)
-        if (
-            self.kind == "int8"
-            and torch.device(device).type == "cpu"
-            and torch.backends.quantized.engine in INT8_ENGINES
-        ):
+        is_packable = torch.device(device).type == "cpu" and torch.backends.quantized.engine in INT8_ENGINES
+        if self._packed is None and self.kind == "int8" and is_packable:
             self._packed = _Packed(self.weight)
-            self.packed_key = torch.tensor(self._packed.key)
             self.register_parameter("values", None)
+        self.packed_key = torch.tensor(-1 if self._packed is None else self._packed.key)
 
     def forward(self, x: Tensor) -> Tensor:
         if self._packed is None:

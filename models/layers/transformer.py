@@ -19,7 +19,7 @@ class Derived(nn.Module):
     """A module with constants computed from its hyper-parameters or weights.
 
     They are non-persistent buffers: absent from the checkpoint, and without data after a build on the meta device.
-    `assign_weights` calls `derive` once after it has assigned the weights.
+    `assign_weights` calls `derive` after it has assigned the weights; of a quantised layer, as soon as it has its own.
     """
 
     def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:

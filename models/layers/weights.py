@@ -73,25 +73,28 @@ def assign_weights(
 
     A linear layer whose weight is a quantised matrix becomes a `QuantizedLinear`.
     """
-    return assign_and_drop(model, dict(tensors), device, dtype)
+    return assign_each(model, tensors.items(), device, dtype)
 
 
-def assign_and_drop(
-    model: Tree, tensors: dict[str, Tensor | QuantizedMatrix], device: torch.device | str, dtype: torch.dtype
+def assign_each(
+    model: Tree, weights: Iterable[tuple[str, Tensor | QuantizedMatrix]], device: torch.device | str, dtype: torch.dtype
 ) -> Tree:
-    """As `assign_weights`; empties `tensors`, so that layers free what they replace by a form of their own."""
+    """As `assign_weights`, of weights that are made one after another.
+
+    A layer that replaces its matrix by a form of its own does so before the next weight is made, and frees the matrix.
+    """
     plain: dict[str, Tensor] = {}
-    while tensors:
-        name, tensor = tensors.popitem()
-        if isinstance(tensor, QuantizedMatrix):
+    for name, weight in weights:
+        if isinstance(weight, QuantizedMatrix):
             place = name.removesuffix(".weight")
-            model.set_submodule(place, QuantizedLinear.of(model.get_submodule(place), tensor))
-            parts = {"values": tensor.values, "scale": tensor.scale, "zeros": tensor.zeros}
-            plain |= {f"{place}.{part}": one for part, one in parts.items() if one is not None}
-            del parts
+            layer = QuantizedLinear.of(model.get_submodule(place), weight)
+            del weight
+            with torch.no_grad():
+                layer.derive(device, dtype)
+            model.set_submodule(place, layer)
+            plain |= {f"{place}.{part}": one.data for part, one in layer.named_parameters() if part != "bias"}
         else:
-            plain[name] = tensor
-        del tensor
+            plain[name] = weight
     model.load_state_dict(plain, strict=True, assign=True)
     plain.clear()
     model.requires_grad_(False).eval()

@@ -1,13 +1,18 @@
 """Linear layers with quantised weights in PyTorch operations, and the CPU's int8 product."""
 
+import weakref
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.checkpoint.precision import Kind
-from models.checkpoint.quantized import KINDS, quantize
-from models.layers.quantized import QuantizedLinear
+from models import load
+from models.checkpoint.precision import PRESETS, Kind
+from models.checkpoint.quantized import KINDS, QuantizedMatrix, quantize
+from models.layers.quantized import INT8_ENGINES, QuantizedLinear
+from models.load import load_model
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -46,3 +51,20 @@ def test_rows_of_an_int8_product_do_not_depend_on_each_other() -> None:
     assert layer(x[:0]).shape == (0, 40)
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     assert torch.equal(compiled(x[1:2]), want)
+
+
+@pytest.mark.skipif(torch.backends.quantized.engine not in INT8_ENGINES, reason="no packed int8 products")
+def test_int8_matrices_of_a_cpu_are_packed_one_by_one(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    def quantize_and_count(tensor: Tensor, kind: Kind) -> QuantizedMatrix:
+        alive.append(sum(one() is not None for one in made))
+        matrix = quantize(tensor, kind)
+        made.append(weakref.ref(matrix.values))
+        return matrix
+
+    monkeypatch.setattr(load, "quantize", quantize_and_count)
+    load_model(tiny, precision=PRESETS["int8"])
+    assert len(alive) > 10
+    assert not any(alive), f"expected no unpacked matrix when the next one is made, got up to {max(alive)}"
