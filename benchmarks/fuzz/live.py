@@ -36,6 +36,7 @@ from worker.protocol.messages import Partial, Result, Spec
 SLOTS = 16
 SOUND_TOLERANCE = 1e-4
 BURST, QUIET_S, ANSWER_S, CLOSE_S, SETTLE_S = 30, 0.3, 4.0, 30.0, 60.0
+LOG_LINES = 40  # of a found error
 NEIGHBOUR_UNITS = 8
 BROKEN = re.compile(r'"(code|type)": ?"(internal|internal_error|engine)"')
 ABNORMAL, INTERNAL = 1006, 1011
@@ -294,8 +295,11 @@ class LiveFuzz:
         for program in (self._gateway, self._worker):
             if not program.process.is_running():
                 self.found.append(f"{program.name}: expected it to run, got its end")
-            errors = [line for line in program.log.splitlines() if " ERROR " in line or "Traceback" in line]
-            self.found += [f"log of {program.name}: {line[:300]}" for line in errors[:10]]
+            lines = program.log.splitlines()
+            errors = [number for number, line in enumerate(lines) if " ERROR " in line or "Traceback" in line]
+            for number in errors[:10]:
+                text = "\n".join(line[:300] for line in lines[max(0, number - 2) : number + LOG_LINES])
+                self.found.append(f"log of {program.name}:\n{text}")
 
 
 def main(arguments: list[str] | None = None) -> None:
