@@ -67,8 +67,16 @@ class SlotKeeper:
         self._n_frames = self._offset = 0  # messages on this connection; number of a message, less its place there
         self._n_bytes = self._n_received = 0
 
-    def keep(self, message: KeepSlot) -> None:
-        """Take the terms of the gateway, and the numbers that it has given to messages."""
+    def keep(self, link: GatewayLink, message: KeepSlot) -> None:
+        """Take the terms of the gateway, and the numbers that it has given to messages.
+
+        Args:
+            link: the gateway's connection. Another one may have taken the conversation since it sent the message, which
+                then changes nothing.
+            message: the terms.
+        """
+        if link.taken.is_set():
+            return
         change = message.number - message.n_frames - self._offset
         if change:
             last = 0 if self.terms is None else message.n_frames + self._offset

@@ -154,7 +154,7 @@ class WorkerSockets:
     ) -> str:
         """Run a conversation over one connection. Returns: its outcome, for metrics and the log."""
         answering = self._talks.get(conversation) or asyncio.create_task(conversation.run())
-        reading = asyncio.create_task(_read(websocket, conversation, keeper, self._service.decoders))
+        reading = asyncio.create_task(_read(websocket, conversation, keeper, link, self._service.decoders))
         writing = asyncio.create_task(_write(websocket, conversation, keeper, link))
         watching = asyncio.create_task(until_gone(websocket))
         taken = asyncio.create_task(link.taken.wait())
@@ -277,7 +277,9 @@ async def _is_kept(
         await asyncio.gather(keeping, given_up, return_exceptions=True)
 
 
-async def _read(websocket: WebSocket, conversation: Talk, keeper: SlotKeeper, decoders: DecodingThreads) -> int:
+async def _read(
+    websocket: WebSocket, conversation: Talk, keeper: SlotKeeper, link: GatewayLink, decoders: DecodingThreads
+) -> int:
     """Pass each message to the conversation, until the client disconnects. Returns: the close code."""
     held = bytes_of(websocket)
     while True:
@@ -293,7 +295,7 @@ async def _read(websocket: WebSocket, conversation: Talk, keeper: SlotKeeper, de
             held.add(n_held)
         try:
             if isinstance(data, str) and data.startswith(KEEP_FIRST):
-                keeper.keep(KEEP_SLOT.read_text(data))
+                keeper.keep(link, KEEP_SLOT.read_text(data))
                 continue
             if n_bytes > LONG_MESSAGE:
                 message = await decoders.run(_parse, conversation, data)

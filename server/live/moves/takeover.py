@@ -82,10 +82,18 @@ async def _find(slots: SlotWait, session_id: str, token: str, owner: str) -> Wor
                 await asyncio.sleep(POLL_S)
     asked = [one for one in workers.all if not one.health or KEPT_FIELD in one.health]
     body = {"session_id": session_id, "token": token, "owner": owner}
-    answers = await asyncio.gather(*(_ask(slots.http, worker, body) for worker in asked))
-    for worker, has_it in zip(asked, answers, strict=True):
-        if has_it:
-            return worker
+    asking = [asyncio.create_task(_has_kept(slots.http, worker, body)) for worker in asked]
+    answers: list[bool | None] = []
+    try:
+        for answering in asyncio.as_completed(asking):
+            worker, has_it = await answering
+            if has_it:  # without the answers of slower workers
+                return worker
+            answers.append(has_it)
+    finally:
+        for one in asking:
+            one.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
     if not workers.all or None in answers:
         raise TakeoverError(session_id, expected="answers of all workers", got="none of some")
     return None
@@ -104,6 +112,11 @@ async def end_kept(http: httpx.AsyncClient, worker: Worker, session_id: str, kep
     with suppress(httpx.HTTPError):  # a worker that is down keeps nothing
         address = f"http://{worker.address}/kept_session/end"
         await http.post(address, json=body, headers=dict(worker.headers), timeout=ASK_S)
+
+
+async def _has_kept(http: httpx.AsyncClient, worker: Worker, body: dict[str, str]) -> tuple[Worker, bool | None]:
+    """A worker, and whether it has kept a session; None if it does not answer."""
+    return worker, await _ask(http, worker, body)
 
 
 async def _ask(http: httpx.AsyncClient, worker: Worker, body: dict[str, str]) -> bool | None:

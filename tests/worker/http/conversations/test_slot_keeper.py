@@ -44,13 +44,15 @@ def test_only_the_valid_tokens_and_the_key_of_the_session_take_it() -> None:
     keeper = SlotKeeper()
     keeper.add("prepared", "pcm16")
     assert not keeper.accepts(digest("one"), ""), "expected nothing to be kept without terms"
-    keeper.keep(terms("one", owner="key:a"))
+    keeper.keep(keeper.newest, terms("one", owner="key:a"))
     tried = (("one", "key:a"), ("one", "key:b"), ("one", "address:::1"), ("two", "key:a"), ("", "key:a"))
     assert [keeper.accepts(digest(token), owner) for token, owner in tried] == [True, False, False, False, False]
     before = keeper.newest
     taken(keeper, "one", 1, "two", "one", owner="key:a")
     assert before.taken.is_set() and not keeper.newest.taken.is_set()
-    keeper.keep(terms("two", owner="key:a", n_frames=0))  # the client has the new token
+    keeper.keep(before, terms("old", owner="key:a"))  # was on its way when the other gateway took the session
+    assert not keeper.accepts(digest("old"), "key:a"), "expected the terms of a connection that was replaced to be left"
+    keeper.keep(keeper.newest, terms("two", owner="key:a", n_frames=0))  # the client has the new token
     with pytest.raises(WireError, match="newest token"):
         taken(keeper, "one", 1, "three", owner="key:a")
     with pytest.raises(WireError, match="at most 1"):
@@ -64,7 +66,7 @@ def test_the_oldest_messages_are_dropped_and_counted() -> None:
     second = '{"type":"result","audio_data":"' + "A" * 128_000 + '"}'  # of float32
     for _ in range(2):
         keeper.add(second, "pcm16")
-    keeper.keep(terms("one"))
+    keeper.keep(keeper.newest, terms("one"))
     now[0] = KEPT_S + 1
     keeper.add("new", "pcm16")
     answer, messages = taken(keeper, "one", 0, "two")
@@ -86,7 +88,9 @@ def test_a_client_receives_each_message_once_whatever_gateways_are_lost(events: 
     n_received = n_sent = 0
 
     def tell() -> None:
-        keeper.keep(terms("t", received=n_sent, n_frames=n_read, number=number, acknowledged=acknowledged))
+        keeper.keep(
+            keeper.newest, terms("t", received=n_sent, n_frames=n_read, number=number, acknowledged=acknowledged)
+        )
 
     tell()
     for event in [*events, "lose"]:
