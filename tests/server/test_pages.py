@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[AsgiClient]:
     app = FastAPI()
-    app.add_middleware(RequestGuard, origins=Origins(()))
+    app.add_middleware(RequestGuard, origins=Origins(()), count=lambda _: None)
     app.add_middleware(OpenIdentity)
     add_pages(app, Apps(), RecordingStore(folder / "none"), folder)
     async with asgi_client(app) as http:
@@ -171,7 +171,7 @@ def test_mobile_live_page_follows_its_app(folder: Path) -> None:
     apps = Apps()
     apps.set_enabled("omni", False)
     app = FastAPI()
-    app.add_middleware(RequestGuard, origins=Origins(()))
+    app.add_middleware(RequestGuard, origins=Origins(()), count=lambda _: None)
     app.add_middleware(OpenIdentity)
     add_pages(app, apps, RecordingStore(folder / "none"), folder)
 
