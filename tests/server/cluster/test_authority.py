@@ -394,16 +394,16 @@ def test_a_slot_ends_the_wait_at_once_after_another_one() -> None:
 
 
 def test_a_gateway_that_was_away_hears_that_a_session_needs_its_spare_slot() -> None:
-    clock, told = Clock(), []
+    clock, sent = Clock(), []
     workers = Workers((), clock, clock)
     authority = Authority(workers, Queue(MAX_QUEUE), Eta(EtaConfig()), max_spare=1, clock=clock)
     workers.record_health(authority.add_worker(WorkerAddress("w", 1)), body("IDLE", 1, 1))
     spare = Claim(ticket="spare", number=0, request_type="chat", session="s", owner="", is_spare=True)
-    away = authority.connect(Hello(gateway="away", claims=[spare]), told.append)
-    [granted] = [one for one in told if isinstance(one, Granted)]
+    away = authority.connect(Hello(gateway="away", claims=[spare]), sent.append)
+    [granted] = [one for one in sent if isinstance(one, Granted)]
     authority.disconnect(away, away.tell)
     other = authority.connect(Hello(gateway="other"), lambda _: None)
     authority.submit(other, Submit(claim=spare.model_copy(update={"ticket": "session", "is_spare": False})))
     held = spare.model_copy(update={"number": granted.number, "worker": granted.worker})
-    authority.connect(Hello(gateway="away", claims=[held]), told.append)
-    assert Reclaim(ticket="spare") in told, f"expected the slot to be reclaimed, got {told}"
+    authority.connect(Hello(gateway="away", claims=[held]), sent.append)
+    assert Reclaim(ticket="spare") in sent, f"expected the slot to be reclaimed, got {sent}"
