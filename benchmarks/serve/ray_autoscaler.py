@@ -4,8 +4,10 @@
 
 Starts a head without room for workers, and Ray's autoscaler, whose nodes are processes on this machine with room for
 one worker each. One live session uses the only slot of the first worker, so a second worker and its node are added;
-the worker goes after the session. Whether Ray then removes the node is not waited for: with its provider of local
-nodes it was not seen to. Needs the extra `cluster`. It ends with `ray stop`, which stops every Ray of the machine.
+the worker is removed after the session has ended. The benchmark does not wait until Ray removes the node: with Ray's
+provider of local nodes this was not observed. Needs the extra `cluster`. At the end it calls `ray stop`, which stops
+all Ray processes of the machine.
+
 Prints one JSON object.
 """
 
