@@ -20,10 +20,14 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="niceness of thr
 
 
 def state() -> dict[str, object]:
-    """Nice values of all threads of this process, and of its autogroup."""
-    group = PROC / "autogroup"
+    """Nice values of all threads of this process, and of its autogroup.
+
+    The file of the autogroup may be missing, or empty where a CPU cgroup takes its place.
+    """
+    file = PROC / "autogroup"
+    group = file.read_text().split() if file.exists() else []
     threads = {os.getpriority(os.PRIO_PROCESS, int(name)) for name in os.listdir(PROC / "task")}
-    return {"threads": sorted(threads), "group": group.read_text().split()[-1] if group.exists() else None}
+    return {"threads": sorted(threads), "group": group[-1] if group else None}
 
 
 def report(limit_s: float) -> None:
