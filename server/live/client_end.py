@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from server.live.inbox import ByteBudget, ClientDisconnected, Data
+from server.live.inbox import ClientDisconnected
 from server.live.resumption import MessageJournal, ResumeTokens
 from worker.protocol.codec import peek_header
 from worker.protocol.codes import ErrorCode
@@ -26,6 +26,7 @@ from worker.protocol.gateway_messages import (
     SessionResumed,
 )
 from worker.protocol.messages import Error, write
+from worker.protocol.takeover.message_bytes import ByteBudget, Data
 from worker.protocol.takeover.slot_messages import KeepSlot, SlotTaken
 from worker.protocol.wire import WireError, json_text, read_object
 

@@ -8,8 +8,8 @@ import logging
 import time
 from pathlib import Path
 
-from server.live.inbox import Data
 from worker.protocol.messages import ClientDiagnostic
+from worker.protocol.takeover.message_bytes import Data
 from worker.protocol.wire import WireError, json_text, read_object
 
 LOG = logging.getLogger(__name__)

@@ -15,13 +15,14 @@ from server.access.identity import Identity
 from server.dispatch.dispatcher import QueuePosition
 from server.dispatch.workers import WorkerLease
 from server.live.closes import BUSY, CANCELLED, DRAINING, SessionEnd
-from server.live.inbox import ByteBudget, ClientDisconnected
+from server.live.inbox import ClientDisconnected
 from server.live.kinds import Kind, new_session_id
 from server.live.live_sessions import LiveSession
 from server.live.recorder import Recorder
 from server.live.slot_wait import SlotWait
 from server.live.worker_link import OPEN_TIMEOUT_S, WorkerLostError, probe
 from server.recording.recordings import Recordings
+from worker.protocol.takeover.message_bytes import ByteBudget
 
 BUSY_STATUSES = frozenset({429, 503})  # the worker has no free slot after all
 MAX_BODIES = 512 * 2**20  # bytes of all requests that wait or run

@@ -5,16 +5,12 @@ and TCP flow control stops the client. Does not parse messages.
 """
 
 import asyncio
-import sys
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from worker.protocol.held_bytes import ConnectionBytes
-
-Data = str | bytes
-OVERHEAD = 256  # bytes of memory counted for each message on top of its own size, so that empty ones count too
+from worker.protocol.takeover.message_bytes import ByteBudget, Data, size_of
 
 
 class ReceivedMessage(NamedTuple):
@@ -27,18 +23,6 @@ class ReceivedMessage(NamedTuple):
 
 class ClientDisconnected(Exception):
     """The client closed the connection or lost it."""
-
-
-@dataclass
-class ByteBudget:
-    """Memory limit shared by all inboxes, in bytes. An inbox may hold one message even if the budget is used up."""
-
-    max_bytes: int
-    used: int = 0
-
-    @property
-    def is_exhausted(self) -> bool:
-        return self.used >= self.max_bytes
 
 
 class Inbox:
@@ -123,8 +107,3 @@ class Inbox:
         self._budget.used += n
         if self._held is not None:
             self._held.add(n)
-
-
-def size_of(data: Data) -> int:
-    """Bytes of memory that a message takes. A character of text takes up to four."""
-    return sys.getsizeof(data) + OVERHEAD

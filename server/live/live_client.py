@@ -9,12 +9,13 @@ from starlette.websockets import WebSocket
 from server.access.identity import Identity
 from server.live.client_end import Attachment, ClientEnd
 from server.live.closes import REPLACED, RESUME_EXPIRED, SocketClose
-from server.live.inbox import Data, Inbox
+from server.live.inbox import Inbox
 from server.live.live_sessions import LiveSession
 from server.live.recorder import Recorder
 from server.metrics import GatewayMetrics
 from worker.protocol.codes import CloseCode
 from worker.protocol.gateway_messages import ResumeSession
+from worker.protocol.takeover.message_bytes import Data
 
 FINAL_CODES = (CloseCode.NORMAL, CloseCode.GOING_AWAY, CloseCode.NO_STATUS)  # of a client that does not come back
 

@@ -17,16 +17,17 @@ from websockets.exceptions import ConnectionClosed
 
 from server.dispatch.workers import WorkerLease, Workers
 from server.live.client_end import ClientEnd
-from server.live.inbox import Data, ReceivedMessage
+from server.live.inbox import ReceivedMessage
 from server.live.kinds import LAST_MESSAGES, Kind
 from server.live.live_sessions import LiveSession
-from server.live.moves.session_journal import DECIDED, KEEP, SessionJournal
 from server.live.recorder import STAMPED, Recorder
 from server.live.worker_link import WorkerDrainsError, WorkerLostError, frames_of
 from server.metrics import GatewayMetrics
 from worker.protocol.codec import peek_header
 from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
 from worker.protocol.messages import Error, Paused, Prepared, Result, Resumed, write
+from worker.protocol.takeover.message_bytes import Data
+from worker.protocol.takeover.session_journal import DECIDED, KEEP, SessionJournal
 from worker.protocol.takeover.slot_messages import KEPT_FIELD
 
 FRAGMENT = 2**20  # characters or bytes

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from starlette.websockets import WebSocket
 
-from server.live.inbox import ByteBudget, ClientDisconnected, Data, size_of
+from server.live.inbox import ClientDisconnected
 from worker.protocol.codes import ErrorCode
 from worker.protocol.gateway_messages import RESUME_CLIENT, ResumeSession
+from worker.protocol.takeover.message_bytes import ByteBudget, Data, size_of
 from worker.protocol.takeover.message_sound import output_sound_s
 from worker.protocol.wire import WireError
 

@@ -6,10 +6,9 @@ Sends only messages about the queue, errors and close codes of its own. Everythi
 import asyncio
 import logging
 import secrets
-from contextlib import suppress
 from functools import partial
 
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 from websockets.asyncio.client import ClientConnection
 
 from models.errors import SettingsError
@@ -33,14 +32,14 @@ from server.live.closes import (
     worker_lost,
 )
 from server.live.diagnostics import Diagnostics
-from server.live.inbox import ByteBudget, ClientDisconnected, Data, Inbox
+from server.live.inbox import ClientDisconnected, Inbox
 from server.live.kinds import Kind, request_type_of
 from server.live.live_client import LiveClient, OtherGateways, read_messages, wait_for_return
 from server.live.live_sessions import LiveSession
 from server.live.moves.handover import Handover
 from server.live.moves.moving import move_session
-from server.live.moves.session_journal import MAX_BYTES_TOTAL, SessionJournal
 from server.live.moves.takeover import TakenSession, TakeoverError, take_session
+from server.live.own_messages import CLOSE_TIMEOUT_S, close_socket, send_own
 from server.live.recorder import Recorder
 from server.live.relay import MessageSource, Relay, RelayEnds, Successor
 from server.live.resumption import KEPT_BYTES_TOTAL, refused_token, resume_request
@@ -48,11 +47,12 @@ from server.live.slot_wait import SlotWait
 from server.live.streaming import CLOSE, PREFILL, STOP, TurnIdleError, TurnSource, kind_of
 from server.live.worker_link import WorkerDrainsError, WorkerLostError, close_link, open_link
 from server.recording.recordings import Recordings
-from worker.protocol.codec import Message
 from worker.protocol.codes import CloseReason, ErrorCode
 from worker.protocol.connection import bytes_of, until_gone
 from worker.protocol.gateway_messages import RESUME_QUERY, QueueDone
-from worker.protocol.messages import Error, write
+from worker.protocol.messages import Error
+from worker.protocol.takeover.message_bytes import ByteBudget, Data
+from worker.protocol.takeover.session_journal import MAX_BYTES_TOTAL, SessionJournal
 from worker.protocol.wire import WireError
 
 LOG = logging.getLogger(__name__)
@@ -60,7 +60,6 @@ MB = 2**20
 MAX_BUFFERED = 32 * MB  # from one client before it has a slot
 MAX_BUFFERED_TOTAL = 512 * MB
 MAX_IN_FLIGHT = MB  # from one client with a slot, while its worker is slower than the client
-CLOSE_TIMEOUT_S = 2.0
 REQUEST_TIMEOUT_S = 300.0  # from the handshake of a chat to its request, which a slow client uploads for minutes
 REASONS = frozenset(CloseReason)
 MAX_LOSSES = 5  # workers that one session may lose
@@ -104,12 +103,12 @@ class GatewaySockets:
             await self._resume(websocket, session_id)
             return
         if self._live.draining:
-            await self._close(websocket, DRAINING)
+            await close_socket(websocket, DRAINING, self._metrics)
             return
         try:
             needs = needs_of(websocket.query_params)
         except SettingsError as error:
-            await self._close(websocket, bad_labels(error))
+            await close_socket(websocket, bad_labels(error), self._metrics)
             return
         session = LiveSession(session_id, kind, identity_of(websocket), needs=needs)
         inbox = Inbox(self._budget, MAX_BUFFERED, bytes_of(websocket))
@@ -149,15 +148,15 @@ class GatewaySockets:
             self._metrics.record_connection_end(CLIENT_GONE.how)
             return
         except SessionEnd as end:
-            await self._close(websocket, end.close)
+            await close_socket(websocket, end.close, self._metrics)
             return
         except TakeoverError as error:
             LOG.warning("session %s: %s", session_id, error)
-            await self._close(websocket, TRY_RESUME_AGAIN)
+            await close_socket(websocket, TRY_RESUME_AGAIN, self._metrics)
             return
         except WireError as error:
             self._metrics.record_resumption("refused")
-            await self._close(websocket, resume_refused(error))
+            await close_socket(websocket, resume_refused(error), self._metrics)
             return
         client.inbox.move(bytes_of(websocket))
         self._metrics.record_resumption("resumed")
@@ -197,7 +196,7 @@ class GatewaySockets:
         """Serve a session until it is over, or goes on over another connection."""
         try:
             close = await self._run_tasks(client, connection, running)
-            await self._close(connection.websocket, close)
+            await close_socket(connection.websocket, close, self._metrics)
         finally:
             if not connection.replaced.is_set():
                 client.recorder.end()
@@ -296,7 +295,7 @@ class GatewaySockets:
             except (WireError, TurnIdleError) as error:
                 message = Error.of(error, ErrorCode.BAD_MESSAGE)
                 self._metrics.record_error(message.code)
-                await _send(client.end.newest.websocket, message)
+                await send_own(client.end.newest.websocket, message)
                 if isinstance(error, TurnIdleError):
                     continue
             await inbox.get()
@@ -323,7 +322,7 @@ class GatewaySockets:
             session.handover = handover = Handover(self._slots, pending, connect, client.end, journal)
         try:
             if taken is None:
-                lease, link = await self._slots.open(pending, connect, partial(_send, client.end.newest.websocket))
+                lease, link = await self._slots.open(pending, connect, partial(send_own, client.end.newest.websocket))
             else:
                 lease, link, is_first = taken.lease, taken.link, False
                 self._metrics.record_session_start(request_type, 0.0)
@@ -362,7 +361,7 @@ class GatewaySockets:
         graceful = True
         try:
             if is_first:
-                await _send(client.end.newest.websocket, QueueDone())
+                await send_own(client.end.newest.websocket, QueueDone())
 
             def intercept(data: Data) -> bool:
                 return client.end.acknowledge(data) or self._diagnostics.intercept(data, client.diagnostics_name)
@@ -380,21 +379,3 @@ class GatewaySockets:
             raise
         finally:
             await close_link(ends.link, graceful=graceful)
-
-    async def _close(self, websocket: WebSocket, close: SocketClose) -> None:
-        self._metrics.record_connection_end(close.how)
-        with suppress(TimeoutError, WebSocketDisconnect, RuntimeError, ClientDisconnected):
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                if close.error is not None:
-                    self._metrics.record_error(close.error.code)
-                    await _send(websocket, close.error)
-                await websocket.close(close.code, close.reason)
-
-
-async def _send(websocket: WebSocket, message: Message) -> None:
-    text = write(message)
-    assert isinstance(text, str), "expected a message without sound"
-    try:
-        await websocket.send_text(text)
-    except (WebSocketDisconnect, RuntimeError):
-        raise ClientDisconnected from None

@@ -4,17 +4,16 @@ Decides which messages of the client belong to the turn. Contains no relay.
 """
 
 import asyncio
-import re
 
 from models.errors import ModelError
 from server.live.closes import CLOSED, SessionEnd
-from server.live.inbox import Data, Inbox, ReceivedMessage
+from server.live.inbox import Inbox, ReceivedMessage
 from worker.protocol.codes import ErrorCode
+from worker.protocol.takeover.message_bytes import TYPE_FIRST, Data
 from worker.protocol.wire import WireError, read_object
 
 PREFILL, GENERATE, STOP, CLOSE = "prefill", "generate", "stop", "close"
 IDLE_S = 60.0  # between a `prefill` and the next message, while the turn holds a slot
-TYPE_FIRST = re.compile(r'\s*\{\s*"type"\s*:\s*"([a-z_]{1,40})"')
 # The public implementation's worker keeps its context between turns and clients; a turn here starts with a new one.
 NEW_CONTEXT = '{"clear_kv_cache":true,'
 

@@ -13,10 +13,10 @@ from websockets.protocol import State
 
 from models.errors import ModelError
 from server.dispatch.workers import Worker, WorkerLease
-from server.live.inbox import Data
 from server.live.kinds import Kind
 from worker.protocol.codes import CloseCode
 from worker.protocol.connection import MAX_FRAME
+from worker.protocol.takeover.message_bytes import Data
 from worker.protocol.takeover.slot_messages import TAKE_QUERY
 
 PROBE_TIMEOUT_S = 1.0  # a responsive worker answers within milliseconds

@@ -25,7 +25,6 @@ from server.dispatch.queue import Needs, RequestType
 from server.dispatch.workers import Worker, WorkerLease
 from server.doors.errors import ApiError
 from server.live.closes import BUSY, CANCELLED, DRAINING, SessionEnd
-from server.live.inbox import ByteBudget
 from server.live.kinds import Kind, new_session_id
 from server.live.live_sessions import LiveSession
 from server.live.recorder import Recorder
@@ -37,6 +36,7 @@ from worker.protocol.codec import Message
 from worker.protocol.codes import ErrorCode
 from worker.protocol.gateway_messages import Queued, QueueUpdate
 from worker.protocol.messages import Error, Timeout
+from worker.protocol.takeover.message_bytes import ByteBudget
 from worker.protocol.wire import json_text, read_object
 
 LOG = logging.getLogger(__name__)

@@ -13,11 +13,11 @@ from server.dispatch.workers import WorkerLease
 from server.live.client_end import ClientEnd
 from server.live.moves.moving import Connect, record_moved
 from server.live.moves.rebuild import ContextRebuild, RebuildError
-from server.live.moves.session_journal import RESULT, SessionJournal, Step
 from server.live.relay import Successor
 from server.live.slot_wait import SlotWait
 from server.live.worker_link import WorkerLostError, WorkerRefusedError, close_link
 from worker.protocol.gateway_messages import MoveReason
+from worker.protocol.takeover.session_journal import RESULT, SessionJournal, Step
 
 LOG = logging.getLogger(__name__)
 RETRY_S = 0.5  # until another worker is tried, or a slot of one may be free

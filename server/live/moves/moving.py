@@ -12,7 +12,6 @@ from server.dispatch.dispatcher import PendingSession
 from server.dispatch.workers import WorkerLease
 from server.live.client_end import ClientEnd
 from server.live.moves.rebuild import ContextRebuild, RebuildError
-from server.live.moves.session_journal import SessionJournal
 from server.live.moves.takeover import end_kept
 from server.live.relay import fragments
 from server.live.slot_wait import SlotWait
@@ -21,6 +20,7 @@ from server.metrics import GatewayMetrics
 from worker.protocol.codes import CloseReason, ErrorCode
 from worker.protocol.gateway_messages import MoveReason, SessionMoved, SessionMoving
 from worker.protocol.messages import Error
+from worker.protocol.takeover.session_journal import SessionJournal
 from worker.protocol.takeover.slot_messages import KEPT_FIELD
 
 LOG = logging.getLogger(__name__)

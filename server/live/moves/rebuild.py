@@ -8,10 +8,10 @@ from websockets.exceptions import ConnectionClosed
 
 from models.errors import ModelError
 from server.dispatch.workers import WorkerLease
-from server.live.moves.session_journal import ANSWERS, ERROR, INTERRUPTED, Step
 from server.live.relay import fragments
 from worker.protocol.codec import peek_header
 from worker.protocol.codes import ErrorCode
+from worker.protocol.takeover.session_journal import ANSWERS, ERROR, INTERRUPTED, Step
 
 REBUILD_S = 30.0
 

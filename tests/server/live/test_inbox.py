@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.live.inbox import OVERHEAD, ByteBudget, ClientDisconnected, Inbox, size_of
+from server.live.inbox import ClientDisconnected, Inbox
+from worker.protocol.takeover.message_bytes import OVERHEAD, ByteBudget, size_of
 
 ROOM = 10_000
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from benchmarks.serve.fake_worker import FakeWorker
 from server.live.client_end import ClientEnd
 from server.live.closes import ENDED
-from server.live.inbox import ByteBudget, size_of
 from server.live.resumption import KEPT_S, MessageJournal, ResumeTokens
 from tests.server.access.keyed_gateway import ADMIN, USER, bearer, entry
 from tests.server.live_gateway import (
@@ -26,6 +25,7 @@ from tests.server.live_gateway import (
 )
 from worker.protocol.gateway_messages import ResumeSession, SessionMoving
 from worker.protocol.messages import read_server
+from worker.protocol.takeover.message_bytes import ByteBudget, size_of
 from worker.protocol.wire import WireError, json_text
 
 

@@ -28,11 +28,11 @@ from server.doors.live.ends import GONE, DoorEnd, SessionOverError
 from server.doors.live.session_tasks import SessionTasks
 from server.doors.live.unit_run import run_units
 from server.live.closes import DRAINING
-from server.live.inbox import ByteBudget
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession
 from server.live.recorder import Recorder
 from server.live.resumption import KEPT_BYTES, MessageJournal, ResumeTokens
+from worker.protocol.takeover.message_bytes import ByteBudget
 
 LOG = logging.getLogger(__name__)
 GRACE_S = 30.0  # without a connection, until a session ends

@@ -8,12 +8,12 @@ import pytest
 
 from benchmarks.serve.fake_worker import FakeWorker
 from server.dispatch.workers import Worker, WorkerAddress, WorkerLease
-from server.live.inbox import ByteBudget
-from server.live.moves import session_journal
 from server.live.moves.rebuild import ContextRebuild, RebuildError
-from server.live.moves.session_journal import SessionJournal
 from tests.server.live.test_resumption import Talker, sample
 from tests.server.live_gateway import CHUNK, PREPARE, STOP, run, running_gateway, wait_until
+from worker.protocol.takeover import session_journal
+from worker.protocol.takeover.message_bytes import ByteBudget
+from worker.protocol.takeover.session_journal import SessionJournal
 from worker.protocol.wire import json_text
 
 DECIDED = {"type": "decided", "unit": 1, "seed": 0, "sampled": [], "remembered": []}

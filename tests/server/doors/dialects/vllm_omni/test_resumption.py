@@ -7,10 +7,10 @@ import pytest
 import websockets
 
 from benchmarks.serve.fake_worker import FakeWorker
-from server.live.inbox import Data
 from server.live.resumption import MessageJournal
 from tests.server.doors.dialects.vllm_omni.omni_client import SOUND, OmniClient
 from tests.server.live_gateway import RunningGateway, run, running_gateway, wait_until
+from worker.protocol.takeover.message_bytes import Data
 
 PATH = "/v1/realtime?duplex=1&autostart=0"
 

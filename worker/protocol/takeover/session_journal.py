@@ -8,9 +8,6 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from server.live.inbox import ByteBudget, Data, size_of
-from server.live.message_content import NO_INPUT, InputContent, input_content
-from server.live.streaming import TYPE_FIRST
 from worker.protocol.codes import ErrorCode
 from worker.protocol.gateway_messages import Decided
 from worker.protocol.messages import (
@@ -26,12 +23,12 @@ from worker.protocol.messages import (
     VideoFrame,
     write,
 )
+from worker.protocol.takeover.message_bytes import ByteBudget, Data, size_of, type_of
+from worker.protocol.takeover.message_content import NO_INPUT, InputContent, input_content
 from worker.protocol.takeover.slot_messages import KeepSlot
-from worker.protocol.wire import WireError, read_header, read_object
 
 MAX_BYTES, MAX_UNITS = 16 * 2**20, 240  # of one session
 MAX_BYTES_TOTAL = 512 * 2**20  # of all sessions
-MAX_PARSED = 2**18  # a longer text that does not begin with its type is not parsed
 DECIDED, CHUNK, FRAME, KEEP = (one.kind() for one in (Decided, AudioChunk, VideoFrame, KeepSlot))
 PREPARE, PREPARED, RESULT, PARTIAL, ERROR = (one.kind() for one in (Prepare, Prepared, Result, Partial, Error))
 PAUSED, RESUMED, INTERRUPTED = (one.kind() for one in (Paused, Resumed, Interrupted))
@@ -154,7 +151,7 @@ class SessionJournal:
 
     def sent(self, data: Data) -> bool:
         """Record a message to the worker. Returns: False for one that no client may send."""
-        kind = _kind_of(data)
+        kind = type_of(data)
         if kind in (DECIDED, KEEP):
             return False
         if not self._is_kept and kind != PREPARE:
@@ -365,17 +362,3 @@ class SessionJournal:
     def _hold(self, n_bytes: int) -> None:
         self._n_bytes += n_bytes
         self._budget.used += n_bytes
-
-
-def _kind_of(data: Data) -> str:
-    """The type of a client's message; "" if it is not known."""
-    try:
-        if isinstance(data, bytes):
-            kind = read_header(data).get("type")
-        elif found := TYPE_FIRST.match(data):
-            return found[1]
-        else:
-            kind = read_object(data).get("type") if len(data) <= MAX_PARSED else None
-    except WireError:
-        return ""
-    return kind if isinstance(kind, str) else ""

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from server.live.inbox import Data
 from worker.protocol.messages import VideoFrame
+from worker.protocol.takeover.message_bytes import Data
 from worker.protocol.takeover.message_sound import CHARS_PER_SAMPLE, frame_samples
 from worker.protocol.wire import WireError, read_header
 
