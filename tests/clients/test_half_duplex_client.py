@@ -36,7 +36,7 @@ from worker.protocol.messages import Error
 from worker.protocol.wire import Sound, WireError
 
 GREETING = ROOT / "tests" / "data" / "greeting.wav"
-LONG = half_duplex_settings({"generation": {"max_new_tokens": 2000}, "vad": {"barge_in": True}})
+LONG = half_duplex_settings({"generation": {"max_new_tokens": 2000, "temperature": 0}, "vad": {"barge_in": True}})
 
 
 @pytest.fixture(scope="module")
