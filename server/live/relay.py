@@ -26,8 +26,9 @@ from server.metrics import GatewayMetrics
 from worker.protocol.codec import peek_header
 from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
 from worker.protocol.messages import Error, Paused, Prepared, Result, Resumed, write
+from worker.protocol.takeover.journal_steps import DECIDED, KEEP
 from worker.protocol.takeover.message_bytes import Data
-from worker.protocol.takeover.session_journal import DECIDED, KEEP, SessionJournal
+from worker.protocol.takeover.session_journal import SessionJournal
 from worker.protocol.takeover.slot_messages import KEPT_FIELD
 
 FRAGMENT = 2**20  # characters or bytes
@@ -67,7 +68,7 @@ class RelayEnds:
     """Both ends of a relay.
 
     client: for sending. source: messages received from the client. link: connection to the worker. lease: the session's
-    slot. journal: of a duplex session.
+    slot. journal: of a duplex session. n_repeated: first messages of the worker that the journal has already.
     """
 
     client: ClientEnd
@@ -75,6 +76,7 @@ class RelayEnds:
     link: ClientConnection
     lease: WorkerLease
     journal: SessionJournal | None = None
+    n_repeated: int = 0
 
 
 class Relay:
@@ -99,7 +101,7 @@ class Relay:
         recorder: Recorder,
     ):
         self._client, self._source, self._link, self._lease = ends.client, ends.source, ends.link, ends.lease
-        self._journal = ends.journal
+        self._journal, self._n_repeated = ends.journal, ends.n_repeated
         self._session, self._workers, self._metrics, self._intercept = session, workers, metrics, intercept
         self._recorder = recorder
         self._last_messages = LAST_MESSAGES[session.kind]
@@ -201,7 +203,8 @@ class Relay:
             if self._journal is not None:
                 if header.get("code") == ErrorCode.DRAINING and self._journal.can_rebuild:
                     raise WorkerDrainsError(self._lease.worker.name, expected="a worker that goes on", got="a drain")
-                if self._journal.answered(kind, data, header):
+                is_repeated, self._n_repeated = self._n_repeated > 0, max(0, self._n_repeated - 1)
+                if not is_repeated and self._journal.answered(kind, data, header):
                     self._client.n_frames += kind != DECIDED
                     continue
             if kind in STAMPED:

@@ -316,7 +316,7 @@ class GatewaySockets:
             pending = taken.pending
         session.pending = pending
         journal = SessionJournal(self._journals) if session.kind is Kind.DUPLEX else None
-        n_losses, is_open, is_first = 0, False, True
+        n_losses, n_repeated, is_open, is_first = 0, 0, False, True
         handover: Handover | None = None
         if journal is not None:
             session.handover = handover = Handover(self._slots, pending, connect, client.end, journal)
@@ -326,13 +326,18 @@ class GatewaySockets:
             else:
                 lease, link, is_first = taken.lease, taken.link, False
                 self._metrics.record_session_start(request_type, 0.0)
-                if journal is not None:
+                n_repeated = taken.answer.n_repeated
+                if journal is not None and taken.journal is not None:
+                    journal.restore(*taken.journal)
+                    taken.journal[1].clear()  # which this session's frames would keep to its end
+                elif journal is not None:
                     journal.keep(False)  # it lacks what the session began with
             client.inbox.limit(MAX_IN_FLIGHT)
             is_open = True
             while True:
                 try:
-                    ends = RelayEnds(client.end, source, link, lease, journal)
+                    ends = RelayEnds(client.end, source, link, lease, journal, n_repeated)
+                    n_repeated = 0
                     outcome = await self._relay(client, ends, handover, is_first=is_first)
                     if isinstance(outcome, SocketClose):
                         return outcome

@@ -71,7 +71,7 @@ async def open_link(http: httpx.AsyncClient, lease: WorkerLease, kind: Kind) -> 
 
 async def open_link_to(
     http: httpx.AsyncClient, lease: WorkerLease, path: str, *, takes: bool = False
-) -> ClientConnection:
+) -> WorkerConnection:
     """Connect a session to its worker, after a probe of the worker's /health.
 
     Args:
@@ -82,7 +82,7 @@ async def open_link_to(
     worker = lease.worker
     await probe(http, worker)
     try:
-        return await _Connect(
+        link = await _Connect(
             f"ws://{worker.address}{path}?session_id={lease.session_id}" + (f"&{TAKE_QUERY}=1" if takes else ""),
             create_connection=WorkerConnection,
             additional_headers=dict(worker.headers),
@@ -96,6 +96,8 @@ async def open_link_to(
             close_timeout=CLOSE_TIMEOUT_S,
             user_agent_header=None,
         )
+        assert isinstance(link, WorkerConnection), f"expected a WorkerConnection, got {type(link).__name__}"
+        return link
     except (WebSocketException, OSError) as error:  # TimeoutError is an OSError
         raise _link_error(worker, "a free slot", error) from None
 

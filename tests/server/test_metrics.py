@@ -1,5 +1,6 @@
 """The gateway's metrics of live conversations, and their documentation."""
 
+import ast
 import asyncio
 import math
 import re
@@ -24,6 +25,7 @@ from server.metrics import (
 from tests.server.live_gateway import STOP, RunningGateway, running_gateway, wait_until
 from tests.server.routes.asgi_gateway import IDLE, gateway_of
 from worker.loop.results import NO_STAGES, StageTimes
+from worker.protocol.codes import CloseReason
 from worker.status import State
 
 BUCKETS = {
@@ -217,6 +219,15 @@ def test_documentation_names_every_metric_and_no_other(document: str) -> None:
         expected[name] = (family.type, set(collector._labelnames))
     got = {name: (kind, labels) for name, (kind, labels, _) in rows(document).items()}
     assert got == expected, f"expected {expected}, got {got}"
+
+
+def test_documentation_names_every_end_of_a_connection(document: str, root: Path) -> None:
+    tree = ast.parse((root / "server/live/closes.py").read_text())
+    calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call)]
+    ends = {ast.literal_eval(one.args[2]) for one in calls if getattr(one.func, "id", "") == "SocketClose"}
+    [given] = re.findall(r"^\| `sessions_ended_total` \| counter \| `how` ([^|]+) \|", document, re.M)
+    documented, expected = set(given.split(", ")), ends | set(CloseReason)
+    assert len(ends) > 10 and documented == expected, f"expected no difference, got {documented ^ expected}"
 
 
 def test_documentation_lists_the_buckets(document: str) -> None:

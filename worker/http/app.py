@@ -83,6 +83,7 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
         return {
             **health(service, list(sockets.conversations), metrics.totals),
             KEPT_FIELD: sockets.n_kept,
+            "journal_bytes": sockets.journal_bytes,
         }
 
     @app.get("/health")

@@ -11,6 +11,7 @@ from worker.compile.state import TargetPhase
 from worker.early.trial import EarlyEnd, EarlyOutcome
 from worker.loop.results import ReplyResult, StageTimes, UnitResult
 from worker.protocol.messages import Result
+from worker.protocol.takeover.slot_messages import KEPT_FIELD
 from worker.status import State
 
 PREFIX = "duologue_worker"
@@ -67,6 +68,8 @@ class WorkerMetrics:
         self._pictures_seconds = gauge("early_pictures_seconds", seconds)
         self._state = gauge("state", "1 for the current state of the worker", "state")
         self._slots = gauge("slots", "slots by use", "kind")
+        self._kept = gauge("kept_sessions", "sessions without a connection that wait for a gateway")
+        self._journals = gauge("journal_bytes", "memory of what rebuilds sessions on other workers")
         self._admission = gauge("admission", "sessions that slots hold and that units in time allow", "kind")
         self._slowdown = gauge("admission_slowdown", "time of recent units relative to the warm-up")
         self._p99 = gauge("recent_unit_p99_seconds", "99th percentile of the times of recent units")
@@ -158,6 +161,8 @@ class WorkerMetrics:
             self._state.labels(state.value).set(health["state"] == state.value)
         for kind, value in health["slots"].items():
             self._slots.labels(kind).set(value)
+        self._kept.set(health[KEPT_FIELD])
+        self._journals.set(health["journal_bytes"])
         speech = health["models"]["speech"]
         for kind in ("total", "free"):
             self._speech_slots.labels(kind).set(speech["slots"][kind] if speech else 0)

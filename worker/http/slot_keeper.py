@@ -5,19 +5,22 @@ Contains no sockets.
 
 import asyncio
 import hmac
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from worker.protocol.codec import peek_header
 from worker.protocol.codes import ErrorCode
+from worker.protocol.messages import Prepared
+from worker.protocol.takeover.journal_steps import DECIDED, KeptJournal
+from worker.protocol.takeover.message_bytes import Data, size_of, type_of
 from worker.protocol.takeover.message_sound import output_sound_s
+from worker.protocol.takeover.session_journal import SessionJournal
 from worker.protocol.takeover.slot_messages import KeepSlot, SlotTaken, TakeSlot
 from worker.protocol.wire import WireError
 
 KEPT_BYTES, KEPT_S = 4 * 2**20, 60.0  # of one session's messages that are not acknowledged
-OVERHEAD = 256  # bytes of memory counted for each message on top of its own size
 MAX_MISSING = 1000  # dropped messages whose sound is known
 
 
@@ -26,7 +29,7 @@ class KeptFrame(NamedTuple):
 
     number: int
     at: float
-    data: str | bytes
+    data: Data
     n_bytes: int
 
 
@@ -36,12 +39,12 @@ class GatewayLink:
     Attributes:
         taken: set once another connection has taken the conversation over.
         released: set once this one neither reads nor writes.
-        greeting: what is sent first.
+        greeting: what is sent first; empty once it is read.
     """
 
     def __init__(self) -> None:
         self.taken, self.released = asyncio.Event(), asyncio.Event()
-        self.greeting: tuple[SlotTaken | str | bytes, ...] = ()
+        self.greeting: tuple[SlotTaken | KeptJournal | Data, ...] = ()
 
 
 class SlotKeeper:
@@ -49,6 +52,7 @@ class SlotKeeper:
 
     Args:
         clock: monotonic s.
+        journal: what rebuilds the conversation on another worker, for the next gateway; None: nothing is kept for that.
 
     Attributes:
         terms: of the gateway; None: the conversation ends with its connection.
@@ -57,11 +61,11 @@ class SlotKeeper:
         is_waiting: that connection is lost, and the conversation waits for another gateway.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, clock: Callable[[], float] = time.monotonic, journal: SessionJournal | None = None):
         self.terms: KeepSlot | None = None
         self.newest, self.is_waiting = GatewayLink(), False
         self.given_up = asyncio.Event()
-        self._clock, self._sound_out = clock, "pcm16"
+        self._clock, self._sound_out, self._journal = clock, "pcm16", journal
         self._kept: deque[KeptFrame] = deque()
         self._missing: deque[tuple[int, float]] = deque(maxlen=MAX_MISSING)  # dropped: number, seconds of sound
         self._n_frames = self._offset = 0  # messages on this connection; number of a message, less its place there
@@ -103,20 +107,44 @@ class SlotKeeper:
         self._missing.clear()
         self._n_bytes = 0
 
-    def count_received(self) -> None:
-        """Count a message of the client."""
+    @property
+    def has_journal(self) -> bool:
+        """Whether messages of the client are kept."""
+        return self._journal is not None
+
+    def count_received(self, data: Data = "") -> None:
+        """Count a message of the client, and keep it in the journal."""
         self._n_received += 1
+        if self._journal is None:
+            return
+        if type_of(data) == DECIDED:
+            self._journal.given(data)
+        else:
+            self._journal.sent(data)
+
+    def answered(self, kind: str, data: Data, *, is_kept: bool) -> None:
+        """Record a message of the worker in the journal. is_kept: the session may go on with another gateway."""
+        if self._journal is None:
+            return
+        self._journal.answered(kind, data, peek_header(data))
+        if kind == Prepared.kind():
+            self._journal.keep(is_kept)
+
+    def close(self) -> None:
+        """Forget the journal: the conversation is over."""
+        if self._journal is not None:
+            self._journal.clear()
 
     def count_sent(self) -> None:
         """Count a message to the client that is not kept."""
         self._n_frames += 1
 
-    def add(self, data: str | bytes, sound_out: str) -> None:
+    def add(self, data: Data, sound_out: str) -> None:
         """Keep a message to the client. sound_out: encoding of the sound in binary messages."""
         self._n_frames += 1
         self._sound_out = sound_out
         now = self._clock()
-        message = KeptFrame(self._n_frames + self._offset, now, data, sys.getsizeof(data) + OVERHEAD)
+        message = KeptFrame(self._n_frames + self._offset, now, data, size_of(data))
         self._kept.append(message)
         self._n_bytes += message.n_bytes
         while len(self._kept) > 1 and (self._n_bytes > KEPT_BYTES or self._kept[0].at < now - KEPT_S):
@@ -161,6 +189,8 @@ class SlotKeeper:
         while self._kept and self._kept[0].number <= received:
             self._n_bytes -= self._kept.popleft().n_bytes
         first = self._kept[0].number if self._kept else self._n_frames + self._offset + 1
+        copied = None if self._journal is None else self._journal.copied()
+        journal = () if copied is None else (copied[0], *copied[1])
         taken = SlotTaken(
             received=self._n_received,
             next=first,
@@ -168,7 +198,9 @@ class SlotKeeper:
             lost_sound_s=sum(sound_s for number, sound_s in self._missing if number > received),
             sound_out=self._sound_out,
             paused=paused,
+            n_journal=len(journal),
+            n_repeated=len(self._kept),
         )
         self._kept = deque(one._replace(number=first + n) for n, one in enumerate(self._kept))
         self._n_frames, self._offset = len(self._kept), first - 1
-        link.greeting = (taken, *(one.data for one in self._kept))
+        link.greeting = (taken, *journal, *(one.data for one in self._kept))

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -25,13 +25,16 @@ from worker.protocol.connection import MAX_MESSAGE, STUCK_S, bytes_of, until_gon
 from worker.protocol.gateway_messages import Decided
 from worker.protocol.messages import Error, Prepared, Spec, write
 from worker.protocol.session_id import DEFAULT_ID, session_id_of
-from worker.protocol.takeover.slot_messages import KEEP_FIRST, KEEP_SLOT, TAKE_SLOT, SlotTaken, TakeSlot
+from worker.protocol.takeover.message_bytes import ByteBudget
+from worker.protocol.takeover.session_journal import SessionJournal
+from worker.protocol.takeover.slot_messages import KEEP_FIRST, KEEP_SLOT, TAKE_SLOT, TakeSlot
 from worker.protocol.wire import WireError
 from worker.service import Service
 from worker.status import State
 
 LOG = logging.getLogger(__name__)
 TAKE_S, MAX_TAKE_CHARS = 5.0, 2000  # of the first message of a gateway that takes a session over
+MAX_JOURNAL_BYTES = 256 * 2**20  # of all conversations
 FLUSH_S = 2.0  # time to send the remaining messages at the end of a conversation
 LONG_MESSAGE = 2**20  # bytes; longer messages are parsed on a thread
 MAX_VALUES = 20_000  # JSON values per message, of which a sound is one; parsing millions would block the event loop
@@ -48,6 +51,7 @@ class WorkerSockets:
         self._service, self._metrics = service, metrics
         self._talks: dict[Talk, asyncio.Task[ConversationEnd]] = {}
         self._keepers: dict[Talk, SlotKeeper] = {}
+        self._journals = ByteBudget(MAX_JOURNAL_BYTES)
 
     @property
     def conversations(self) -> Collection[Talk]:
@@ -58,6 +62,11 @@ class WorkerSockets:
     def n_kept(self) -> int:
         """Conversations that have no connection and wait for a gateway."""
         return sum(keeper.is_waiting for keeper in self._keepers.values())
+
+    @property
+    def journal_bytes(self) -> int:
+        """Memory of what rebuilds the open conversations on other workers."""
+        return self._journals.used
 
     def keeps(self, session_id: str, token: str, owner: str) -> bool:
         """Whether a gateway may take a session over. Arguments as in `SlotKeeper.accepts`."""
@@ -98,10 +107,10 @@ class WorkerSockets:
             await websocket.close(CloseCode.TRY_AGAIN_LATER, _reason(error))
             return
         self._metrics.opened()
-        keeper = SlotKeeper()
+        keeper = SlotKeeper(journal=SessionJournal(self._journals) if keeps else None)
         if keeps:
             self._keepers[conversation] = keeper
-        await self._serve_link(websocket, conversation, keeper, keeper.newest)
+        await self._serve_link(websocket, conversation, keeper, keeper.newest, websocket.accept)
 
     async def take(self, websocket: WebSocket) -> None:
         """Serve a socket of a gateway that takes a session over from another one; anything else is refused."""
@@ -122,18 +131,25 @@ class WorkerSockets:
                 await websocket.close(CloseCode.POLICY_VIOLATION, _reason(error))
             return
         LOG.info("session %s goes on with another gateway", name)
-        await before.released.wait()
-        keeper.greet(link, request.received, paused=conversation.paused)
-        await self._serve_link(websocket, conversation, keeper, link)
+
+        async def take() -> None:
+            await before.released.wait()
+            keeper.greet(link, request.received, paused=conversation.paused)
+
+        await self._serve_link(websocket, conversation, keeper, link, take)
 
     async def _serve_link(
-        self, websocket: WebSocket, conversation: Talk, keeper: SlotKeeper, link: GatewayLink
+        self,
+        websocket: WebSocket,
+        conversation: Talk,
+        keeper: SlotKeeper,
+        link: GatewayLink,
+        begin: Callable[[], Awaitable[None]],
     ) -> None:
         """Serve one connection until the conversation is over, or another connection has taken it."""
         outcome = "lost"
         try:
-            if not link.greeting:
-                await websocket.accept()
+            await begin()
             outcome = await self._run_conversation(websocket, conversation, keeper, link)
         except (WebSocketDisconnect, RuntimeError) as error:  # the client disconnected during the handshake
             LOG.debug("session %s: %r", conversation.name, error)
@@ -141,6 +157,9 @@ class WorkerSockets:
             link.released.set()
             if not link.taken.is_set():
                 self._keepers.pop(conversation, None)
+                if (answering := self._talks.pop(conversation, None)) is not None:  # cancelled before it was served
+                    answering.cancel()
+                keeper.close()
                 conversation.leave()
                 self._metrics.ended(outcome)
                 LOG.info("session %s ended: %s, %d units", conversation.name, outcome, conversation.n_units)
@@ -305,9 +324,11 @@ async def _read(
             message = error.with_traceback(None)  # whose frames hold the message
             n_bytes = 0
         finally:
+            journaled = data if keeper.has_journal else ""
             del event, data
         await conversation.receive(message, n_bytes, received)
-        keeper.count_received()
+        keeper.count_received(journaled)
+        del journaled
         if held is not None:
             held.add(-n_held)
 
@@ -330,8 +351,10 @@ def _log_errors(conversation: Talk, tasks: Iterable["asyncio.Task[Any]"]) -> Non
 
 
 async def _write(websocket: WebSocket, conversation: Talk, keeper: SlotKeeper, link: GatewayLink) -> None:
-    for greeting in link.greeting:
-        await _send(websocket, write(greeting) if isinstance(greeting, SlotTaken) else greeting)
+    greetings, link.greeting = link.greeting, ()
+    for greeting in greetings:
+        await _send(websocket, greeting if isinstance(greeting, str | bytes) else write(greeting))
+    del greetings
     while True:
         message, spec = await conversation.outbox.get()
         try:
@@ -363,6 +386,7 @@ def _kept(message: Message, spec: Spec, keeper: SlotKeeper) -> str | bytes:
     data = write(message, spec)
     if isinstance(message, Prepared) and not spec.resume:
         keeper.forget()
+    keeper.answered(message.kind(), data, is_kept=spec.resume)
     if not isinstance(message, Decided):
         if spec.resume:
             keeper.add(data, spec.sound_out)

@@ -17,7 +17,8 @@ from server.live.relay import Successor
 from server.live.slot_wait import SlotWait
 from server.live.worker_link import WorkerLostError, WorkerRefusedError, close_link
 from worker.protocol.gateway_messages import MoveReason
-from worker.protocol.takeover.session_journal import RESULT, SessionJournal, Step
+from worker.protocol.takeover.journal_steps import RESULT, Step
+from worker.protocol.takeover.session_journal import SessionJournal
 
 LOG = logging.getLogger(__name__)
 RETRY_S = 0.5  # until another worker is tried, or a slot of one may be free

@@ -11,7 +11,7 @@ from server.dispatch.workers import WorkerLease
 from server.live.relay import fragments
 from worker.protocol.codec import peek_header
 from worker.protocol.codes import ErrorCode
-from worker.protocol.takeover.session_journal import ANSWERS, ERROR, INTERRUPTED, Step
+from worker.protocol.takeover.journal_steps import ANSWERS, ERROR, INTERRUPTED, Step
 
 REBUILD_S = 30.0
 

@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import httpx
-from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from models.errors import ModelError
@@ -16,15 +15,17 @@ from server.dispatch.workers import Worker, WorkerLease
 from server.live.kinds import Kind, request_type_of
 from server.live.resumption import ResumeTokens, token_digest
 from server.live.slot_wait import SlotWait
-from server.live.worker_link import WorkerLostError, WorkerRefusedError, close_link, open_link_to
-from worker.protocol.codes import CloseCode
+from server.live.worker_link import WorkerConnection, WorkerLostError, WorkerRefusedError, close_link, open_link_to
+from worker.protocol.codes import CloseCode, ErrorCode
 from worker.protocol.gateway_messages import ResumeSession
 from worker.protocol.messages import write
+from worker.protocol.takeover.journal_steps import KEPT_JOURNAL, KeptJournal
+from worker.protocol.takeover.message_bytes import Data
 from worker.protocol.takeover.slot_messages import KEPT_FIELD, SLOT_TAKEN, KeepSlot, SlotTaken, TakeSlot
 from worker.protocol.wire import WireError
 
 LOG = logging.getLogger(__name__)
-ASK_S, ANSWER_S = 2.0, 5.0
+ASK_S, ANSWER_S, JOURNAL_S = 2.0, 5.0, 10.0
 WORKERS_S = 5.0  # for the list of workers, after a start of this gateway
 POLL_S = 0.05
 
@@ -35,14 +36,19 @@ class TakeoverError(ModelError, RuntimeError):
 
 @dataclass(frozen=True)
 class TakenSession:
-    """A session that this gateway has now. new_token: for the client; tokens: all valid ones."""
+    """A session that this gateway has now.
+
+    new_token: for the client; tokens: all valid ones. journal: what rebuilds the session on another worker, and its
+    messages; None: the worker has none.
+    """
 
     pending: PendingSession
     lease: WorkerLease
-    link: ClientConnection
+    link: WorkerConnection
     answer: SlotTaken
     tokens: ResumeTokens
     new_token: str
+    journal: tuple[KeptJournal, list[Data]] | None = None
 
 
 async def take_session(
@@ -154,6 +160,8 @@ async def _take(
         async with asyncio.timeout(ANSWER_S):
             await link.send(write(message))
             answer = SLOT_TAKEN.read_text(str(await link.recv()))
+        async with asyncio.timeout(JOURNAL_S):
+            journal = await _read_journal(link, answer.n_journal)
         is_taken = True
     except ConnectionClosed as closed:
         if closed.rcvd is not None and closed.rcvd.code == CloseCode.POLICY_VIOLATION:
@@ -166,4 +174,17 @@ async def _take(
             await close_link(link, graceful=False)
     slots.dispatcher.workers.record_pause(lease, answer.paused)
     LOG.info("session %s is taken over: %s has kept it", lease.session_id, lease.worker.name)
-    return TakenSession(pending, lease, link, answer, tokens, new_token)
+    return TakenSession(pending, lease, link, answer, tokens, new_token, journal)
+
+
+async def _read_journal(link: WorkerConnection, n_messages: int) -> tuple[KeptJournal, list[Data]] | None:
+    """The journal in the next messages of a worker; None if it has none. Raises: WireError; ConnectionClosed."""
+    if not n_messages:
+        return None
+    state = KEPT_JOURNAL.read_text(str(await link.recv()))
+    messages = [await link.recv() for _ in range(n_messages - 1)]
+    link.n_frames = 0  # none of them is for the client
+    n_expected = sum(step.n for step in state.steps) + state.decided + state.n_open
+    if len(messages) != n_expected:
+        raise WireError(ErrorCode.BAD_MESSAGE, "kept_journal", expected=f"{n_expected} messages", got=len(messages))
+    return state, messages

@@ -20,6 +20,8 @@ def health(state: str = "IDLE") -> dict:
         "admission": {"allocated": 4, "capacity": 2, "excess": 1, "slowdown": 1.5, "p99_ms": 640.0},
         "kv": {"used": 90, "total": 16384},
         "memory": {"resident": 5},
+        "kept_sessions": 1,
+        "journal_bytes": 4096,
         "models": {"speech": {"slots": {"total": 4, "free": 3}, "frames": 12, "late_sounds": 1}},
         "early_pictures": {"encoded": 7, "used": 6, "fed": 5, "spent_ms": 80.0},
         "model": {"weights": {"bytes": 6e9, "seconds": 2.0, "gb_per_s": 3.0}},
@@ -107,6 +109,8 @@ def test_shows_graphs_cache_and_weights():
     for name, labels, expected in (
         ("region_graphs", (("region", "vision"),), 8),
         ("region_graphs", (("region", "reset"),), 0),
+        ("kept_sessions", (), 1),
+        ("journal_bytes", (), 4096),
         ("compile_cache", (("what", "hits"),), 3),
         ("compile_cache", (("what", "misses"),), 1),
         ("compiled_after_warm_up", (("what", "recompiles"),), 2),

@@ -5,78 +5,39 @@ Matches the worker's answers with the client's messages, which are answered in o
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from worker.protocol.codes import ErrorCode
-from worker.protocol.gateway_messages import Decided
-from worker.protocol.messages import (
-    AudioChunk,
-    Error,
-    Interrupted,
-    Partial,
-    Paused,
-    Prepare,
-    Prepared,
-    Result,
-    Resumed,
-    VideoFrame,
-    write,
+from worker.protocol.codec import peek_header
+from worker.protocol.takeover.journal_steps import (
+    ANSWERS,
+    CHUNK,
+    DECIDED,
+    ERROR,
+    FRAME,
+    INTERRUPTED,
+    KEEP,
+    MAX_DEATHS,
+    OF_PICTURES,
+    PARTIAL,
+    PAUSED,
+    PREPARE,
+    PREPARED,
+    RESULT,
+    RESUMED,
+    STEPS,
+    UNDECIDED,
+    DroppedInput,
+    KeptJournal,
+    KeptStep,
+    OpenMessage,
+    Step,
 )
 from worker.protocol.takeover.message_bytes import ByteBudget, Data, size_of, type_of
-from worker.protocol.takeover.message_content import NO_INPUT, InputContent, input_content
-from worker.protocol.takeover.slot_messages import KeepSlot
+from worker.protocol.takeover.message_content import InputContent, input_content
 
 MAX_BYTES, MAX_UNITS = 16 * 2**20, 240  # of one session
 MAX_BYTES_TOTAL = 512 * 2**20  # of all sessions
-DECIDED, CHUNK, FRAME, KEEP = (one.kind() for one in (Decided, AudioChunk, VideoFrame, KeepSlot))
-PREPARE, PREPARED, RESULT, PARTIAL, ERROR = (one.kind() for one in (Prepare, Prepared, Result, Partial, Error))
-PAUSED, RESUMED, INTERRUPTED = (one.kind() for one in (Paused, Resumed, Interrupted))
-MAX_DEATHS = 2  # of workers while the answer of a message was next; then it is dropped
-STEPS = frozenset({RESULT, "adjusted", "text_inserted", PAUSED, INTERRUPTED})  # answers to what has an effect later
-ANSWERS = STEPS | {PREPARED, ERROR, RESUMED, "stopped"}
-# Errors of a picture as well as of the chunk after it: which one was refused is not known.
-OF_PICTURES = frozenset(
-    {
-        ErrorCode.BAD_JSON,
-        ErrorCode.BAD_MESSAGE,
-        ErrorCode.BACKLOG_FULL,
-        ErrorCode.TOO_LARGE,
-        ErrorCode.BINARY_NOT_AGREED,
-    }
-)
-# In front of a piece of a unit that is sent again, so that the piece is not run early.
-UNDECIDED = write(Decided(unit=1, seed=0, sampled=[], remembered=[]))
-
-
-class OpenMessage(NamedTuple):
-    """A message of the client without an answer. n_bytes: of memory. n_deaths: workers lost while it was next."""
-
-    kind: str
-    data: Data
-    n_bytes: int
-    n_deaths: int = 0
-
-
-class Step(NamedTuple):
-    """Messages that are sent again before one answer.
-
-    is_decided: they end a unit. goes_on: its turn goes on. n_deaths: workers lost while the answer was next.
-    """
-
-    messages: tuple[Data, ...]
-    kind: str
-    is_decided: bool
-    n_bytes: int
-    goes_on: bool = False
-    n_deaths: int = 0
-
-
-class DroppedInput(NamedTuple):
-    """What workers were lost at, and no worker gets any more. n_units: units and other messages."""
-
-    n_units: int = 0
-    content: InputContent = NO_INPUT
 
 
 class SessionJournal:
@@ -96,6 +57,7 @@ class SessionJournal:
         self._steps: deque[Step] = deque()
         self._open: deque[OpenMessage] = deque()
         self._decided: Data | None = None
+        self._given: deque[Data] = deque()  # decisions of units that the worker rebuilds
         self._goes_on = False  # the turn of the unit that is decided
         self._is_speaking = False  # a turn, or its sound, goes on after the newest unit
         self._lacks_turn = False  # the newest unit that is not kept has a turn that goes on
@@ -163,6 +125,17 @@ class SessionJournal:
         self._hold(message.n_bytes)
         return True
 
+    def given(self, data: Data) -> None:
+        """Record `decided` of a gateway: the next chunk is a unit that the worker rebuilds, or a piece of one."""
+        if self._is_kept:
+            self._given.append(data)
+            self._hold(size_of(data))
+
+    def _decide(self, data: Data, result: dict[str, Any]) -> None:
+        self._hold(-size_of(data))
+        if result.get("incomplete") is not True:
+            self._decided, self._goes_on = data, peek_header(data).get("goes_on") is True
+
     def answered(self, kind: str, data: Data, header: dict[str, Any]) -> bool:
         """Record a message of the worker. Returns: whether the client must not have it."""
         if kind == DECIDED:
@@ -173,6 +146,8 @@ class SessionJournal:
             self._n_parts += not is_repeated
             return is_repeated
         if kind in ANSWERS and self._is_kept:
+            if kind == RESULT and self._given:
+                self._decide(self._given.popleft(), header)
             self._close(kind, header)
             self.changed.set()
         return False
@@ -344,8 +319,47 @@ class SessionJournal:
     def clear(self) -> None:
         """Forget everything and return the memory to the budget."""
         self._forget_steps()
-        self._hold(-sum(one.n_bytes for one in self._open))
+        self._hold(-sum(one.n_bytes for one in self._open) - sum(map(size_of, self._given)))
         self._open.clear()
+        self._given.clear()
+
+    # --- another gateway -----------------------------------------------------------------------
+
+    def copied(self) -> tuple[KeptJournal, list[Data]] | None:
+        """The journal for a gateway that takes the session over, and its messages; None if it cannot rebuild it."""
+        if not self.can_rebuild or self._given:
+            return None
+        decided = [] if self._decided is None else [self._decided]
+        state = KeptJournal(
+            steps=[KeptStep(one.kind, one.is_decided, one.goes_on, len(one.messages)) for one in self._steps],
+            decided=bool(decided),
+            goes_on=self._goes_on,
+            n_open=len(self._open),
+            n_parts=self._n_parts,
+            n_omitted=self.n_omitted,
+            n_omitted_pictures=self.n_omitted_pictures,
+            is_speaking=self._is_speaking,
+            lacks_turn=self._lacks_turn,
+            sound_in=self._sound_in,
+            is_one_by_one=self.is_one_by_one,
+        )
+        of_steps = [data for step in self._steps for data in step.messages]
+        return state, [*of_steps, *decided, *(one.data for one in self._open)]
+
+    def restore(self, state: KeptJournal, messages: Sequence[Data]) -> None:
+        """Continue the journal of a worker, as `copied` returns it; this one must be new."""
+        left = deque(messages)
+        for step in state.steps:
+            parts = tuple(left.popleft() for _ in range(step.n))
+            self._steps.append(Step(parts, step.kind, step.is_decided, sum(map(size_of, parts)), step.goes_on))
+        self._decided, self._goes_on = left.popleft() if state.decided else None, state.goes_on
+        self._open.extend(OpenMessage(type_of(data), data, size_of(data)) for data in left)
+        self._hold(sum(step.n_bytes for step in self._steps) + sum(one.n_bytes for one in self._open))
+        self._n_units, self._n_parts = sum(step.is_decided for step in state.steps), state.n_parts
+        self.n_omitted, self.n_omitted_pictures = state.n_omitted, state.n_omitted_pictures
+        self._is_speaking, self._lacks_turn = state.is_speaking, state.lacks_turn
+        self._sound_in, self.is_one_by_one = state.sound_in, state.is_one_by_one
+        self._bound()
 
     def _forget(self, kind: str) -> None:
         """Forget the steps with this answer, which have no effect any more."""

@@ -47,7 +47,7 @@ class TakeSlot(FromClient):
 
 
 class SlotTaken(FromServer):
-    """The session goes on over this connection. The messages that the client lacks follow."""
+    """The session goes on over this connection. What rebuilds it follows, then the messages that the client lacks."""
 
     type: Literal["slot_taken"] = "slot_taken"
     received: int = Field(description="messages of the client that have arrived")
@@ -56,6 +56,8 @@ class SlotTaken(FromServer):
     lost_sound_s: OneDecimal = Field(description="their sound, seconds")
     sound_out: str = Field(description="encoding of the sound in binary messages to the client")
     paused: bool = Field(description="whether the session is paused")
+    n_journal: int = Field(0, description="messages of the journal, `kept_journal` first; 0: there is none")
+    n_repeated: int = Field(0, description="messages after them that the gateway before may have received")
 
 
 KEEP_SLOT: Reader[KeepSlot] = Reader(KeepSlot)

@@ -11,7 +11,9 @@ from server.dispatch.workers import Worker, WorkerAddress, WorkerLease
 from server.live.moves.rebuild import ContextRebuild, RebuildError
 from tests.server.live.test_resumption import Talker, sample
 from tests.server.live_gateway import CHUNK, PREPARE, STOP, run, running_gateway, wait_until
+from worker.protocol.messages import write
 from worker.protocol.takeover import session_journal
+from worker.protocol.takeover.journal_steps import KEPT_JOURNAL
 from worker.protocol.takeover.message_bytes import ByteBudget
 from worker.protocol.takeover.session_journal import SessionJournal
 from worker.protocol.wire import json_text
@@ -95,6 +97,43 @@ def test_the_journal_has_what_the_context_consists_of() -> None:
     talk.journal.keep(False)
     talk.send(CHUNK)
     assert talk.budget.used == 0, f"expected no memory for a session that is not kept, got {talk.budget.used}"
+
+
+def test_a_worker_hands_the_journal_over() -> None:
+    """Also a worker that has rebuilt the session itself; both journals then go on in the same way."""
+    talk = JournalTalk().prepared()
+    talk.unit(1)
+    talk.send(FRAME, CHUNK, {"type": "insert_text", "text": "a"})
+    talk.answer("result", incomplete=True)
+    talk.answer("text_inserted")
+    talk.unit(2, goes_on=True)
+    rebuilt = JournalTalk()
+    for step in talk.journal.steps:
+        for data in step.messages:
+            is_decided = json.loads(data)["type"] == "decided"
+            rebuilt.journal.given(data) if is_decided else rebuilt.journal.sent(data)
+        is_piece = step.kind == "result" and not step.is_decided
+        rebuilt.answer(step.kind, is_listen=True, **({"incomplete": True} if is_piece else {}))
+    for one in (talk, rebuilt):
+        one.send(CHUNK, CHUNK, FRAME)
+        one.answer("partial")
+        one.answer("decided", unit=3)
+        state, messages = one.journal.copied() or pytest.fail("expected a journal that can be handed over")
+        taken = JournalTalk()
+        taken.journal.restore(KEPT_JOURNAL.read_text(str(write(state))), messages)
+        for both in (one, taken):
+            both.answer("result", is_listen=True)
+        of_taken, of_one, expected = (
+            [step._replace(n_bytes=0) for step in journal.steps]
+            for journal in (taken.journal, one.journal, talk.journal)
+        )
+        assert of_taken == of_one == expected
+        assert taken.journal.unanswered == one.journal.unanswered and len(taken.journal.unanswered) == 2
+        assert (taken.journal.n_units, taken.journal.can_rebuild) == (3, True)
+        taken.journal.clear()
+        assert taken.budget.used == 0
+    talk.journal.keep(False)
+    assert talk.journal.copied() is None
 
 
 def test_the_journal_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,7 +152,7 @@ def test_a_slot_is_free_after_the_grace(worker: WorkerProcess) -> None:
 class EndingConversation:
     """A conversation that asks, while its answers are cancelled, whether a gateway may take it."""
 
-    name, n_units, paused = "s", 0, False
+    name, n_units, paused, has_left = "s", 0, False, False
     end_if_cancelled = ConversationEnd(CloseCode.NORMAL, CloseReason.STOPPED)
 
     def __init__(self, sockets: WorkerSockets):
@@ -167,7 +168,51 @@ class EndingConversation:
         finally:
             self.is_kept.append(self._sockets.keeps(self.name, digest("token"), ""))
 
-    def leave(self) -> None: ...
+    def leave(self) -> None:
+        self.has_left = True
+
+
+class FakeSocket:
+    """A connection of a gateway, which sends these messages and then nothing."""
+
+    def __init__(self, query: dict[str, str], *sent: str | bytes):
+        self.query_params, self.scope, self._sent = query, dict[str, Any](), list(sent)
+
+    async def receive(self) -> dict[str, Any]:
+        if not self._sent:
+            await asyncio.Event().wait()
+        return {"type": "websocket.receive", "text": self._sent.pop(0)}
+
+    async def accept(self) -> None: ...
+
+    async def close(self, code: int, reason: str) -> None: ...
+
+
+def test_a_gateway_that_ends_while_it_takes_a_session_leaves_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.http.socket.until_gone", lambda _: asyncio.Event().wait())
+    sockets = WorkerSockets(SimpleNamespace(decoders=None), WorkerMetrics())  # type: ignore[arg-type]
+    conversation: Any = EndingConversation(sockets)
+
+    async def until(holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not holds():
+                await asyncio.sleep(0)
+
+    async def story() -> None:
+        first: Any = FakeSocket({"session_id": "s"}, write(terms("token")))
+        serving = asyncio.create_task(sockets.serve(first, lambda *_: conversation, keeps=True))
+        await until(lambda: sockets.keeps("s", digest("token"), ""))
+        request = TakeSlot(token=digest("token"), owner="", received=0, tokens=[digest("next")])
+        second: Any = FakeSocket({"session_id": "s"}, write(request))
+        taking = asyncio.create_task(sockets.take(second))
+        await until(lambda: sockets.keeps("s", digest("next"), ""))
+        assert not serving.done(), "expected the connection before to be there still"
+        taking.cancel()
+        await asyncio.gather(taking, serving, return_exceptions=True)
+        await until(lambda: bool(conversation.is_kept))
+        assert conversation.has_left and not sockets.conversations and conversation.is_kept == [False]
+
+    asyncio.run(story())
 
 
 def test_a_session_that_ends_cannot_be_taken_while_its_tasks_end(monkeypatch: pytest.MonkeyPatch) -> None:
