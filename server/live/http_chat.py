@@ -13,6 +13,7 @@ import httpx
 
 from server.access.identity import Identity
 from server.dispatch.dispatcher import QueuePosition
+from server.dispatch.queue import ANY_WORKER, Needs
 from server.dispatch.workers import WorkerLease
 from server.live.closes import BUSY, CANCELLED, DRAINING, SessionEnd
 from server.live.inbox import ClientDisconnected
@@ -49,7 +50,11 @@ class HttpChats:
         self._budget = ByteBudget(MAX_BODIES)
 
     async def ask(
-        self, body: bytes, until_gone: Callable[[], Coroutine[Any, Any, None]], identity: Identity
+        self,
+        body: bytes,
+        until_gone: Callable[[], Coroutine[Any, Any, None]],
+        identity: Identity,
+        needs: Needs = ANY_WORKER,
     ) -> ForwardedAnswer:
         """The answer of a worker.
 
@@ -57,6 +62,7 @@ class HttpChats:
             body: the request, in JSON.
             until_gone: waits until the client has disconnected.
             identity: who asks.
+            needs: of the worker.
         Raises:
             SessionEnd if the gateway ends the chat; ClientDisconnected; WorkerLostError.
         """
@@ -66,7 +72,7 @@ class HttpChats:
         if self._budget.is_exhausted:
             raise SessionEnd(BUSY)
         self._budget.used += len(body)
-        session = LiveSession(new_session_id(Kind.CHAT), Kind.CHAT, identity)
+        session = LiveSession(new_session_id(Kind.CHAT), Kind.CHAT, identity, needs=needs)
         running = asyncio.create_task(self._run(session, body), name="chat")
         leaving = asyncio.create_task(until_gone())
         session.task = running
@@ -87,7 +93,7 @@ class HttpChats:
 
     async def _run(self, session: LiveSession, body: bytes) -> ForwardedAnswer:
         slots, begun = self._slots, time.monotonic()
-        session.pending = pending = slots.submit("chat", session.session_id, session.identity)
+        session.pending = pending = slots.submit("chat", session.session_id, session.identity, session.needs)
         position: QueuePosition | None = None
 
         async def check(lease: WorkerLease) -> None:

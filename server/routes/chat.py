@@ -6,8 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
+from models.errors import SettingsError
 from server.access.identity import identity_of
 from server.admission import Admission
+from server.dispatch.placement import needs_of
 from server.doors.core.turn_response import until_disconnected
 from server.live.closes import SessionEnd
 from server.live.http_chat import ForwardedAnswer, HttpChats
@@ -53,14 +55,15 @@ def chat_routes(chats: HttpChats, admission: Admission) -> APIRouter:
                 await asyncio.to_thread(check, body)
             else:
                 check(body)
-            answer = await chats.ask(body, lambda: until_disconnected(request.receive), identity_of(request))
-        except WireError as error:
+            needs, identity = needs_of(request.query_params), identity_of(request)
+            answer = await chats.ask(body, lambda: until_disconnected(request.receive), identity, needs)
+        except (WireError, SettingsError) as error:
             raise HTTPException(422, str(error)) from None
         except SessionEnd as end:
             message = end.close.error
-            status, headers = 503, None
-            if end.close.retry_after_s is not None:
-                status, headers = 429, {"Retry-After": str(max(1, math.ceil(end.close.retry_after_s)))}
+            status = 429 if message is not None and message.code == ErrorCode.LIMIT_REACHED else 503
+            retry_s = end.close.retry_after_s
+            headers = None if retry_s is None else {"Retry-After": str(max(1, math.ceil(retry_s)))}
             detail = end.close.reason if message is None else message.error
             raise HTTPException(status, detail, headers) from None
         except WorkerLostError as error:

@@ -16,6 +16,7 @@ from server.access.shares import run_shared
 from server.doors.calls.call import WebRtcCall
 from server.doors.calls.processes import PeerProcesses
 from server.doors.calls.running_calls import CallSetup, RunningCalls
+from server.doors.core.door_needs import needs_asked
 from server.doors.core.event_writer import EventWriter
 from server.doors.errors import ApiError, invalid, missing
 from server.doors.live.client_channel import WebSocketChannel
@@ -62,7 +63,8 @@ class CallDoor:
         identity, offer = identity_of(request), await _offer_of(request)
         config = self._config(request, identity, offer.session)
         await run_shared(self._context.voices.resolve, config.voice)  # raises now, not in the session
-        live = LiveSession(f"adx_rtc_{time.time_ns():x}", Kind.DUPLEX, identity)
+        needs = needs_asked(request)
+        live = LiveSession(f"adx_rtc_{time.time_ns():x}", Kind.DUPLEX, identity, needs=needs)
 
         async def set_up(call: WebRtcCall) -> CallSetup:
             connection = RealtimeConnection(call, self._context, live, config, call)

@@ -13,6 +13,7 @@ from server.doors.calls.call import WebRtcCall
 from server.doors.calls.door import MAX_SDP
 from server.doors.calls.processes import PeerProcesses
 from server.doors.calls.running_calls import CallSetup, RunningCalls
+from server.doors.core.door_needs import needs_asked
 from server.doors.core.request_fields import RequestFields
 from server.doors.errors import ApiError, invalid
 from server.doors.gpt_live.client_events import SessionStart, refusal_of
@@ -56,7 +57,8 @@ class GptLiveCallDoor:
         """
         self._calls.check(request)
         start, sdp = _offer_of(RequestFields.of_body(await request.body()))
-        live = LiveSession(f"adx_live_{secrets.token_hex(8)}", Kind.DUPLEX, identity_of(request))
+        needs, identity = needs_asked(request), identity_of(request)
+        live = LiveSession(f"adx_live_{secrets.token_hex(8)}", Kind.DUPLEX, identity, needs=needs)
 
         async def set_up(call: WebRtcCall) -> CallSetup:
             connection = GptLiveConnection(call, self._context, live, call)

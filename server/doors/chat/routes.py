@@ -16,6 +16,7 @@ from server.doors.chat.messages import fetch_pictures
 from server.doors.chat.parts import AnswerPart, answer_parts
 from server.doors.chat.request import ChatOrder, chat_order
 from server.doors.core.chat_turn import ChatTurns
+from server.doors.core.door_needs import needs_asked
 from server.doors.core.picture_urls import PictureUrls
 from server.doors.core.turn_response import EVENT_STREAM, NO_CACHE, TurnResponse, reporting_errors, with_pings
 from server.doors.core.turn_voice import voice_fields
@@ -75,8 +76,9 @@ def completion_routes(door: ChatDoor) -> APIRouter:
         model = door.names.resolve_for(order.model, identity)
         if (refusal := door.admission.refusal(request, "chat")) is not None:
             raise ApiError(403, refusal)
+        turns = door.turns.at(needs_asked(request).labels)
         await fetch_pictures(order.messages, door.picture_urls)
-        parts = answer_parts(door.turns, order, await _voice(door, order), identity)
+        parts = answer_parts(turns, order, await _voice(door, order), identity)
         head = CompletionHead(model, order.audio, door.answers, identity.owner)
         if not order.stream:
             return TurnResponse(_closing(completion(parts, head), parts), "application/json")

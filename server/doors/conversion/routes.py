@@ -10,6 +10,7 @@ from server.access.shares import run_shared
 from server.admission import Admission
 from server.doors.conversion.request import ConversionOrder, conversion_order
 from server.doors.core.chat_turn import ChatTurns, TurnPath, TurnRequest
+from server.doors.core.door_needs import needs_asked
 from server.doors.core.sound_formats import MEDIA_TYPES
 from server.doors.core.sound_response import SOUND_RESPONSES, SoundForm, sound_response
 from server.doors.core.turn_voice import voice_fields
@@ -65,9 +66,10 @@ def conversion_routes(door: ConversionDoor) -> APIRouter:
         door.names.resolve_for(order.model, identity)
         if (refusal := door.admission.refusal(request, "chat")) is not None:
             raise ApiError(403, refusal)
+        turns = door.turns.at(needs_asked(request).labels)
         fields = await run_shared(_fields, door.voices, order)
         form = SoundForm(order.format, order.speed, order.stream, PARAMS)
-        return sound_response(door.turns, TurnRequest(TurnPath.CONVERSION, fields), form, identity)
+        return sound_response(turns, TurnRequest(TurnPath.CONVERSION, fields), form, identity)
 
     return router
 

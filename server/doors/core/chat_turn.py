@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from copy import copy
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -125,6 +126,13 @@ class ChatTurns:
     def __init__(self, slots: SlotWait, recordings: Recordings):
         self._slots, self._recordings = slots, recordings
         self._budget = ByteBudget(MAX_REQUESTS)
+        self._labels: frozenset[str] = frozenset()
+
+    def at(self, labels: frozenset[str]) -> "ChatTurns":
+        """The same turns, at workers that have these labels."""
+        turns = copy(self)
+        turns._labels = labels
+        return turns
 
     @asynccontextmanager
     async def open(self, request: TurnRequest, identity: Identity) -> AsyncIterator["DoorTurn"]:
@@ -139,7 +147,7 @@ class ChatTurns:
             raise error_of_end(SessionEnd(BUSY))
         text = await run_shared(json_text, request.fields)  # sounds and pictures take long
         tts = request.fields.get("tts")
-        needs = Needs(voice=voice_of(tts if isinstance(tts, dict) else request.fields))
+        needs = Needs(self._labels, voice_of(tts if isinstance(tts, dict) else request.fields))
         session = LiveSession(new_session_id(Kind.CHAT), Kind.CHAT, identity, needs=needs)
         turn = DoorTurn(self._slots, session, request.path, text)
         if request.path is TurnPath.CHAT:

@@ -20,7 +20,7 @@ async def ticket_within_wait(slots: SlotWait, session: LiveSession) -> PendingSe
     if slots.live.draining:
         raise error_of_end(SessionEnd(DRAINING))
     try:
-        pending = slots.submit("audio_duplex", session.session_id, session.identity)
+        pending = slots.submit("audio_duplex", session.session_id, session.identity, session.needs)
     except SessionEnd as end:
         raise error_of_end(end) from None
     try:

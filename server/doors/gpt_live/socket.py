@@ -12,6 +12,7 @@ from starlette.websockets import WebSocket
 from server.access.identity import identity_of
 from server.access.shares import run_shared
 from server.dispatch.dispatcher import PendingSession
+from server.doors.core.door_needs import needs_asked
 from server.doors.core.door_ticket import accept_socket, ticket_within_wait
 from server.doors.core.event_writer import ClientGoneError, EventWriter
 from server.doors.errors import ApiError
@@ -76,6 +77,7 @@ class GptLiveDoor:
         context = self._context
         live = LiveSession(f"adx_live_{secrets.token_hex(8)}", Kind.DUPLEX, identity_of(websocket))
         try:
+            live.needs = needs_asked(websocket)
             refusal = context.admission.refusal(websocket, "audio_duplex")
             if refusal is not None:
                 raise ApiError(403, refusal)

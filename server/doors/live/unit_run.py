@@ -68,4 +68,4 @@ async def run_units(
             LOG.warning("session %s begins again: %s", live.session_id, error)
         finally:
             await units.close(graceful=False)
-        pending = slots.submit("audio_duplex", live.session_id, live.identity)
+        pending = slots.submit("audio_duplex", live.session_id, live.identity, live.needs)

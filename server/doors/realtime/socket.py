@@ -12,6 +12,7 @@ from starlette.websockets import WebSocket
 from server.access.identity import identity_of
 from server.access.shares import run_shared
 from server.dispatch.dispatcher import PendingSession
+from server.doors.core.door_needs import needs_asked
 from server.doors.core.door_ticket import MAX_WAIT_S, accept_socket, ticket_within_wait
 from server.doors.core.event_writer import ClientGoneError, EventWriter
 from server.doors.core.unit_session import UnitSession
@@ -64,7 +65,8 @@ class RealtimeDoor:
         context = self._context
         try:
             config = self._admitted(websocket)
-            session = LiveSession(f"adx_rt_{time.time_ns():x}", Kind.DUPLEX, identity_of(websocket))
+            needs, identity = needs_asked(websocket), identity_of(websocket)
+            session = LiveSession(f"adx_rt_{time.time_ns():x}", Kind.DUPLEX, identity, needs=needs)
             pending = await ticket_within_wait(context.slots, session)
         except ApiError as error:
             await websocket.send_denial_response(error.response())
@@ -112,7 +114,7 @@ class RealtimeConnection:
         self._send = EventSender(self._writer.put)
         used = SessionContext(
             context.voices,
-            context.turns,
+            context.turns.at(live.needs.labels),
             context.transcriber,
             live.identity,
             int(time.time() + context.limits.session_s),
@@ -230,7 +232,8 @@ class RealtimeConnection:
 
     def _submit(self) -> PendingSession:
         try:
-            return self._context.slots.submit("audio_duplex", self._live.session_id, self._live.identity)
+            live = self._live
+            return self._context.slots.submit("audio_duplex", live.session_id, live.identity, live.needs)
         except SessionEnd as end:
             raise SessionOverError(end_of(end.close)) from None
 

@@ -17,7 +17,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from server.access.identity import Identity, identity_of
 from server.access.limit import Limit
 from server.access.shares import run_shared
-from server.doors.core.chat_turn import DoorTurn, TurnFinished, TurnSound, TurnStarted
+from server.doors.core.chat_turn import ChatTurns, DoorTurn, TurnFinished, TurnSound, TurnStarted
+from server.doors.core.door_needs import needs_asked
 from server.doors.core.request_fields import RequestFields
 from server.doors.core.sound_formats import ENCODERS, SoundEncoder
 from server.doors.core.sound_response import usage_of
@@ -53,19 +54,23 @@ def add_live_text_socket(app: FastAPI, door: LiveTextDoor) -> None:
 
     @app.websocket(LIVE_TEXT_PATH)
     async def live_text(websocket: WebSocket) -> None:
-        if (refusal := door.speech.admission.refusal(websocket, "chat")) is not None:
-            await websocket.send_denial_response(error_response(websocket.url.path, ApiError(403, refusal)))
+        try:
+            turns = door.speech.turns.at(needs_asked(websocket).labels)
+            if (refusal := door.speech.admission.refusal(websocket, "chat")) is not None:
+                raise ApiError(403, refusal)
+        except ApiError as error:
+            await websocket.send_denial_response(error_response(websocket.url.path, error))
             return
         await websocket.accept()
         with suppress(WebSocketDisconnect, RuntimeError):  # the client has gone
-            await LiveTextSocket(door, websocket, identity_of(websocket)).serve()
+            await LiveTextSocket(door, turns, websocket, identity_of(websocket)).serve()
 
 
 class LiveTextSocket:
     """One connection."""
 
-    def __init__(self, door: LiveTextDoor, websocket: WebSocket, identity: Identity):
-        self._door, self._websocket, self._identity = door, websocket, identity
+    def __init__(self, door: LiveTextDoor, turns: ChatTurns, websocket: WebSocket, identity: Identity):
+        self._door, self._turns, self._websocket, self._identity = door, turns, websocket, identity
         self._messages: asyncio.Queue[RequestFields | ApiError] = asyncio.Queue(MAX_AHEAD)
         self._reading: asyncio.Task[None] | None = None  # ends when the client has gone
         self._n_spoken = 0  # utterances
@@ -115,9 +120,8 @@ class LiveTextSocket:
             fields = await self._next(TEXT_KINDS)
         finished: TurnFinished | None = None
         if fields.given.get("type") == "input.text":
-            speech = self._door.speech
-            request = await run_shared(speak_turn, speech.voices, order, is_open=True)
-            async with speech.turns.open(request, self._identity) as turn:
+            request = await run_shared(speak_turn, self._door.speech.voices, order, is_open=True)
+            async with self._turns.open(request, self._identity) as turn:
                 finished = await self._converse(turn, order, _text_of(fields))
         usage = {} if finished is None else {"usage": usage_of(finished), "finish_reason": finished.stopped}
         n_sentences = 0 if finished is None else 1

@@ -11,6 +11,7 @@ from server.access.shares import run_shared
 from server.admission import Admission
 from server.dispatch.workers import Workers
 from server.doors.core.chat_turn import ChatTurns, TurnPath, TurnRequest
+from server.doors.core.door_needs import needs_asked
 from server.doors.core.sound_formats import MEDIA_TYPES
 from server.doors.core.sound_response import SOUND_RESPONSES, SoundForm, sound_response
 from server.doors.core.turn_voice import speak_voice, voice_fields
@@ -73,9 +74,10 @@ def speech_routes(door: SpeechDoor, workers: Workers) -> APIRouter:
         if (refusal := door.admission.refusal(request, "chat")) is not None:
             raise ApiError(403, refusal)
         make = speak_turn if model == door.names.speech else speech_turn
+        turns = door.turns.at(needs_asked(request).labels)
         turn = await run_shared(make, door.voices, order)
         form = SoundForm(order.format, order.speed, order.stream, PARAMS)
-        return sound_response(door.turns, turn, form, identity)
+        return sound_response(turns, turn, form, identity)
 
     return router
 

@@ -13,6 +13,7 @@ from server.access.shares import run_shared
 from server.dispatch.dispatcher import PendingSession
 from server.dispatch.queue import RequestType
 from server.doors.core.chat_turn import error_of_end
+from server.doors.core.door_needs import needs_asked
 from server.doors.core.door_ticket import accept_socket
 from server.doors.core.event_writer import EventWriter
 from server.doors.core.unit_session import UnitSession
@@ -63,7 +64,9 @@ class MiniCpmDoor:
         slots = self._context.slots
         try:
             mode, live = self._admitted(websocket)
-            pending = None if mode == "chat" else slots.submit(REQUESTS[mode], live.session_id, live.identity)
+            pending = None
+            if mode != "chat":
+                pending = slots.submit(REQUESTS[mode], live.session_id, live.identity, live.needs)
         except SessionEnd as refused:
             await websocket.send_denial_response(error_of_end(refused).response())
             return
@@ -104,7 +107,8 @@ class MiniCpmDoor:
             raise SessionEnd(DRAINING)
         made = f"{PREFIXES[mode]}_{time.time_ns() // 10**6}_{secrets.token_hex(4)}"
         kind = Kind.CHAT if mode == "chat" else Kind.DUPLEX
-        return mode, LiveSession(session_id_of(query.get("session_id"), made), kind, identity)
+        session_id, needs = session_id_of(query.get("session_id"), made), needs_asked(websocket)
+        return mode, LiveSession(session_id, kind, identity, needs=needs)
 
 
 class ModeConnection:
@@ -117,7 +121,7 @@ class ModeConnection:
         self._messages: asyncio.Queue[tuple[ModeMessage, int]] = asyncio.Queue(MAX_UNHANDLED)
         self._n_unhandled, self._taken = 0, asyncio.Event()  # characters
         self._units = ModeUnits(self._put, live.session_id, mode, time.monotonic)
-        self._chats = ModeChats(self._put, live.session_id, context.turns, live.identity)
+        self._chats = ModeChats(self._put, live.session_id, context.turns.at(live.needs.labels), live.identity)
         self._is_chat = mode == "chat"
         limits = context.limits
         own_s = {"audio": limits.audio_mode_s, "video": limits.video_mode_s, "chat": None}[mode]

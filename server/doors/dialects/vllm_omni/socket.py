@@ -15,6 +15,7 @@ from starlette.websockets import WebSocket
 from server.access.identity import Identity, identity_of
 from server.access.shares import run_shared
 from server.dispatch.dispatcher import PendingSession
+from server.doors.core.door_needs import needs_asked
 from server.doors.core.door_ticket import accept_socket, ticket_within_wait
 from server.doors.core.event_writer import EventWriter
 from server.doors.core.request_fields import RequestFields
@@ -63,6 +64,7 @@ class VllmOmniDoor:
         identity, pending = identity_of(websocket), None
         live = LiveSession(f"adx_omni_{secrets.token_hex(8)}", Kind.DUPLEX, identity)
         try:
+            live.needs = needs_asked(websocket)
             refusal = context.admission.refusal(websocket, "audio_duplex")
             if refusal is not None:
                 raise ApiError(403, refusal)
