@@ -26,7 +26,7 @@ SOON_S = 20.0
 UPDATE_S = 3.0  # `queue_update` arrives at least this often
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)  # each test begins with all slots free
 def http(servers: Servers) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=f"http://127.0.0.1:{servers.gateway}", timeout=60, trust_env=False) as client:
         wait(lambda: client.get("/status").json()["slots"]["free"] == N_SLOTS, "all slots to be free")
