@@ -194,7 +194,8 @@ def _train(
             values = learner.take_log()
             step_s = (time.monotonic() - logged) / count
             logged, count = time.monotonic(), 0
-            log(values | {"ms_per_step": round(1000 * step_s, 1), "records": dict(pool.n_added)})
+            counts = {"records": dict(pool.n_added), "uses": pool.uses}
+            log(values | {"ms_per_step": round(1000 * step_s, 1), **counts})
         if now - saved > SAVE_S:
             learner.save(call.out)
             saved = time.monotonic()

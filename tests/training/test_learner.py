@@ -25,7 +25,7 @@ from training.mind.learner import (
 )
 from training.mind.measure import measure
 from training.mind.moments import pack_moments, unpack_moments
-from training.mind.pool import MIN_BATCH, Pool, PoolSizes, Ring
+from training.mind.pool import MAX_USES, MIN_BATCH, Pool, PoolSizes, Ring, Stored
 from training.mind.produce import make_shard
 from training.mind.records import Record, read_records, write_records
 
@@ -103,6 +103,34 @@ def test_over_many_steps_each_task_has_its_share(examples: Examples, records: li
     for task, share in shares_at(0.0).items():
         expected = share * n_steps * mind.plan.rows
         assert abs(rows[task] - expected) < 20 * mind.plan.rows * share, (task, expected, rows[task])
+
+
+def test_records_that_are_used_often_wait_for_new_ones(
+    examples: Examples, records: list[Record], tmp_path: Path
+) -> None:
+    mind, pool = learner(tmp_path, examples, None), pool_of(records)
+    while pool.is_fresh("echo"):
+        assert "echo" in mind._shares(pool)
+        pool.draw("echo", 1, random.Random(0))
+    assert pool.uses["echo"] == pytest.approx(MAX_USES, abs=MIN_BATCH)
+    assert set(mind._shares(pool)) == set(TASKS) - {"echo"}
+    pool.add([one for one in records if one.task == "echo"])
+    assert set(mind._shares(pool)) == set(TASKS)
+    while any(map(pool.is_fresh, TASKS)):
+        pool.draw(next(filter(pool.is_fresh, TASKS)), 1, random.Random(0))
+    assert set(mind._shares(pool)) == set(TASKS), "expected used records rather than no step"
+
+
+def test_hidden_text_changes_words_alone(examples: Examples, records: list[Record], tmp_path: Path) -> None:
+    mind = learner(tmp_path, examples)
+    batch = pool_of(records).batch([Stored(one, 0, 0, 0, 0) for one in records if one.task == "echo"])
+    hidden = mind.hide_text(batch, 0.5)
+    changed = torch.nonzero(hidden.ids.flatten() != batch.ids.flatten())[:, 0]
+    of_text = batch.learned[~batch.is_decision]
+    assert 0.2 < len(changed) / len(of_text) < 0.6 and set(changed.tolist()) <= set(of_text.tolist())
+    kept = {mind.special.speak, mind.special.turn_eos}
+    assert not kept & set(batch.ids.flatten()[changed].tolist())
+    assert torch.equal(hidden.targets, batch.targets) and mind.hide_text(batch, 0.0) is batch
 
 
 def test_training_layers_missing_in_a_file_are_zero(examples: Examples, records: list[Record], tmp_path: Path) -> None:

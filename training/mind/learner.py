@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,12 +42,15 @@ PHONE_WEIGHTS = (1.0, 0.2)  # of the loss of phonemes, at the start of the sched
 SIGHT_WEIGHTS = (0.5, 0.1)  # the same of classes of pictures
 PAUSE_WEIGHT = 0.1  # of pauses among phonemes: most of a conversation is silent
 TASKS_OF_A_STEP = 2  # the more, the more operations of small batches
+MAX_TASK_ROWS = 2 / 3  # of a step's rows; bounds memory where few tasks have fresh records
+# Text tokens that an echo lesson reads are replaced by others, so that what follows is heard and not guessed.
+HIDDEN_TEXT: dict[str, float] = {"echo": 0.3}
 # Shares of rows at parts of the schedule; between them they change evenly.
 CURRICULUM: tuple[tuple[float, dict[Task, float]], ...] = (
     (0.0, {"text": 0.20, "echo": 0.45, "captions": 0.25, "talk": 0.05, "chat": 0.05}),
     (0.15, {"text": 0.20, "echo": 0.35, "captions": 0.15, "talk": 0.25, "chat": 0.05}),
-    (0.45, {"text": 0.18, "echo": 0.18, "captions": 0.10, "talk": 0.46, "chat": 0.08}),
-    (1.0, {"text": 0.12, "echo": 0.12, "captions": 0.08, "talk": 0.60, "chat": 0.08}),
+    (0.45, {"text": 0.18, "echo": 0.30, "captions": 0.08, "talk": 0.37, "chat": 0.07}),
+    (1.0, {"text": 0.14, "echo": 0.16, "captions": 0.06, "talk": 0.56, "chat": 0.08}),
 )
 
 
@@ -214,7 +217,7 @@ class Learner:
 
     def prepare(self, pool: Pool) -> None:
         """Compile what steps need, with batches of all tasks that change nothing."""
-        for task in self._shares(pool):
+        for task in filter(pool.has, self.tasks):
             for _ in range(2):
                 with self.precision():
                     loss, _ = self.loss(pool, pool.draw(task, self.plan.rows // TASKS_OF_A_STEP, self.random))
@@ -231,6 +234,8 @@ class Learner:
     def loss(self, pool: Pool, drawn: Sequence[Stored]) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of one batch, and what is logged of it."""
         batch, inputs = self.inputs(pool, drawn, degrades=self.plan.degrades)
+        if self.plan.degrades:
+            batch = self.hide_text(batch, HIDDEN_TEXT.get(drawn[0].record.task, 0.0))
         states = run_rows(self.model, batch, inputs, self.passes)
         logits = logits_of(self.model, states.hidden, batch.learned)
         each = F.cross_entropy(logits, batch.targets, reduction="none")
@@ -285,6 +290,18 @@ class Learner:
             clips = degrade_mels(clips, self.generator) if degrades else clips
         return batch, Inputs(mel, clips, n_clip, pictures)
 
+    def hide_text(self, batch: Batch, share: float) -> Batch:
+        """The batch with a share of the text tokens before learned ones replaced by other tokens of it."""
+        if not share:
+            return batch
+        ids = batch.ids.flatten()
+        read, n = ids[batch.learned], len(batch.learned)
+        drawn = torch.rand(n, generator=self.generator, device=ids.device)
+        others = read[torch.randint(n, (n,), generator=self.generator, device=ids.device)]
+        is_text = ~batch.is_decision & (read != self.special.speak) & (read != self.special.turn_eos)
+        read = torch.where(is_text & (drawn < share), others, read)
+        return replace(batch, ids=ids.index_copy(0, batch.learned, read).view_as(batch.ids))
+
     def phone_targets(self, pool: Pool, drawn: Sequence[Stored], batch: Batch) -> Tensor | None:
         """Phonemes [S * K * 50] at the encoder's rows; None for a task without speech."""
         if all(one.record.task == "captions" for one in drawn):
@@ -307,17 +324,18 @@ class Learner:
         return named
 
     def _next_tasks(self, pool: Pool) -> dict[Task, float]:
-        """The tasks of a step and their rows: over many steps each task has its share."""
+        """The tasks of a step and their rows: over many steps each task with fresh records has its share."""
         shares = self._shares(pool)
         total = sum(shares.values())
         for task, share in shares.items():
             self._owed[task] = self._owed.get(task, 0.0) + self.plan.rows * share / total
         most = sorted(shares, key=lambda task: -self._owed[task])[:TASKS_OF_A_STEP]
-        return {task: self._owed.pop(task) for task in most}
+        return {task: min(self._owed.pop(task), MAX_TASK_ROWS * self.plan.rows) for task in most}
 
     def _shares(self, pool: Pool) -> dict[Task, float]:
         shares = {self.plan.task: 1.0} if self.plan.task else shares_at(self.progress)
-        return {task: share for task, share in shares.items() if share and pool.has(task)}
+        found = {task: share for task, share in shares.items() if share and pool.has(task)}
+        return {task: share for task, share in found.items() if pool.is_fresh(task)} or found
 
     def precision(self) -> AbstractContextManager[Any]:
         """In which the model runs: bfloat16 where it may be, on a GPU."""

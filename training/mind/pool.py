@@ -19,6 +19,7 @@ from training.timelines.speech import RATE
 
 BUCKET_ROWS = 64  # records of a batch differ in length by less than this
 SPARE = 0.02  # of a ring: its oldest rows are not drawn any more
+MAX_USES = 10  # of a record on average; with more, replies are learned by heart and not by hearing
 MIN_BATCH, MAX_BATCH = 2, 512  # sequences; the compiler makes a program of its own for one
 
 
@@ -84,6 +85,7 @@ class Pool:
         self.clips = Ring(sizes.clip_samples, (), torch.int16, device)
         self._buckets: dict[str, dict[int, list[Stored]]] = defaultdict(dict)
         self.n_added: dict[str, int] = defaultdict(int)
+        self.n_drawn: dict[str, int] = defaultdict(int)
         self._lock = threading.Lock()  # of the lists in `_buckets`
 
     def add(self, records: Iterable[Record]) -> list[Stored]:
@@ -110,6 +112,15 @@ class Pool:
     def has(self, task: str) -> bool:
         return self.n_added[task] > 0
 
+    @property
+    def uses(self) -> dict[str, float]:
+        """How often a record of each task has been drawn on average."""
+        return {task: round(self.n_drawn[task] / n, 1) for task, n in self.n_added.items()}
+
+    def is_fresh(self, task: str) -> bool:
+        """Whether the records of a task have been used less than MAX_USES times on average."""
+        return self.n_drawn[task] < MAX_USES * self.n_added[task]
+
     def draw(self, task: str, n_rows: int, rng: random.Random) -> list[Stored]:
         """Records of one task and of similar length with about `n_rows` rows in all, at least one."""
         buckets = self._buckets[task]
@@ -127,7 +138,10 @@ class Pool:
                 with self._lock:
                     bucket[at] = bucket[-1]
                     bucket.pop()
-        return drawn or self.draw(task, n_rows, rng)
+        if not drawn:
+            return self.draw(task, n_rows, rng)
+        self.n_drawn[task] += len(drawn)
+        return drawn
 
     def batch(self, drawn: Sequence[Stored]) -> Batch:
         """The index tensors of records."""
