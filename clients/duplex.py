@@ -28,7 +28,7 @@ from clients.resumption import OnConnection, Resumption
 from clients.socket_client import Expected, OnQueue, SocketClient, fail_answer
 from worker.protocol.adjust_messages import Adjust, Adjusted
 from worker.protocol.codec import FromClient
-from worker.protocol.codes import ErrorCode
+from worker.protocol.codes import TRY_AGAIN, CloseCode, ErrorCode
 from worker.protocol.gateway_messages import MessagesLost, Queued, QueueUpdate, SessionMoved, SessionMoving
 from worker.protocol.messages import (
     PLAIN_SPEC,
@@ -294,7 +294,10 @@ class DuplexClient(SocketClient[ServerMessage]):
             waiting.cancel()
 
     async def _reconnect(self) -> bool:
-        is_lost = self._socket.protocol.close_rcvd is None  # otherwise the server has ended the conversation
+        close = (
+            self._socket.protocol.close_rcvd
+        )  # another one than this means that the server has ended the conversation
+        is_lost = close is None or (close.code == CloseCode.SERVICE_RESTART and close.reason == TRY_AGAIN)
         socket = await self._resumption.resume() if is_lost and self._resumption.is_on else None
         self._socket = socket or self._socket
         return socket is not None

@@ -147,10 +147,10 @@ class ChildProcess:
             return 0
         return int(memory.rss - getattr(memory, "shared", 0))
 
-    def terminate(self) -> None:
-        """Send SIGTERM to the process alone, which stops its own children."""
+    def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send a stop signal to the process alone, which stops its own children."""
         if self.is_running:
-            os.kill(self.pid, signal.SIGTERM)
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Send SIGKILL to the process and all processes that it started. `poll` returns a status once it is gone."""

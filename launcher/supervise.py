@@ -288,21 +288,30 @@ class Supervisor:
     async def _stop_all(self) -> None:
         """Stop the gateway first, which ends all sessions, so that it sends none to a worker that is stopping."""
         timeout_s = self._plan.drain_s + self._policy.grace_s
-        await self._end([self._gateway], timeout_s, is_shown=True)
+        # SIGTERM would let workers keep sessions for the next gateway.
+        await self._end([self._gateway], timeout_s, number=signal.SIGINT, is_shown=True)
         await self._end(self._workers, timeout_s, is_shown=True)
         self._display.print_line("stopped")
 
-    async def _end(self, processes: Sequence[ManagedProcess], timeout_s: float, *, is_shown: bool = False) -> None:
+    async def _end(
+        self,
+        processes: Sequence[ManagedProcess],
+        timeout_s: float,
+        *,
+        number: signal.Signals = signal.SIGTERM,
+        is_shown: bool = False,
+    ) -> None:
         """Terminate processes and wait until they have ended.
 
         Args:
             processes: those to end; some may have ended already.
             timeout_s: time after which they are killed, or earlier after a second stop signal. 0 kills at once.
+            number: the signal.
             is_shown: show the processes that are still running.
         """
         for process in processes:
             if timeout_s > 0:
-                process.child.terminate()
+                process.child.terminate(number)
         begin = self._clock()
         while running := [process for process in processes if process.child.is_running]:
             seconds = self._clock() - begin

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import logging
 import resource
+import signal
 import socket
 import ssl
 import time
@@ -65,6 +66,7 @@ from worker.voice_registry import voice_folder
 LOG = logging.getLogger(__name__)
 POLL_S = 0.05
 CLOSE_TIMEOUT_S = 5.0
+HAND_OVER_S = 2.5  # after the stop signal: by then it is known whether workers stop too, which keep no session
 # For requests to workers. The number of connections is unlimited, so that requests to a hanging worker do not delay
 # those to others. Connections are reused for 2 s only, because uvicorn closes idle ones after 5 s and a request on a
 # closing connection fails.
@@ -159,7 +161,7 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
         await gateway.peers.start()
         try:
             await stop.wait()
-            await _drain(gateway.live, config.service.drain_timeout_s)
+            await _drain(gateway, config.service.drain_timeout_s, hands_over=stop.number == signal.SIGTERM)
         finally:
             server.should_exit = True
             await serving
@@ -292,14 +294,23 @@ async def build_routes(app: FastAPI) -> None:
     await app.router({**scope, "extensions": {"websocket.http.response": {}}}, receive, send)
 
 
-async def _drain(live: LiveSessions, timeout: float) -> None:
-    """Wait up to `timeout` seconds for sessions to end, then close them."""
+async def _drain(gateway: Gateway, timeout: float, *, hands_over: bool) -> None:
+    """Wait up to `timeout` seconds for sessions to end, then close them.
+
+    hands_over: sessions that their workers keep for another gateway are not waited for, and go on there.
+    """
+    live, sockets = gateway.live, gateway.sockets
     live.drain()
     LOG.info("draining: %d connections have up to %.0f s", len(live), timeout)
-    await _until_none(live, timeout)
+    begin = time.monotonic()
+    while len(live) and (seconds := time.monotonic() - begin) < timeout:
+        if hands_over and seconds >= HAND_OVER_S and len(sockets.transferable) == len(live):
+            break
+        await asyncio.sleep(POLL_S)
     if len(live):
-        LOG.warning("closing %d sessions that did not end in time", len(live))
-        live.close_all()
+        kept = sockets.transferable if hands_over else frozenset()
+        LOG.warning("%d sessions are handed over, %d did not end in time", len(kept), len(live) - len(kept))
+        live.close_all(kept)
         await _until_none(live, CLOSE_TIMEOUT_S)
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from models.errors import SettingsError
 from server.access.refusal import AccessRefusedError
 from server.dispatch.missing_model import MissingModel
-from worker.protocol.codes import CloseCode, ErrorCode
+from worker.protocol.codes import TRY_AGAIN, CloseCode, ErrorCode
 from worker.protocol.messages import Error
 
 MISSING_MODEL_S = 10.0  # for which a request waits for a model that no worker serves
@@ -72,7 +72,8 @@ RECLAIMED = SocketClose(
 )
 REPLACED = SocketClose(CloseCode.REPLACED, "Replaced", "replaced")
 RESUME_EXPIRED = SocketClose(CloseCode.NORMAL, "", "resume expired")  # the client has not come back
-TRY_RESUME_AGAIN = SocketClose(CloseCode.SERVICE_RESTART, "Try again", "resume unsure")  # a worker does not answer
+HANDED_OVER = SocketClose(CloseCode.SERVICE_RESTART, TRY_AGAIN, "handed over")  # its worker keeps it
+TRY_RESUME_AGAIN = SocketClose(CloseCode.SERVICE_RESTART, TRY_AGAIN, "resume unsure")  # a worker does not answer
 NO_REQUEST = SocketClose(CloseCode.POLICY_VIOLATION, "No request", "cancelled")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,7 +10,7 @@ from server.access.identity import Identity
 from server.dispatch.dispatcher import PendingSession
 from server.dispatch.queue import ANY_WORKER, Needs
 from server.dispatch.workers import WorkerLease
-from server.live.closes import DRAINING, ENDED, SocketClose
+from server.live.closes import DRAINING, ENDED, HANDED_OVER, SocketClose
 from server.live.kinds import Kind
 from worker.protocol.gateway_messages import MoveReason
 
@@ -110,7 +111,7 @@ class LiveSessions:
             if session.lease is None:
                 session.end(DRAINING)
 
-    def close_all(self) -> None:
-        """End all sessions, with or without a slot."""
+    def close_all(self, kept: Collection[LiveSession] = ()) -> None:
+        """End all sessions, with or without a slot. kept: those that their workers keep for another gateway."""
         for session in self.all:
-            session.end(DRAINING)
+            session.end(HANDED_OVER if session in kept else DRAINING)

@@ -113,6 +113,11 @@ class Relay:
         self._n_up = 0  # messages forwarded to the worker
         self._reported: tuple[object, ...] | None = None  # terms of the last `keep_slot`
 
+    @property
+    def is_kept_by_worker(self) -> bool:
+        """Whether the worker keeps the session for another gateway, if this connection is lost."""
+        return self._reported is not None and self._client.is_kept and not self._lease.worker.is_closing
+
     def hold(self) -> bool:
         """Forward nothing more to the worker, which has answered everything. Returns: False if the session is over."""
         if self._is_over or self._up_task is None or self._up_task.done():
@@ -213,6 +218,8 @@ class Relay:
             if kind == PREPARED and self._journal is not None:
                 data = self._client.offer(data)  # after the recorder, since it has a secret
                 self._journal.keep(self._client.is_kept)
+            if self._is_over:
+                self._client.is_kept = False  # nothing is left to continue
             await self._client.send(data)
             await self._keep_slot()
             self._metrics.record_relay("down", time.monotonic() - received_at)

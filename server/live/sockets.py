@@ -21,6 +21,7 @@ from server.live.closes import (
     CLIENT_GONE,
     CLOSED,
     DRAINING,
+    HANDED_OVER,
     NO_REQUEST,
     REPLACED,
     TRY_RESUME_AGAIN,
@@ -88,6 +89,7 @@ class GatewaySockets:
         self._budget = ByteBudget(MAX_BUFFERED_TOTAL)
         self._kept, self.resume_grace_s = ByteBudget(KEPT_BYTES_TOTAL), resume_grace_s
         self._running: dict[LiveClient, asyncio.Task[SocketClose]] = {}
+        self._relays: dict[LiveSession, Relay] = {}
         self._journals, self._others = ByteBudget(MAX_BYTES_TOTAL), others
         self._metrics.watch_kept_bytes(lambda: self._kept.used, lambda: self._journals.used)
 
@@ -95,6 +97,11 @@ class GatewaySockets:
     def buffered_bytes(self) -> int:
         """Memory of received messages that are not forwarded yet."""
         return self._budget.used
+
+    @property
+    def transferable(self) -> frozenset[LiveSession]:
+        """Sessions that their workers keep for another gateway, if this one ends."""
+        return frozenset(session for session, relay in self._relays.items() if relay.is_kept_by_worker)
 
     async def serve(self, websocket: WebSocket, kind: Kind, session_id: str) -> None:
         """Serve one connection, from the handshake to the close."""
@@ -141,7 +148,7 @@ class GatewaySockets:
                     await self._serve_taken(websocket, session_id, identity, taken)
                     return
             if found is None:
-                raise refused_token()
+                raise SessionEnd(TRY_RESUME_AGAIN) if self._live.draining else refused_token()
             client, running = found
             connection = client.end.resume(websocket, request)
         except ClientDisconnected:
@@ -371,8 +378,9 @@ class GatewaySockets:
             def intercept(data: Data) -> bool:
                 return client.end.acknowledge(data) or self._diagnostics.intercept(data, client.diagnostics_name)
 
-            workers = self._slots.dispatcher.workers
-            relay = Relay(ends, client.session, workers, self._metrics, intercept, client.recorder)
+            session, workers = client.session, self._slots.dispatcher.workers
+            relay = Relay(ends, session, workers, self._metrics, intercept, client.recorder)
+            self._relays[session] = relay
             handing = None if handover is None else asyncio.create_task(handover.run(relay.hold), name="handover")
             ended = await relay.run(handing)
             if isinstance(ended, Successor):
@@ -383,4 +391,8 @@ class GatewaySockets:
             graceful = False
             raise
         finally:
-            await close_link(ends.link, graceful=graceful)
+            self._relays.pop(client.session, None)
+            if client.session.forced_close is HANDED_OVER:
+                ends.link.transport.abort()  # without a close frame, so that the worker keeps the session
+            else:
+                await close_link(ends.link, graceful=graceful)

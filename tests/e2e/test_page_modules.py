@@ -313,12 +313,14 @@ def test_page_begins_when_the_server_has_asked_for_it(page: Page) -> None:
 
 def test_resumption_counts_messages_and_sends_again_what_has_not_arrived(page: Page) -> None:
     body = """const one = new lib.Resumption();
-        const got = [one.survives(1006)];
+        const closed = (code, reason = "") => one.survives({ code, reason });
+        const got = [closed(1006)];
         for (const text of ["prepare", "a", "b"]) one.keep(text);
         for (const type of ["queued", "queue_done"]) one.count({ type });
         one.count({ type: "prepared", resume_token: "t1", resume_grace_s: 30 });
         for (let n = 0; n < 6; n++) one.count({ type: "result" });
-        got.push(one.acknowledgement(), one.survives(1006), one.survives(1000), one.survives(4001));
+        got.push(one.acknowledgement(), closed(1006), closed(1000), closed(4001));
+        got.push(closed(1012), closed(1012, "Try again"));
         one.count(null);
         got.push(one.acknowledgement(), one.acknowledgement(), one.request());
         one.count({ type: "session_resumed" });
@@ -330,7 +332,7 @@ def test_resumption_counts_messages_and_sends_again_what_has_not_arrived(page: P
         return got"""
     got = call(page, "live/conversation/resumption.js", body)
     request = {"type": "resume_session", "token": "t1", "received": 8}
-    acknowledged = [None, True, False, False, {"type": "received", "count": 8}, None, request]
+    acknowledged = [None, True, False, False, False, True, {"type": "received", "count": 8}, None, request]
     assert got == [False, *acknowledged, ["a", "b"], 8, "t2", None, None], got
 
 

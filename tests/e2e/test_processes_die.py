@@ -29,6 +29,7 @@ from worker.protocol.messages import Error, Result, Spec
 pytestmark = pytest.mark.alone
 FLAGS = ("--max-sessions", "1", "--max-warmup-chunks", "5")  # the model speaks in the last two
 TIMEOUT_S = 1.5  # service.worker_timeout_s
+DRAIN_S, HANDED_S = 60.0, 15.0  # until a gateway ends; without waiting for sessions to end
 LOST_S = 1.0  # from the end of a worker to the close of its clients
 BACK_S = 5.0  # until all slots are free again
 TALK_S = 240.0  # of one test on a loaded machine; exceeding it means a hang
@@ -226,15 +227,21 @@ def test_killed_gateway_frees_all_slots(cluster: Cluster) -> None:
     assert asyncio.run(_one_unit(cluster, "omni_again")).is_listen is False
 
 
-async def restart(cluster: Cluster) -> None:
-    """Kill the gateway and start another one."""
-    cluster.gateway.process.kill()
+async def restart(cluster: Cluster, number: signal.Signals = signal.SIGKILL) -> None:
+    """End the gateway with a signal and start another one."""
+    begin = time.monotonic()
+    cluster.gateway.process.send_signal(number)
+    status = await asyncio.to_thread(cluster.gateway.process.wait, DRAIN_S)
+    seconds = time.monotonic() - begin
+    assert number == signal.SIGKILL or (status == 0 and seconds < HANDED_S), f"got status {status} in {seconds:.1f} s"
     await asyncio.to_thread(cluster.stop_gateway)
     await asyncio.to_thread(cluster.start_gateway)
 
 
-def test_sessions_outlive_a_killed_gateway(cluster: Cluster) -> None:
-    """The workers keep them; the next gateway takes them over with their tokens, and loses and repeats nothing.
+def test_sessions_outlive_their_gateway(cluster: Cluster) -> None:
+    """The workers keep them if it is killed, and if it drains; the next gateway takes them over with their tokens.
+
+    It loses and repeats nothing.
 
     It has what rebuilds them too, so that one goes on with the other worker when its own hangs.
     """
@@ -278,9 +285,9 @@ def test_sessions_outlive_a_killed_gateway(cluster: Cluster) -> None:
         reached = asyncio.Barrier(3)
         talks = [asyncio.create_task(disturbed(name, reached)) for name in ("adx_one", "adx_two")]
         async with asyncio.timeout(TALK_S):
-            for _ in range(2):
+            for number in (signal.SIGKILL, signal.SIGTERM):
                 await reached.wait()
-                await restart(cluster)
+                await restart(cluster, number)
             return await asyncio.gather(*talks)
 
     expected = asyncio.run(undisturbed())

@@ -64,6 +64,7 @@ def on_sigterm(*_: object) -> None:
 
 
 signal.signal(signal.SIGTERM, on_sigterm)
+signal.signal(signal.SIGINT, on_sigterm)
 record("start")
 print("12:00:00 INFO stub | begins", flush=True)
 at_start = behavior()

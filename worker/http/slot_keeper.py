@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from worker.protocol.codec import peek_header
 from worker.protocol.codes import ErrorCode
-from worker.protocol.messages import Prepared
+from worker.protocol.messages import Prepared, Stopped, Timeout
 from worker.protocol.takeover.journal_steps import DECIDED, KeptJournal
 from worker.protocol.takeover.message_bytes import Data, size_of, type_of
 from worker.protocol.takeover.message_sound import output_sound_s
@@ -21,6 +21,7 @@ from worker.protocol.takeover.slot_messages import KeepSlot, SlotTaken, TakeSlot
 from worker.protocol.wire import WireError
 
 KEPT_BYTES, KEPT_S = 4 * 2**20, 60.0  # of one session's messages that are not acknowledged
+LAST = frozenset({Stopped.kind(), Timeout.kind()})
 MAX_MISSING = 1000  # dropped messages whose sound is known
 
 
@@ -59,12 +60,13 @@ class SlotKeeper:
         newest: the conversation's connection, or its last one.
         given_up: set if no gateway needs the conversation without its connection any more.
         is_waiting: that connection is lost, and the conversation waits for another gateway.
+        is_over: its last message is written, so that no gateway may take it over any more.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, journal: SessionJournal | None = None):
         self.terms: KeepSlot | None = None
         self.newest, self.is_waiting = GatewayLink(), False
-        self.given_up = asyncio.Event()
+        self.given_up, self.is_over = asyncio.Event(), False
         self._clock, self._sound_out, self._journal = clock, "pcm16", journal
         self._kept: deque[KeptFrame] = deque()
         self._missing: deque[tuple[int, float]] = deque(maxlen=MAX_MISSING)  # dropped: number, seconds of sound
@@ -129,6 +131,7 @@ class SlotKeeper:
         self._journal.answered(kind, data, peek_header(data))
         if kind == Prepared.kind():
             self._journal.keep(is_kept)
+        self.is_over = self.is_over or kind in LAST
 
     def close(self) -> None:
         """Forget the journal: the conversation is over."""
@@ -157,7 +160,7 @@ class SlotKeeper:
     def accepts(self, token: str, owner: str) -> bool:
         """Whether a gateway whose client has this token and key may take the conversation. token: its SHA-256."""
         terms = self.terms
-        if terms is None or terms.owner not in ("", owner):
+        if terms is None or self.is_over or terms.owner not in ("", owner):
             return False
         return any(hmac.compare_digest(token, one) for one in terms.tokens)
 

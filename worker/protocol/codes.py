@@ -47,6 +47,9 @@ class CloseCode(IntEnum):
     REPLACED = 4001  # to a client whose session goes on over another connection
 
 
+TRY_AGAIN = "Try again"  # reason of a gateway's 1012: the session goes on over another connection
+
+
 class CloseReason(StrEnum):
     """The reason in a worker's close frame."""
 

@@ -281,11 +281,22 @@ async def begin(server: LiveServer, listening: socket.socket, scheme: str) -> "a
     return serving
 
 
-def stop_signal() -> asyncio.Event:
+class StopSignal(asyncio.Event):
+    """An event that a signal sets. number: the first one; None: there was none."""
+
+    number: signal.Signals | None = None
+
+    def receive(self, number: signal.Signals) -> None:
+        """Record a signal."""
+        self.number = self.number or number
+        self.set()
+
+
+def stop_signal() -> StopSignal:
     """An event that SIGTERM or SIGINT sets."""
-    stop = asyncio.Event()
+    stop = StopSignal()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop.receive, number)
     return stop
 
 

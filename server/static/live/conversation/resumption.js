@@ -8,6 +8,8 @@ const MAX_KEPT_BYTES = 8 * 2 ** 20;
 const ACKNOWLEDGED_EVERY = 8; // messages
 const UNCOUNTED = ["queued", "queue_update", "queue_done", "session_resumed", "messages_lost"];
 const LOST = 1006; // close code of a connection without a close frame
+const RESTART = 1012; // of a gateway that ends, with the reason
+const TRY_AGAIN = "Try again"; // if the session goes on over another connection
 
 export class Resumption {
   #token = null;
@@ -20,9 +22,9 @@ export class Resumption {
   #lostAt = null;
   #backoff = new Backoff(FIRST_S, MAX_S, Infinity);
 
-  /** Whether the session goes on after a lost connection. @param {number} code of the close */
-  survives(code) {
-    return this.#token !== null && code === LOST;
+  /** Whether the session goes on over another connection. @param {{code: number, reason: string}} close */
+  survives({ code, reason }) {
+    return this.#token !== null && (code === LOST || (code === RESTART && reason === TRY_AGAIN));
   }
 
   /** Seconds since the connection was lost. */

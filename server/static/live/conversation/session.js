@@ -62,7 +62,7 @@ export class Session {
     };
     const lose = (event) => {
       if (socket !== this.#socket) return;
-      if (this.#resumption.survives(event.code) && !this.#isStopping && !this.#isClosed) this.#resumeLater(event);
+      if (this.#resumption.survives(event) && !this.#isStopping && !this.#isClosed) this.#resumeLater(event);
       else this.#close(event);
     };
     socket.onmessage = ({ data }) => socket === this.#socket && this.#take(data);
