@@ -25,7 +25,7 @@ class RestartPolicy:
 
     initial_wait_s: float = 1.0
     max_wait_s: float = 30.0
-    reset_s: float = 60.0
+    reset_s: float = 10.0
     hang_timeout_s: float = 60.0
     probe_timeout_s: float = 3.0
     starting_poll_s: float = 0.25

@@ -35,7 +35,7 @@ PHASE = 0.25  # of the time between two units, by which those of the sessions ar
 
 
 class Fingerprint(NamedTuple):
-    """What is the same in two runs of a unit with the same text ids. The speech of a turn begins anew after a move."""
+    """What is the same in two runs of a unit with the same text ids. The speech draws other tokens after a move."""
 
     is_listen: bool
     text: str

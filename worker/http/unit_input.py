@@ -71,7 +71,8 @@ async def send_unit(
 def decided_message(unit: DecidedUnit) -> Decided:
     """The message from which `decided_unit` reads a unit's decisions."""
     fields = unit._asdict()
-    return Decided(**{**fields, "sampled": list(unit.sampled), "remembered": list(unit.remembered)})
+    lists = {name: list(fields[name]) for name in ("sampled", "remembered", "spoken", "unvoiced")}
+    return Decided(**{**fields, **lists})
 
 
 def check_decided(message: ClientMessage, data: str | bytes) -> None:

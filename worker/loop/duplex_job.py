@@ -250,6 +250,7 @@ class DuplexJob(Job):
     def _plan_speech(self) -> None:
         if not self.voices.can_speak(self.session):
             return
+        self.session.speech.begin_unit()
         if self.session.speech.draining:
             self._voices_old_turn = True
             self.calls.append(self._drain_call())
@@ -279,7 +280,7 @@ class DuplexJob(Job):
 
     def on_speech_tokens(self, call: SpeechCall, speech_tokens: list[int], over: bool, ended: bool) -> None:
         session, speech, decoder = self.session, self.session.speech, self._decided
-        speech.count(len(speech_tokens))
+        speech.add(speech_tokens)
         self.n_speech_tokens += len(speech_tokens)
         finished = False
         if over and call.is_drain:
@@ -362,7 +363,9 @@ class DuplexJob(Job):
     def _outcome(self) -> DecidedUnit:
         session, goes_on = self.session, self.session.turn_open or self.session.side_ids is not None
         marks = self._is_listening, self._is_interrupted, self._is_silenced, self.unit.close_early, goes_on
-        return DecidedUnit(session.n_units, session.seed, self.samples, self._remembered, *marks)
+        spoken, unvoiced = self.voices.left_to_speak(session)
+        speech = spoken, unvoiced, bool(spoken) and self._decided.is_listen
+        return DecidedUnit(session.n_units, session.seed, self.samples, self._remembered, *marks, *speech)
 
     def _fed_rows(self) -> FedRows:
         audio, image = self.language.audio_rows * len(self._audio), self.language.image_rows * len(self.images())

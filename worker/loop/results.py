@@ -106,6 +106,9 @@ class DecidedUnit(NamedTuple):
         is_silenced: an interrupt has ended the turn after the text.
         close_early: silence stands for the samples that the unit lacked.
         goes_on: a turn or a text of the side lane is open after it, so the next unit cannot be rebuilt without it.
+        spoken: speech tokens that the unit has drawn for a turn whose speech goes on with the next unit.
+        unvoiced: speech tokens of this turn that have no sound yet.
+        drains: `spoken` are of a turn whose text has ended before the unit.
     """
 
     unit: int
@@ -117,6 +120,9 @@ class DecidedUnit(NamedTuple):
     is_silenced: bool = False
     close_early: bool = False
     goes_on: bool = False
+    spoken: Sequence[int] = ()
+    unvoiced: Sequence[int] = ()
+    drains: bool = False
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,7 @@ class SpeechProgress:
         draining: the turn's text has ended, its speech has not.
         n_drained: speech tokens drawn since the text ended.
         n_speech_tokens: speech tokens of this turn.
+        unit_tokens: those of its last unit.
     """
 
     vocoder_slot: int | None = None
@@ -122,10 +123,16 @@ class SpeechProgress:
     draining: bool = False
     n_drained: int = 0
     n_speech_tokens: int = 0
+    unit_tokens: list[int] = field(default_factory=list)
 
-    def count(self, n: int) -> None:
-        """Add `n` speech tokens to the turn."""
-        self.n_speech_tokens += n
+    def begin_unit(self) -> None:
+        """The next speech tokens are those of another unit."""
+        self.unit_tokens.clear()
+
+    def add(self, speech_tokens: Sequence[int]) -> None:
+        """Add speech tokens to the turn."""
+        self.n_speech_tokens += len(speech_tokens)
+        self.unit_tokens.extend(speech_tokens)
 
     def count_drained(self, n: int) -> None:
         """Add `n` speech tokens drawn after the turn's text has ended."""

@@ -5,6 +5,8 @@ Contains the three resources. Does not contain why a turn ends.
 
 from models.stages.speech_stream import SpeechStream
 from models.stages.unit_steps import UnitSteps
+from models.token2wav.settings import FRAMES_PER_TOKEN, SILENCE_TOKEN
+from models.token2wav.stream.vocode import TAIL_FRAMES
 from models.token2wav.stream.vocoder import Vocoder
 from models.token2wav.stream.windows import TokenWindows
 from models.token2wav.voice.voice import Voice
@@ -12,6 +14,9 @@ from worker.loop.session import Session, SpeechProgress
 
 MIN_SPEECH_TOKENS = 5  # new tokens the vocoder takes at least, lookahead excluded
 DEFAULT_LOOKAHEAD = 3  # without a vocoder
+HELD_TOKENS = (
+    TAIL_FRAMES // FRAMES_PER_TOKEN
+)  # whose sound the vocoder holds back for the cross-fade with the next window
 
 
 class VoiceManager:
@@ -90,6 +95,17 @@ class VoiceManager:
     def is_fresh(self, session: Session) -> bool:
         """Whether no speech of the turn has been drawn."""
         return self._unit_steps.speech_rows(session.slot) == 0
+
+    def left_to_speak(self, session: Session) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Speech tokens of the last unit, and those without sound, if the speech of a turn goes on; otherwise none."""
+        speech = session.speech
+        if not session.is_speaking or speech.windows is None or self.is_fresh(session):
+            return (), ()
+        tokens, waiting = tuple(speech.unit_tokens), speech.windows.waiting
+        n_voiced = len(tokens) - len(waiting)
+        if n_voiced < 0:  # all tokens of the turn wait
+            return tokens, waiting
+        return tokens, ((SILENCE_TOKEN,) * HELD_TOKENS + tokens[:n_voiced])[-HELD_TOKENS:] + waiting
 
     def end_tokens(self, session: Session) -> None:
         """End the turn's speech tokens: the next call begins a turn."""

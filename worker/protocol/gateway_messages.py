@@ -83,8 +83,9 @@ class Decided(FromClient):
     """What the next `audio_chunk` has led to: its unit is rebuilt without a decision of the model and without sound.
 
     Between gateway and worker only. With `resume` in `spec`, a worker sends it in front of the `result` of each unit.
-    When the session moves to another worker, the gateway sends it there in front of the unit's `audio_chunk`. Without
-    tokens it comes in front of a piece that does not fill its second.
+    When the session moves to another worker, the gateway sends it there in front of the unit's `audio_chunk`, with
+    `spoken` and `unvoiced` for the newest unit only. Without tokens it comes in front of a piece that does not fill
+    its second.
     """
 
     type: Literal["decided"] = "decided"
@@ -97,6 +98,15 @@ class Decided(FromClient):
     is_silenced: bool = Field(False, description="an interrupt has ended the turn after the text")
     close_early: bool = Field(False, description="silence stands for the samples that the unit lacked")
     goes_on: bool = Field(False, description="a turn, or a text of the side lane, goes on with the next unit")
+    spoken: list[int] = Field(
+        default=[],
+        max_length=MAX_SAMPLED,
+        description="the unit's speech tokens, if the turn's speech goes on",
+    )
+    unvoiced: list[int] = Field(
+        default=[], max_length=MAX_SAMPLED, description="speech tokens of this turn that have no sound yet"
+    )
+    drains: bool = Field(False, description="`spoken` are of a turn whose text has ended before the unit")
 
 
 class SessionMoving(Message):

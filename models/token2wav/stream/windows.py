@@ -3,6 +3,7 @@
 Contains counts only. A turn starts with silence tokens, which fill the lookahead, so the first chunk is ready earlier.
 """
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from models.errors import SettingsError
@@ -55,6 +56,10 @@ class TokenWindows:
     @property
     def n_waiting(self) -> int:
         return len(self._speech_tokens)
+
+    def resume(self, waiting: Sequence[int]) -> None:
+        """Go on with a turn of which only `waiting` is not synthesized."""
+        self._speech_tokens = list(waiting)
 
     def grow(self) -> None:
         """Double the number of new tokens that a window needs at least, up to a whole chunk."""

@@ -1,6 +1,7 @@
 """The context of a session on another worker: what it consists of is sent there, and each answer is awaited."""
 
 import asyncio
+import json
 from collections.abc import Iterator, Sequence
 
 from websockets.asyncio.client import ClientConnection
@@ -12,8 +13,10 @@ from server.live.relay import fragments
 from worker.protocol.codec import peek_header
 from worker.protocol.codes import ErrorCode
 from worker.protocol.takeover.journal_steps import ANSWERS, ERROR, INTERRUPTED, Step
+from worker.protocol.takeover.message_bytes import Data
 
 REBUILD_S = 30.0
+SPEECH = ("spoken", "unvoiced", "drains")  # fields of `Decided`
 
 
 class RebuildError(ModelError, RuntimeError):
@@ -44,22 +47,23 @@ class ContextRebuild:
     async def feed(self, steps: Sequence[Step]) -> None:
         """Send further steps, and wait for their answers. Raises: RebuildError, also after `REBUILD_S`."""
         until = asyncio.get_running_loop().time() + REBUILD_S
+        messages = messages_of(steps)
         for part in self._parts(steps):
-            await self._feed(part, until)
+            await self._feed(steps[part], messages[part], until)
 
-    def _parts(self, steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
-        """What is sent at once: an interrupt takes effect as it arrives, so it waits for what comes before it."""
+    def _parts(self, steps: Sequence[Step]) -> Iterator[slice]:
+        """Steps sent at once: an interrupt takes effect as it arrives, so it waits for what comes before it."""
         begin = 0
         for end in range(1, len(steps) + 1):
             is_last = end == len(steps)
             if is_last or self._one_by_one or INTERRUPTED in (steps[end - 1].kind, steps[end].kind):
-                yield steps[begin:end]
+                yield slice(begin, end)
                 begin = end
 
-    async def _feed(self, steps: Sequence[Step], until: float) -> None:
-        """until: time of the loop's clock."""
+    async def _feed(self, steps: Sequence[Step], messages: Sequence[Sequence[Data]], until: float) -> None:
+        """messages: of each step. until: time of the loop's clock."""
         n_before = len(self.fed)
-        sending = asyncio.create_task(self._send(steps), name="rebuild-send")
+        sending = asyncio.create_task(self._send(messages), name="rebuild-send")
         receiving = asyncio.create_task(self._receive(steps), name="rebuild-receive")
         lost = asyncio.create_task(self._lease.worker.lost.wait(), name="worker-lost")
         try:
@@ -75,10 +79,10 @@ class ContextRebuild:
                 task.cancel()
             await asyncio.gather(sending, receiving, lost, return_exceptions=True)
 
-    async def _send(self, steps: Sequence[Step]) -> None:
+    async def _send(self, messages: Sequence[Sequence[Data]]) -> None:
         try:
-            for step in steps:
-                for data in step.messages:
+            for of_step in messages:
+                for data in of_step:
                     await self._link.send(fragments(data))
         except ConnectionClosed:
             pass  # the other task ends with the close code
@@ -101,3 +105,20 @@ class ContextRebuild:
         error = RebuildError(f"{self._lease.worker.name}: rebuilding", expected=expected, got=got)
         error.suspect = suspect
         return error
+
+
+def messages_of(steps: Sequence[Step]) -> list[Sequence[Data]]:
+    """The messages of each step. Only the newest unit and those whose turn it speaks to its end have speech tokens."""
+    found: list[Sequence[Data]] = []
+    is_needed = True
+    for step in reversed(steps):
+        messages = step.messages
+        if step.is_decided:
+            *before, decided, chunk = messages
+            fields = peek_header(decided)
+            if fields.get("spoken") and not is_needed:
+                kept = {name: value for name, value in fields.items() if name not in SPEECH}
+                messages = (*before, json.dumps(kept), chunk)
+            is_needed = is_needed and fields.get("drains") is True
+        found.append(messages)
+    return found[::-1]

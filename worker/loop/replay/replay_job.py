@@ -1,7 +1,7 @@
-"""Units whose decisions are known: they rebuild a context by prefills, without sampling and without speech."""
+"""Units whose decisions are known: they rebuild a context by prefills, without sampling and without sound."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,21 +19,27 @@ class ReplayJob(DuplexJob):
     """A unit that is decided already.
 
     Its rows are those that the unit left in the context: input and fed tokens. The text sampler ends as it was after
-    the unit. The turn goes on in the text; its speech begins anew with the next unit that speaks.
+    the unit. The turn goes on, also in its speech if the unit has the speech tokens (`rebuild_speech`).
+
+    Attributes:
+        fed: the fed tokens, which are the last rows of the layout, and their places among the spoken ones.
     """
 
     decided: DecidedUnit
     unit_steps: UnitSteps
+    fed: list[tuple[int, int | None]] = field(default_factory=list, init=False)
 
     def begin(self) -> Layout | None:
         """Lay out the unit with the tokens that it fed. Raises: SettingsError for tokens that are no unit's."""
         layout = super().begin()
         if layout is None or self.decoder is None:
             return layout
+        self._check_speech_tokens()
         sampled = iter(self.decided.sampled)
         while True:
             if self.step.feed is not None:
                 layout.ids.append(self.step.feed)
+                self.fed.append((self.step.feed, self.step.place))
                 self.on_fed()
             if not self.step.sample:
                 break
@@ -76,6 +82,32 @@ class ReplayJob(DuplexJob):
 
     def _plan_speech(self) -> None:
         """Draw no speech: the client has heard it."""
+        self._voices_old_turn = self.decided.drains
+        if self.speaks_on:
+            self._ends_turn = False
+        elif not self.session.reference and not self.voices.is_fresh(self.session):
+            self.voices.cut(self.session)
+
+    @property
+    def speaks_on(self) -> bool:
+        """Whether the speech of the turn goes on with the next unit."""
+        wants = bool(self.decided.spoken) and self.decoder is not None and not self.session.reference
+        return wants and self.voices.can_speak(self.session)
+
+    @property
+    def spoken_ids(self) -> list[int]:
+        """The unit's text tokens that are spoken."""
+        return list(self._decided.spoken)
+
+    def _check_speech_tokens(self) -> None:
+        if not self.speaks_on:
+            return
+        most = self.unit_steps.runner.model.config.tts_config.speech_eos_id
+        for name in ("spoken", "unvoiced"):
+            tokens = getattr(self.decided, name)
+            if not all(0 <= token < most for token in tokens):
+                expected = f"speech tokens from 0 to {most - 1}"
+                raise SettingsError(f"decided.{name}", expected=expected, got=str(tokens)[:100])
 
 
 def replay_samples(unit_steps: UnitSteps, slot: int, decided: DecidedUnit) -> None:

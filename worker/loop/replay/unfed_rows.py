@@ -2,6 +2,8 @@
 
 A prefill of one unit costs nearly as much as that of several, so a unit's rows wait for those of the next ones, up to
 the next larger bucket. They wait only while the session's next unit is decided too; an eviction feeds them first.
+
+A unit whose speech goes on waits for none. Its tokens are fed one by one: its speech needs their hidden states.
 """
 
 import logging
@@ -14,6 +16,7 @@ from models.stages.runner import Rows
 from worker.loop.batch_runner import BatchRunner, RewindingStage, check_device
 from worker.loop.job import Job
 from worker.loop.replay.replay_job import ReplayJob
+from worker.loop.replay.speech_rebuild import rebuild_speech
 from worker.loop.session import Session, SessionPhase, UnitInput
 
 LOG = logging.getLogger(__name__)
@@ -47,7 +50,7 @@ class UnfedRows:
                 job.set_rows(rows)
                 continue
             self._spans.setdefault(job.session, []).append(rows)
-            if self._is_due(job.session, len(rows)):
+            if job.speaks_on or self._is_due(job.session, len(rows)):
                 due.append(job)
             self._batch.guard(job, Job.finish_text)
         self.feed(due)
@@ -56,6 +59,10 @@ class UnfedRows:
         """Whether another unit of `n_newest` rows may not wait with the others."""
         is_full = self.n_rows(session) + n_newest > self._unit_steps.next_prefill_bucket(n_newest)
         return is_full or session.reference or not _is_decided_next(session)
+
+    def _rebuild_speech(self, job: Job) -> None:
+        if isinstance(job, ReplayJob) and job.speaks_on and job.is_text_done:
+            rebuild_speech(self._unit_steps, self._batch.voices, job)
 
     def feed(self, jobs: Sequence[Job]) -> None:
         """Feed the rows of the jobs' sessions. A job whose rows cannot be fed loses its context."""
@@ -71,6 +78,8 @@ class UnfedRows:
                 self.forget(job.session)
                 if is_bad:
                     self._batch.lose_context(job, _unusable(job.session))
+                else:
+                    self._batch.guard_speech(job, self._rebuild_speech)
 
     def feed_due(self, session: Session) -> None:
         """As `feed_idle`, unless the next unit is decided too."""
@@ -106,7 +115,16 @@ class _FeedUnfed(RewindingStage):
 
     def run(self, jobs: list[Job]) -> list[bool]:
         slots, spans = [job.slot for job in jobs], [self._unfed.joined(job.session) for job in jobs]
-        return [one.bad for one in self._batch.unit_steps.feed(slots, spans, [False] * len(jobs))]
+        alone = [job.fed if isinstance(job, ReplayJob) and job.speaks_on else [] for job in jobs]
+        spans = [span.cut(0, len(span) - len(tokens)) for span, tokens in zip(spans, alone, strict=True)]
+        bad = [one.bad for one in self._batch.unit_steps.feed(slots, spans, [False] * len(jobs))]
+        for number in range(max(map(len, alone))):
+            now = [place for place, tokens in enumerate(alone) if len(tokens) > number]
+            ids, places = zip(*(alone[place][number] for place in now), strict=True)
+            chosen = self._batch.unit_steps.step([slots[place] for place in now], ids, places, [False] * len(now))
+            for place, one in zip(now, chosen, strict=True):
+                bad[place] = bad[place] or one.bad
+        return bad
 
     def fail(self, job: Job, error: Exception) -> None:
         self._unfed.forget(job.session)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.serve.fake_worker import FakeWorker
 from server.dispatch.workers import Worker, WorkerAddress, WorkerLease
-from server.live.moves.rebuild import ContextRebuild, RebuildError
+from server.live.moves.rebuild import ContextRebuild, RebuildError, messages_of
 from tests.server.live.test_resumption import Talker, sample
 from tests.server.live_gateway import CHUNK, PREPARE, STOP, run, running_gateway, wait_until
 from worker.protocol.messages import write
@@ -134,6 +134,22 @@ def test_a_worker_hands_the_journal_over() -> None:
         assert taken.budget.used == 0
     talk.journal.keep(False)
     assert talk.journal.copied() is None
+
+
+def test_only_the_newest_turn_is_spoken_on() -> None:
+    """Its speech needs the units that only spoke the rest of it, and the one with its text."""
+    talk = JournalTalk().prepared()
+    for number, drains in enumerate((False, False, True, True), 1):
+        talk.unit(number, spoken=[number], unvoiced=[7], drains=drains)
+    talk.send({"type": "insert_text", "text": "a"})
+    talk.answer("text_inserted")
+    for n_steps, expected in ((6, [None, [2], [3], [4]]), (3, [None, [2]]), (2, [[1]])):
+        steps = talk.journal.steps[:n_steps]
+        sent = messages_of(steps)
+        decided = [json.loads(data) for messages in sent for data in messages if '"decided"' in data]
+        assert [one.get("spoken") for one in decided] == expected, decided
+        assert all(("unvoiced" in one) is ("spoken" in one) for one in decided), decided
+        assert [len(messages) for messages in sent] == [len(step.messages) for step in steps]
 
 
 def test_the_journal_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """A context rebuilt from inputs and decisions equals the one that it replaces, with greedy and with sampled tokens."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -22,6 +22,7 @@ from tests.worker.loop.engines import (
     short_speech,
 )
 from worker.config.session import SessionConfig, WindowConfig
+from worker.loop.observer import Observer
 from worker.loop.results import DecidedUnit, Failure, UnitResult
 from worker.loop.session import Session, TextInput, UnitInput
 
@@ -205,6 +206,54 @@ def test_rows_that_wait_are_fed_before_a_text_and_after_a_unit_that_fails(engine
         engine.sessions.close(again)
     assert held[0].shape == held[1].shape and torch.allclose(*held, atol=1e-4), (held[0].shape, held[1].shape)
     engine.close_all()
+
+
+class Script(Observer):
+    """Unit 0 speaks and ends its turn, units 1 and 2 only listen, and a turn begins with unit 3."""
+
+    def token_sampled(self, session: str, job: Any, token: int) -> int:
+        unit, number, ids = job.session.n_decided, len(job.samples), job.language.special
+        if number == 0:
+            return ids.listen if unit in (1, 2) else ids.speak
+        return {2: ids.turn_eos, 3: ids.chunk_eos}.get(number, token) if unit == 0 else token
+
+
+def test_the_speech_of_a_turn_goes_on_after_a_rebuilt_unit() -> None:
+    """No sound is lost: neither that of a turn whose text has ended nor that of one which goes on."""
+    with short_speech():
+        engine = SmallEngine(observer=Script())
+        config = ALOUD.model_copy(update={"drain_s": 2.0, "window": OFF})
+        prompt = make_prompt(speaker=1)
+        live = engine.open("five", config, prompt)
+        results = [engine.run_unit(live, number) for number in range(6)]
+        decided = [one.decided for one in results]
+        kinds = [(one.drains, one.goes_on) for one in decided if one.spoken]
+        assert kinds == [(False, False), (True, False), *[(False, True)] * 3], kinds
+        engine.sessions.close(live)
+        for n_before in (1, 2, 3, 4, 5):
+            again = engine.open("five", config, prompt)
+            for number, one in enumerate(decided[:n_before]):
+                is_old = number < n_before - 1 and not decided[n_before - 1].drains
+                one = one._replace(spoken=(), unvoiced=(), drains=False) if is_old else one
+                engine.run_unit(again, number, decided=one)
+            later = [engine.run_unit(again, number) for number in range(n_before, 6)]
+            seen, expected = map(sounds_of, (later, results[n_before:]))
+            assert seen == expected, f"rebuilt from {n_before} units: expected {expected}, got {seen}"
+            assert_mirrors(engine.unit_steps, again.slot)
+            engine.sessions.close(again)
+        bad = engine.open("six", config, prompt)
+        event = engine.run_unit(bad, 0, decided=decided[0]._replace(spoken=(10**6,)))
+        assert isinstance(event, Failure) and "decided.spoken" in str(event.error), event
+        engine.close_all()
+
+
+def sounds_of(results: list[UnitResult]) -> list[tuple[bool, str, bool, int, int]]:
+    """Decision, text, end of the turn, speech tokens and samples of each unit."""
+    lengths = [0 if one.pcm is None else len(one.pcm) for one in results]
+    return [
+        (one.is_listen, one.text, one.end_of_turn, one.n_speech_tokens, n)
+        for one, n in zip(results, lengths, strict=True)
+    ]
 
 
 def play_one(engine: SmallEngine, session: Session, number: int) -> tuple[int, tuple[int, ...], str]:
