@@ -41,6 +41,8 @@ SESSION_BYTES = 600_000  # of all processes together: refused before memory runs
 DEADLINE_MS = 1000.0
 FULL_CORE = 0.9  # share of a core above which a process counts as saturated
 USABLE = 0.7  # share of a core that the extrapolation plans with
+SESSION_S = 120.0  # length of a session, for the extrapolation of the authority
+PAPER = (10_000, 100_000)  # sessions that are computed and not run
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--slots", type=int, default=64, help="slots of a worker; default: 64")
     parser.add_argument("--waiting", type=int, default=100, help="clients that wait in the queue; default: 100")
-    parser.add_argument("--units", type=int, default=10, help="units of each session; default: 10")
+    parser.add_argument("--units", type=int, default=5, help="units of each session; default: 5")
     parser.add_argument(
         "--units-per-s",
         type=float,
-        default=100.0,
-        help="units a second of all sessions; where that is fewer than sessions, the second is stretched; default: 100",
+        default=150.0,
+        help="units a second of all sessions; where that is fewer than sessions, the second is stretched; default: 150",
     )
     parser.add_argument("--idle-s", type=float, default=10.0, help="seconds without a message; default: 10")
     parser.add_argument("--at-once", type=int, default=32, help="handshakes in progress at a time; default: 32")
@@ -271,6 +273,7 @@ def row_of(
         {name for shares in row["cores"].values() for name, share in shares.items() if share > FULL_CORE}
     )
     row["sessions_of_a_core"] = sessions_of_a_core(row["gateway_ms"])
+    row["paper"] = [on_paper(row, n) for n in PAPER]
     return row
 
 
@@ -278,6 +281,20 @@ def sessions_of_a_core(gateway_ms: Mapping[str, float]) -> float:
     """Sessions with a unit a second that a gateway on one core carries, with 0.3 of the core left; by arithmetic."""
     busy_ms = gateway_ms["idle_second"] + gateway_ms["unit"]
     return max(0.0, USABLE * 1000 - gateway_ms["empty_second"]) / busy_ms if busy_ms else 0.0
+
+
+def on_paper(row: Mapping[str, Any], n: int) -> dict[str, float]:
+    """What so many sessions with a unit a second need, by arithmetic from a row.
+
+    authority_core: its share of a core if a session lasts `SESSION_S`; above 1 one process does not suffice.
+    """
+    each = row["sessions_of_a_core"]
+    found = {"sessions": float(n), "gateways": -(-n // each) if each else 0.0}
+    found["gateway_gb"] = n * row["gateway_bytes_per_session"] / 1e9
+    if "authority_ms" in row:
+        authority = row["authority_ms"]
+        found["authority_core"] = (authority["idle_second"] + authority["lease"] * n / SESSION_S) / 1000
+    return found
 
 
 def displacement(order: Sequence[int]) -> dict[str, float]:
@@ -320,6 +337,12 @@ def lines_of(row: Mapping[str, Any]) -> list[str]:
             f"a second without requests {authority['idle_second']:.1f}"
         )
     lines.append(f"  on paper: {row['sessions_of_a_core']:.0f} sessions a core of gateways at {USABLE:g} of it")
+    for one in row["paper"]:
+        authority = f", {one['authority_core']:.2f} of a core for the authority" if "authority_core" in one else ""
+        lines.append(
+            f"  on paper, {one['sessions']:.0f} sessions of {SESSION_S:.0f} s: {one['gateways']:.0f} gateways, "
+            f"{one['gateway_gb']:.1f} GB for their sessions{authority}"
+        )
     if row["full"]:
         lines.append(f"  saturated: {', '.join(row['full'])}")
     return lines

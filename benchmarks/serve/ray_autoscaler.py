@@ -4,9 +4,8 @@
 
 Starts a head without room for workers, and Ray's autoscaler, whose nodes are processes on this machine with room for
 one worker each. One live session uses the only slot of the first worker, so a second worker and its node are added;
-the worker is removed after the session has ended. The benchmark does not wait until Ray removes the node: with Ray's
-provider of local nodes this was not observed. Needs the extra `cluster`. At the end it calls `ray stop`, which stops
-all Ray processes of the machine.
+after the session has ended, the worker is removed, and Ray removes the node that is then idle. Needs the extra
+`cluster`. At the end it calls `ray stop`, which stops all Ray processes of the machine.
 
 Prints one JSON object.
 """
@@ -62,7 +61,8 @@ async def measure(ray: Any) -> dict[str, object]:
         await until(lambda: client.n_answered >= 10, "units of the session")
         found |= {"units": client.n_answered, "late": n_late(group.clients), "moved": len(client.moves)}
     await timed("one worker s", lambda: ready(ray) == 1)
-    return {**found, "nodes then": worker_nodes(ray)}
+    await timed("one node s", lambda: worker_nodes(ray) == 1)
+    return {**found, "nodes then": worker_nodes(ray), "workers then": ready(ray)}
 
 
 class AutoscaledRay:
@@ -84,6 +84,8 @@ class AutoscaledRay:
                         "type": "fake_multinode",
                         "disable_node_updaters": True,  # nothing is installed on a node
                         "disable_launch_config_check": True,
+                        # The nodes have one address; by it Ray would take them for one node, and remove none.
+                        "use_node_id_as_ip": True,
                     },
                     "available_node_types": {HEAD: head, "worker": node},
                     "head_node_type": HEAD,

@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from benchmarks.chaos.clients import ChaosClient, LiveGroup
+from benchmarks.serve.cluster_phases import PhaseLog, cpu_count, is_late
 from launcher.cluster.ray_placement import NAMESPACE, find_controller, load_ray
 from worker.config.service import ROOT
 
@@ -30,7 +31,9 @@ WORKER = "tiny_worker"  # the resource that a worker takes
 WAIT_S = 180.0
 ON_CPU = ("--gpus-per-worker", "0", "--resource", WORKER, "--no-compile")
 PARTS = ("start", "death", "steady", "scaling")
-N_BASE, N_MORE, N_SLOTS, STEADY_UNITS = 2, 4, 3, 20
+N_BASE, N_MORE, N_SLOTS = 1, 3, 2  # sessions, further ones, slots of a worker: with all sessions three workers
+STEADY_S, AFTER_S = 20, 5  # at a pace of 1 s
+POLL_S = 0.5  # for the state of the cluster, which costs the controller and the authority time
 
 
 class LocalCluster:
@@ -101,18 +104,19 @@ class LocalCluster:
             self.cluster.remove_node(self.nodes.pop(worker["node"]), allow_graceful=False)
 
 
-async def until(holds: Callable[[], bool], what: str) -> float:
+async def until(holds: Callable[[], bool], what: str, poll_s: float = 0.1) -> float:
     """Wait for a condition. Returns: seconds."""
     begun = time.monotonic()
     while not await asyncio.to_thread(holds):
         assert time.monotonic() - begun < WAIT_S, f"expected {what} within {WAIT_S:g} s"
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(poll_s)
     return round(time.monotonic() - begun, 2)
 
 
 def n_late(clients: list[ChaosClient]) -> int:
-    """Units with a late result or none."""
-    return sum(unit.is_late or bool(unit.error) for client in clients for unit in client.units)
+    """Units with a late result, or with none after the deadline."""
+    now = time.monotonic()
+    return sum(is_late(unit, now) for client in clients for unit in client.units)
 
 
 def measure_start(cluster: LocalCluster, n_workers: int, flags: Sequence[str]) -> dict[str, object]:
@@ -152,34 +156,52 @@ async def measure_death(cluster: LocalCluster, n_workers: int, n_sessions: int, 
 async def measure_steady(cluster: LocalCluster, pace_s: float) -> dict[str, object]:
     """The sessions of `measure_scaling` on three workers that neither start nor end: what is late without scaling."""
     url = cluster.urls[0]
-    async with LiveGroup([url] * N_BASE, "base", pace_s) as base:
-        await until(lambda: all(one.n_answered >= 5 for one in base.clients), "units")
-        async with LiveGroup([url] * N_MORE, "more", pace_s) as more:
-            n_before, late_before = sum(one.n_answered for one in base.clients), n_late(base.clients)
-            await until(lambda: all(one.n_answered >= STEADY_UNITS for one in more.clients), "units")
-            n_units, late = sum(one.n_answered for one in base.clients), n_late(base.clients)
-    return {"part": "steady", "units": n_units - n_before, "late": late - late_before}
+    with PhaseLog() as log:
+        async with LiveGroup([url] * N_BASE, "base", pace_s) as base, LiveGroup([url] * N_MORE, "more", pace_s) as more:
+            clients = [*base.clients, *more.clients]
+            await until(lambda: all(one.n_answered >= 3 for one in clients), "units")
+            log.begin("steady")
+            await asyncio.sleep(STEADY_S * pace_s)
+            log.begin("end")
+        return {"part": "steady", "phases": log.rows(clients)}
 
 
 async def measure_scaling(cluster: LocalCluster, pace_s: float) -> dict[str, object]:
     """Sessions on one worker, which more sessions join and leave: one worker, three, and one again."""
     url = cluster.urls[0]
-    async with LiveGroup([url] * N_BASE, "base", pace_s) as base:
-        await until(lambda: all(one.n_answered >= STEADY_UNITS for one in base.clients), "units at one worker")
-        n_before, late_before = sum(one.n_answered for one in base.clients), n_late(base.clients)
-        async with LiveGroup([url] * N_MORE, "more", pace_s) as more:
-            up_s = await until(lambda: len(cluster.ready()) == 3, "three workers")
-            late_up = n_late(base.clients) - late_before
-            await until(lambda: all(one.n_answered >= 3 for one in more.clients), "units at three workers")
-        down_s = await until(lambda: len(cluster.state()["workers"]) == 1, "one worker")
-        n_after, late_after = sum(one.n_answered for one in base.clients), n_late(base.clients)
-        n_moved = sum(len(one.moves) + one.n_begun for one in base.clients)
-    return {
-        **{"part": "scaling", "up s": up_s, "down s": down_s, "moved or ended": n_moved},
-        **{"units before": n_before, "late before": late_before},
-        **{"units while scaling": n_after - n_before, "late while scaling": late_after - late_before},
-        **{"of them while workers start": late_up},
-    }
+
+    def workers() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = cluster.state()["workers"]
+        return found
+
+    async def grow() -> float:
+        placed_s = await until(lambda: sum(bool(one["address"]) for one in workers()) == 3, "processes", POLL_S)
+        log.begin("workers start")
+        ready_s = await until(lambda: len(cluster.ready()) == 3, "three workers", POLL_S)
+        log.begin("three workers")
+        return placed_s + ready_s
+
+    with PhaseLog() as log:
+        async with LiveGroup([url] * N_BASE, "base", pace_s) as base:
+            await until(lambda: all(one.n_answered >= 3 for one in base.clients), "units at one worker")
+            log.begin("one worker")
+            await asyncio.sleep(STEADY_S * pace_s)
+            log.begin("actors start")
+            growing = asyncio.create_task(grow(), name="workers that start")
+            async with LiveGroup([url] * N_MORE, "more", pace_s) as more:
+                up_s = await growing
+                await asyncio.sleep(STEADY_S * pace_s)
+                log.begin("sessions end")
+            log.begin("workers stop")
+            down_s = await until(lambda: len(workers()) == 1, "one worker", POLL_S)
+            log.begin("one worker again")
+            await asyncio.sleep(AFTER_S * pace_s)
+            log.begin("end")
+            n_moved = sum(len(one.moves) + one.n_begun for one in base.clients)
+        phases = log.rows([*base.clients, *more.clients])
+    late = sum(int(str(row["late"])) for row in phases)
+    found = {"part": "scaling", "up s": up_s, "down s": down_s, "moved or ended": n_moved, "late": late}
+    return {**found, "cpus": cpu_count(), "phases": phases}
 
 
 def main(argv: list[str] | None = None) -> int:

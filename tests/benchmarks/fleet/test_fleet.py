@@ -38,6 +38,8 @@ def test_costs_of_phases_are_separated() -> None:
     assert row["late"] == 0.5 and row["admissions_per_s"] == 5 and row["gateway_bytes_per_session"] == 300
     assert row["queue"]["displaced"] == {"share": 1, "max": 1} and row["full"] == []
     assert row["sessions_of_a_core"] == pytest.approx((700 - 10) / 4)
+    paper = row["paper"][0]
+    assert paper == pytest.approx({"sessions": 10_000, "gateways": 58, "gateway_gb": 0.003, "authority_core": 0.01})
     assert "admission 4.00, unit 3.000, idle session-second 1.000, second without sessions 10" in "\n".join(
         lines_of(row)
     )

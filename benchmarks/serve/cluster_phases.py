@@ -1,0 +1,127 @@
+"""What live sessions and processes did in each phase of a run: units, late ones, and the use of CPUs."""
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from benchmarks.chaos.clients import DEADLINE_S, ChaosClient, Unit
+
+SAMPLE_S = 1.0  # between two looks at all processes; what ends in between loses its last part
+# A part of the command -> kind of process, in this order. All else below the benchmark is Ray's.
+KINDS = (
+    ("worker.main", "workers"),
+    ("server.main", "gateways"),
+    ("server.cluster", "authority"),
+    ("ray::", "Ray's actors"),
+    ("launcher.cluster", "commands"),
+)
+CLIENTS, RAY, OTHERS = "clients", "Ray", "other programs"
+
+
+@dataclass
+class Usage:
+    """Seconds so far, at a time. cpu: by kind of process. waited: of workers, for a CPU. busy: of all CPUs."""
+
+    at: float = 0.0
+    cpu: Counter[str] = field(default_factory=Counter)
+    waited: float = 0.0
+    busy: float = 0.0
+
+
+class PhaseLog:
+    """Phases of a run, as a context. A thread samples the processes below this one."""
+
+    def __init__(self) -> None:
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._cpu: dict[int, tuple[str, float, float]] = {}  # pid -> kind, CPU s, s that it waited for a CPU
+        self._begun: list[tuple[str, Usage]] = []
+        self._thread = threading.Thread(target=self._sample_often, name="phases", daemon=True)
+
+    def __enter__(self) -> "PhaseLog":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def begin(self, name: str) -> None:
+        """Begin a phase, which ends the one before."""
+        self._begun.append((name, self._usage()))
+
+    def rows(self, clients: Iterable[ChaosClient]) -> list[dict[str, object]]:
+        """A row for each phase but the last one, which marks the end. A unit belongs to the phase of its sending."""
+        units, now = [unit for client in clients for unit in client.units], time.monotonic()
+        found = []
+        for (name, begin), (_, end) in zip(self._begun, self._begun[1:], strict=False):
+            seconds = end.at - begin.at
+            own = [unit for unit in units if begin.at <= unit.sent_at < end.at]
+            cores = {kind: (end.cpu[kind] - begin.cpu[kind]) / seconds for kind in sorted(end.cpu)}
+            cores[OTHERS] = max(0.0, (end.busy - begin.busy) / seconds - sum(cores.values()))
+            found.append(
+                {
+                    **{"phase": name, "seconds": round(seconds, 1), "units": len(own)},
+                    **{"late": sum(is_late(unit, now) for unit in own), "slowest s": _slowest(own)},
+                    "cores": {kind: round(share, 2) for kind, share in cores.items()},
+                    "workers waited for a CPU, s a second": round((end.waited - begin.waited) / seconds, 2),
+                }
+            )
+        return found
+
+    def _sample_often(self) -> None:
+        while not self._ended.wait(SAMPLE_S):
+            self._usage()
+
+    def _usage(self) -> Usage:
+        with self._lock:
+            own = psutil.Process()
+            self._read(own, CLIENTS)
+            for process in own.children(recursive=True):
+                with suppress(psutil.Error):
+                    self._read(process, _kind_of(process))
+            times = psutil.cpu_times()
+            usage = Usage(time.monotonic(), busy=sum(times[:3]) + times.irq + times.softirq)
+            for kind, cpu_s, waited_s in self._cpu.values():
+                usage.cpu[kind] += cpu_s
+                usage.waited += waited_s if kind == "workers" else 0.0
+            return usage
+
+    def _read(self, process: psutil.Process, kind: str) -> None:
+        times = process.cpu_times()
+        self._cpu[process.pid] = kind, times.user + times.system, waited_s(process.pid)
+
+
+def is_late(unit: Unit, now: float) -> bool:
+    """Whether its result came late, or is missing for longer than the deadline. now: monotonic s."""
+    return bool(unit.error) or (now if unit.answered_at is None else unit.answered_at) - unit.sent_at > DEADLINE_S
+
+
+def waited_s(pid: int) -> float:
+    """Seconds for which the threads of a process were ready to run and had no CPU."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError):
+            total += int(task.read_text().split()[1])
+    return total / 1e9
+
+
+def _kind_of(process: psutil.Process) -> str:
+    command = " ".join(process.cmdline())
+    return next((kind for part, kind in KINDS if part in command), RAY)
+
+
+def _slowest(units: list[Unit]) -> float | None:
+    seconds = [unit.answered_at - unit.sent_at for unit in units if unit.answered_at is not None]
+    return round(max(seconds), 2) if seconds else None
+
+
+def cpu_count() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))
