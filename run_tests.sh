@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, format check, type check and all tests. `--quick` runs the cheapest tests of every folder, without compiling or
+# Lint, format check, audit without a network, type check and all tests. `--quick` runs the cheapest tests of every folder, without compiling or
 # a browser. Other arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -19,6 +19,7 @@ step "ruff check"
 "$PYTHON" -m ruff check .
 step "ruff format --check"
 "$PYTHON" -m ruff format --check .
+bash scripts/audit.sh --offline
 # The type check runs beside the first tests, which leave part of the cores idle.
 types=$(mktemp)
 trap 'rm -f "$types"' EXIT

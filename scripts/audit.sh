@@ -1,12 +1,19 @@
 #!/usr/bin/env bash
 # A bill of materials of the server's dependencies, `sbom.json` (CycloneDX), and the known vulnerabilities among them.
-# Usage: bash scripts/audit.sh [--sbom-only]. The vulnerabilities are asked from PyPI, so that the network is needed; the
-# exit status is not 0 if there are any. The tools are in .venv/audit: they are no dependencies of the server.
+# Usage: bash scripts/audit.sh [--sbom-only|--offline]. The vulnerabilities are asked from PyPI, so that the network is
+# needed; the exit status is not 0 if there are any. The tools are in .venv/audit: they are no dependencies of the server.
+# --offline needs neither network nor tools: bandit's rules over the source, and a check of the dependencies' versions
+# and licenses. run_tests.sh does this.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup_env.sh
 
 setup_env
+if [[ ${1:-} == --offline ]]; then
+    step "audit without a network"
+    "$PYTHON" -m ruff check -q server worker models launcher clients scripts
+    exec "$PYTHON" scripts/bill_of_materials.py
+fi
 if [[ ! -x .venv/audit/bin/pip-audit || ! -x .venv/audit/bin/cyclonedx-py ]]; then
     step "installing pip-audit and cyclonedx-bom into .venv/audit"
     "$PYTHON" -m venv .venv/audit

@@ -117,6 +117,7 @@ class Clients:
             messages=TokenBucket(n * limits.messages_per_s, now),
             bytes=TokenBucket(n * limits.mb_per_s * MB, now),
             metrics=TokenBucket(limits.metrics_per_s, now),
+            takeovers=TokenBucket(n * limits.takeovers_per_s, now),
             costly={limit: TokenBucket(n * CONNECTIONS * rate, now) for limit, rate in costly.items()},
             pixels=TokenBucket(n * CONNECTIONS * limits.megapixels_per_s * MEGAPIXEL, now),
         )
@@ -151,6 +152,13 @@ class Clients:
         if wait_s:
             expected = f"at most {bucket.rate:g} a second ({limit})"
             raise limit_reached(limit, what, expected=expected, got="more", retry_after_s=wait_s)
+
+    def count_takeover(self, identity: Identity) -> None:
+        """Count a search of all workers for a session of a lost gateway. Raises: AccessRefusedError."""
+        bucket = self._of(identity).buckets.takeovers
+        if wait_s := bucket.take(self._clock()):
+            expected = f"at most {bucket.rate:g} a second ({Limit.TAKEOVERS})"
+            raise limit_reached(Limit.TAKEOVERS, "takeovers", expected=expected, got="more", retry_after_s=wait_s)
 
     def open_socket(self, identity: Identity) -> None:
         """Count a WebSocket, for which `close_socket` must follow. Raises: AccessRefusedError."""

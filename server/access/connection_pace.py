@@ -27,6 +27,7 @@ class ClientBuckets:
     messages: TokenBucket
     bytes: TokenBucket
     metrics: TokenBucket
+    takeovers: TokenBucket
     costly: dict[Limit, TokenBucket]
     pixels: TokenBucket
 

@@ -17,6 +17,7 @@ class Limit(StrEnum):
     PREPARES = "prepares_per_s"
     PIXELS = "megapixels_per_s"
     METRICS = "metrics_per_s"
+    TAKEOVERS = "takeovers_per_s"
     SECRETS = "client_secrets"
     LIVE_TEXT = "live_text_s"
     LIVE_TEXT_IDLE = "live_text_idle_s"

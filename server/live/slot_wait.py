@@ -93,6 +93,14 @@ class SlotWait:
             pending.trace = SessionTrace(self._spans, request_type)
         return pending
 
+    def count_takeover(self, identity: Identity) -> None:
+        """Count a search for a session of a lost gateway. Raises: AccessRefusedError."""
+        try:
+            self._clients.count_takeover(identity)
+        except AccessRefusedError:
+            self.metrics.record_limit(Limit.TAKEOVERS)
+            raise
+
     def adopt(self, worker: Worker, request_type: RequestType, session_id: str, identity: Identity) -> PendingSession:
         """A ticket with a slot that a worker has kept for its session. `Dispatcher.finish` must follow.
 

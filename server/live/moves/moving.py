@@ -20,6 +20,7 @@ from server.metrics import GatewayMetrics
 from worker.protocol.codes import CloseReason, ErrorCode
 from worker.protocol.gateway_messages import MoveReason, SessionMoved, SessionMoving
 from worker.protocol.messages import Error
+from worker.protocol.takeover.journal_steps import Step
 from worker.protocol.takeover.session_journal import SessionJournal
 from worker.protocol.takeover.slot_messages import KEPT_FIELD
 
@@ -58,7 +59,8 @@ async def move_session(
     if pending.lease is not None and kept is not None and KEPT_FIELD in pending.lease.worker.health:
         ending = end_kept(slots.http, pending.lease.worker, pending.ticket.session_id, kept)
         slots.in_background(ending)  # the other worker does not wait for this one
-    n_failed = 0
+    n_failed, one_by_one = 0, journal.is_one_by_one
+    first: Step | None = None  # of several units in one prefill, in which a worker was lost
     for n_tries in range(1, MAX_TRIES + 1):
         asked = time.monotonic()
         slots.dispatcher.requeue(pending, was_used=n_tries == 1)
@@ -69,7 +71,7 @@ async def move_session(
             break
         connected = time.monotonic()
         try:
-            await ContextRebuild(link, lease, one_by_one=journal.is_one_by_one).feed(journal.steps)
+            await ContextRebuild(link, lease, one_by_one=one_by_one).feed(journal.steps)
             for data in journal.unanswered:
                 await link.send(fragments(data))
         except (ConnectionClosed, RebuildError) as failed:
@@ -77,7 +79,9 @@ async def move_session(
             await close_link(link, graceful=False)
             if isinstance(failed, ConnectionClosed):
                 _lose_worker(journal, end, slots.metrics, is_death=_is_death(failed))
-            elif failed.suspect is not None and journal.lose_worker_at(failed.suspect):
+            elif failed.suspect is not None and not one_by_one:
+                one_by_one, first = True, failed.suspect  # a later one of them may be why
+            elif failed.suspect is not None and journal.lose_worker_at(failed.suspect, first):
                 slots.metrics.record_quarantine()
                 continue  # the step at which workers were lost is dropped
             n_failed += 1

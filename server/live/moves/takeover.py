@@ -10,6 +10,7 @@ from websockets.exceptions import ConnectionClosed
 
 from models.errors import ModelError
 from server.access.identity import Identity
+from server.access.refusal import AccessRefusedError
 from server.dispatch.dispatcher import PendingSession
 from server.dispatch.workers import Worker, WorkerLease
 from server.live.kinds import Kind, request_type_of
@@ -65,6 +66,10 @@ async def take_session(
         None if no worker has kept a session with this token and key. `Dispatcher.finish` must follow otherwise.
     Raises: TakeoverError; SessionEnd if a limit of the client is reached.
     """
+    try:
+        slots.count_takeover(identity)
+    except AccessRefusedError as error:
+        raise TakeoverError(session_id, expected="a client that is not too fast", got=str(error)) from None
     worker = await _find(slots, session_id, token_digest(request.token), identity.owner)
     if worker is None:
         return None

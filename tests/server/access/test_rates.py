@@ -47,7 +47,7 @@ def clients_in(
 
 def test_sockets_and_requests_of_an_address(tmp_path: Path) -> None:
     now = 0.0
-    clients = clients_in(tmp_path, lambda: now, sockets=2, requests_per_s=1.0, metrics_per_s=0.2)
+    clients = clients_in(tmp_path, lambda: now, sockets=2, requests_per_s=1.0, metrics_per_s=0.2, takeovers_per_s=0.1)
     one, other, here = (Identity(address=text) for text in ("192.0.2.1", "192.0.2.2", "::1"))
     for identity in (one, other):
         clients.open_socket(identity)
@@ -70,6 +70,10 @@ def test_sockets_and_requests_of_an_address(tmp_path: Path) -> None:
     assert caught.value.limit is Limit.METRICS, caught.value
     with pytest.raises(AccessRefusedError):
         clients.count_request(one, "/")
+    clients.count_takeover(one)
+    with pytest.raises(AccessRefusedError, match=r"at most 0.1 a second \(takeovers_per_s\)") as caught:
+        clients.count_takeover(one)
+    assert caught.value.limit is Limit.TAKEOVERS
     now = 2.0
     clients.count_request(one, "/")
     clients.count_request(replace(KEY, address="192.0.2.1"), "/")  # a key is a client of its own

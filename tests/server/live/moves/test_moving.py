@@ -208,6 +208,12 @@ def test_a_turn_is_dropped_as_a_whole() -> None:
     assert talk.journal.lose_worker_at(talk.journal.steps[3])
     assert [json.loads(step.messages[-1])["number"] for step in talk.journal.steps[1:]] == [1, 5]
     assert (talk.journal.n_units, talk.journal.take_dropped().n_units, talk.journal.take_dropped().n_units) == (2, 3, 0)
+    talk.unit(6)
+    talk.unit(7)
+    first, second, third = talk.journal.steps[2:]
+    assert not talk.journal.lose_worker_at(first, second), "expected one death: the other was at a later step"
+    assert talk.journal.lose_worker_at(third, second), "expected the death of several to count for a later one of them"
+    assert [json.loads(step.messages[-1])["number"] for step in talk.journal.steps[1:]] == [1, 5, 6]
     talk.journal.clear()
     assert talk.budget.used == 0
 

@@ -7,9 +7,13 @@ from typing import Any, cast
 import httpx
 import pytest
 
+from server.access.identity import Identity
+from server.access.limit import Limit
+from server.access.refusal import limit_reached
 from server.dispatch.workers import Worker
-from server.live.moves.takeover import TakeoverError, _find
+from server.live.moves.takeover import TakeoverError, _find, take_session
 from server.live.slot_wait import SlotWait
+from worker.protocol.gateway_messages import ResumeSession
 from worker.protocol.takeover.slot_messages import KEPT_FIELD
 
 ANSWERS = {True: {"kept": True}, False: {"kept": False}}
@@ -51,3 +55,12 @@ def test_a_worker_that_is_down_keeps_nothing_but_a_silent_one_may() -> None:
     assert asyncio.run(Workers(one=False, down=httpx.ConnectError("refused")).find()) is None
     with pytest.raises(TakeoverError, match="expected answers of all workers, got none of some"):
         asyncio.run(Workers(one=False, silent=httpx.ReadTimeout("late")).find())
+
+
+def test_a_client_that_is_too_fast_asks_no_worker_and_tries_again() -> None:
+    def count_takeover(_: Identity) -> None:
+        raise limit_reached(Limit.TAKEOVERS, "takeovers", expected="at most 5", got="more", retry_after_s=1.0)
+
+    slots: Any = SimpleNamespace(count_takeover=count_takeover)  # without workers
+    with pytest.raises(TakeoverError, match="expected a client that is not too fast"):
+        asyncio.run(take_session(slots, "s", ResumeSession(token="t", received=0), Identity(address="192.0.2.1")))
