@@ -5,6 +5,7 @@ worker and taken from the results that pass through the gateway.
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -47,12 +48,15 @@ class GatewayMetrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"{PREFIX}_{name}", text, labels, registry=registry)
 
-        self._units = counter("units_total", "results forwarded to clients", "request_type", "decision")
-        self._replies = counter("replies_total", "answers of chats and half-duplex turns", "request_type")
-        self._unit = histogram(
-            "unit_seconds", "from the start of a unit's processing to its result", UNIT_SECONDS, "decision"
+        # `labels` checks and converts its arguments each time; what is counted for each unit keeps what it returned.
+        self._units = cache(counter("units_total", "results forwarded to clients", "request_type", "decision").labels)
+        self._replies = cache(counter("replies_total", "answers of chats and half-duplex turns", "request_type").labels)
+        self._unit = cache(
+            histogram(
+                "unit_seconds", "from the start of a unit's processing to its result", UNIT_SECONDS, "decision"
+            ).labels
         )
-        self._stage = histogram("stage_seconds", "duration of one stage of a unit", UNIT_SECONDS, "stage")
+        self._stage = cache(histogram("stage_seconds", "duration of one stage of a unit", UNIT_SECONDS, "stage").labels)
         self._first_sound = histogram(
             "first_sound_seconds", "from the arrival of a unit to its first sound", UNIT_SECONDS
         )
@@ -61,7 +65,7 @@ class GatewayMetrics:
             "headroom_seconds", "remaining part of a unit's second when its result was ready", HEADROOM_SECONDS
         )
         self._missed = counter("deadline_misses_total", "results with negative headroom")
-        self._relay = histogram("relay_seconds", "time to forward a message", RELAY_SECONDS, "direction")
+        self._relay = cache(histogram("relay_seconds", "time to forward a message", RELAY_SECONDS, "direction").labels)
         self._delay = histogram("loop_delay_seconds", "lateness of a due task of the event loop", DELAY_SECONDS)
         self._wait = histogram("queue_wait_seconds", "from a client's ticket to its slot", WAIT_SECONDS)
         self._session = histogram(
@@ -109,9 +113,9 @@ class GatewayMetrics:
     def record_result(self, result: Mapping[str, object], request_type: str) -> None:
         """Count a result. result: its fields, which are not validated; fields without a usable number are skipped."""
         decision = "listen" if result.get("is_listen") else "speak"
-        self._units.labels(request_type, decision).inc()
+        self._units(request_type, decision).inc()
         if (ms := _number(result.get("wall_clock_ms"))) is not None:
-            self._unit.labels(decision).observe(ms / 1000)
+            self._unit(decision).observe(ms / 1000)
         if (ms := _number(result.get("lag_ms"))) is not None:
             self._lag.observe(ms / 1000)
         if (ms := _number(result.get("headroom_ms"))) is not None:
@@ -124,11 +128,11 @@ class GatewayMetrics:
             if stage == FIRST_SOUND and ms is not None:
                 self._first_sound.observe(ms / 1000)
             elif stage in STAGES and ms is not None:
-                self._stage.labels(stage).observe(ms / 1000)
+                self._stage(stage).observe(ms / 1000)
 
     def record_reply(self, request_type: str) -> None:
         """Count the answer of a chat or of a half-duplex turn."""
-        self._replies.labels(request_type).inc()
+        self._replies(request_type).inc()
 
     def record_transcription(self, outcome: str) -> None:
         """Count a transcription that has ended. outcome: value of the label."""
@@ -136,7 +140,7 @@ class GatewayMetrics:
 
     def record_relay(self, direction: str, seconds: float) -> None:
         """Record the time to forward a message. direction: `up` to a worker or `down` to a client."""
-        self._relay.labels(direction).observe(seconds)
+        self._relay(direction).observe(seconds)
 
     def record_loop_delay(self, seconds: float) -> None:
         """Record how late the event loop ran a task that was due."""
