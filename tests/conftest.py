@@ -1,5 +1,6 @@
-"""Settings of every test: threads, hypothesis profile, tests to skip without a GPU."""
+"""Settings of every test: threads, memory, hypothesis profile, tests to skip without a GPU."""
 
+import ctypes
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +28,24 @@ if not torch.cuda.is_available():
         patch_once()
 # The tiny model is too small for more threads, and threads of parallel test processes block each other.
 torch.set_num_threads(1)
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+KEPT_BYTES = 1 << 30
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep freed memory, also of large tensors, for the next allocation.
+
+    glibc returns it to the system, which clears each page again: most of the system's share of the CPU time. Child
+    processes are not affected, so their memory may be measured.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        for parameter in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
+            library.mallopt(parameter, KEPT_BYTES)
+
+
+keep_freed_memory()
 
 settings.register_profile(
     "ci",
