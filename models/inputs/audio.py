@@ -121,7 +121,8 @@ class LogMel:
     """The log-mel transform with its constant float64 tables on one device. Stateless.
 
     Attributes:
-        basis: [400, 402], periodic Hann window times cosines | sines of 201 bins.
+        window: [400], periodic Hann.
+        basis: [400, 402], the window times cosines | sines of 201 bins.
         filters: [201, n_mels].
     """
 
@@ -130,13 +131,18 @@ class LogMel:
         # Full turns are removed in integers, so that the angle is exact before the cosine.
         turn = (sample[:, None] * torch.arange(N_FFT // 2 + 1) % N_FFT).double() * (2 * math.pi / N_FFT)
         window = 0.5 - 0.5 * torch.cos(sample.double() * (2 * math.pi / N_FFT))
+        self.window = window.to(device)
         self.basis = (window[:, None] * torch.cat((turn.cos(), turn.sin()), dim=1)).to(device)
         self.filters = mel_filters(n_mels).to(device)
         self.n_mels = n_mels
 
     def raw(self, frames: Tensor) -> Tensor:
         """[..., n_mels] float32 log10 power of frames [..., 400], at least -10."""
-        real, imaginary = (frames.double() @ self.basis).chunk(2, dim=-1)
+        if frames.device.type == "cpu" and not torch.compiler.is_compiling():
+            spectrum: Tensor = torch.fft.rfft(frames.double() * self.window)
+            real, imaginary = spectrum.real, spectrum.imag
+        else:
+            real, imaginary = (frames.double() @ self.basis).chunk(2, dim=-1)
         power = (real.square() + imaginary.square()) @ self.filters
         return power.clamp_min(10.0**RAW_FLOOR).log10().float()
 
