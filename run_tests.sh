@@ -53,4 +53,9 @@ run_pytest "not alone" -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
 report_types
 run_pytest alone "$@"
 ((empty < 2)) || fail "no test was run"
+bounds=training/evaluate/bounds.json
+if [[ $# -eq 0 && -f $bounds ]]; then
+    step "answers of the embedded talker"
+    "$PYTHON" -m training.evaluate --model assets/talker --gate --bounds "$bounds" || failed=$?
+fi
 exit "$failed"

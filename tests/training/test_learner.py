@@ -109,6 +109,8 @@ def test_records_that_are_used_often_wait_for_new_ones(
     examples: Examples, records: list[Record], tmp_path: Path
 ) -> None:
     mind, pool = learner(tmp_path, examples, None), pool_of(records)
+    assert not Pool(SIZES, CPU).has("echo") and set(pool.uses) == set(TASKS)
+    assert not mind._shares(empty := Pool(SIZES, CPU)) and empty.uses == {}
     while pool.is_fresh("echo"):
         assert "echo" in mind._shares(pool)
         pool.draw("echo", 1, random.Random(0))

@@ -2,7 +2,7 @@
 
 Starts a gateway and a worker with the checkpoint, or takes the gateway at `--url`, plays held-out requests, scenes,
 watches and interruptions over the duplex protocol, then one long conversation, and prints the table of figures.
-`training/README.md` explains the figures; `--quick` plays a small part, and `--bounds` makes a gate of it.
+`training/README.md` explains the figures; `--quick` plays a small part, `--gate` answers to some voices in 20 s.
 """
 
 import argparse
@@ -21,13 +21,15 @@ from typing import Any
 
 from training.evaluate import figures, speech, targets
 from training.evaluate.acts import Case, Played
-from training.evaluate.material import FULL, QUICK, Voices, draw_cases, draw_conversation
+from training.evaluate.material import FULL, GATE, QUICK, Voices, draw_cases, draw_conversation
 from training.evaluate.playing import play, play_all
 from training.evaluate.system import served
+from training.speech.voices import ENGINES
 from worker.config.pairs import with_pairs
 
 CONVERSATION = "conversation"
 PARTS = ("requests", "scenes", "watch", "interruptions", CONVERSATION)
+GATE_PARTS = ("requests", "scenes")
 HEARD_REPLIES = {"full": 60, "quick": 10}
 
 
@@ -37,9 +39,9 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("training").setLevel(logging.INFO if options.verbose else logging.WARNING)
     begun = time.monotonic()
-    sizes = QUICK if options.quick else FULL
+    sizes = GATE if options.gate else QUICK if options.quick else FULL
     ear = None if options.no_ear else speech.Ear()
-    voices = Voices.of_engines(options.work / "voices")
+    voices = Voices.of_engines(options.work / "voices", ("flite",) if options.gate else ENGINES)
     cases = [one for one in draw_cases(sizes, voices, options.seed, split=options.split) if one.part in options.parts]
     minutes = sizes.minutes if options.minutes is None else options.minutes
     is_long = minutes > 0 and CONVERSATION in options.parts
@@ -55,7 +57,9 @@ def main(argv: list[str] | None = None) -> int:
         found["start to ready"] = figures.Measured(start_s, start_s, start_s, 1)
     if conversation is not None:
         found |= figures.figures_of_conversation(conversation)
-        found["voice, first and last minute"] = speech.voice_kept(conversation)
+        if options.model is not None:
+            encoder = speech.speaker_encoder(options.model)
+            found["voice, first and last minute"] = speech.voice_kept(conversation, encoder)
     if ear is not None:
         replies = speech.replies_of(played, HEARD_REPLIES["quick" if options.quick else "full"])
         found["word errors above the voice"] = speech.word_errors_above_voice(ear, replies, options.work / "voices")
@@ -91,6 +95,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     source.add_argument("--url", help="ws://host:port of a running gateway")
     parser.add_argument("--work", type=Path, default=Path("tmp/evaluate"), help="folder of voices, logs and data")
     parser.add_argument("--quick", action="store_true", help="a small part of the material")
+    parser.add_argument("--gate", action="store_true", help="some requests and scenes by flite, text alone")
     parser.add_argument("--seed", type=int, default=0, help="of the material; default: %(default)s")
     parser.add_argument("--parts", type=_parts, default=PARTS, help=f"some of {', '.join(PARTS)}; default: all")
     parser.add_argument("--minutes", type=float, help="length of the long conversation; 0: none; default: by size")
@@ -107,7 +112,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--bounds", type=Path, help="file of bounds; exit status 1 if a figure is worse")
     parser.add_argument("--write-bounds", type=Path, help="file for bounds made of this run")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.gate:
+        options.parts, options.no_ear = GATE_PARTS, True
+        options.set = ["generate_audio=false", *options.set]
+    return options
 
 
 def _parts(text: str) -> tuple[str, ...]:

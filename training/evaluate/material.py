@@ -5,7 +5,7 @@ others. Every microphone has noise, because training leaves digital silence nowh
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,7 +22,7 @@ from training.scenes.drawing import has_things
 from training.scenes.labels import COLORS, DIGITS, SHAPES, Shown
 from training.scenes.random_scenes import MANY_SHARE, draw_shown
 from training.scenes.render import MIN_CONTRAST, Look, draw_look
-from training.speech.voices import LEVEL, SpeechVoice
+from training.speech.voices import ENGINES, LEVEL, Engine, SpeechVoice
 from training.timelines.speech import RATE, Samples, Synthesizer
 from training.timelines.stage import PAUSE_S, pause_places
 from training.timelines.timeline import View
@@ -73,6 +73,15 @@ QUICK = Sizes(
     interruptions=8,
     minutes=0,
 )
+# Of a gate that takes at most 20 s.
+GATE = Sizes(
+    {"training voices": 12, "unseen voice": 6, "15 dB noise": 0},
+    scenes=4,
+    watches=0,
+    unseen_watches=0,
+    interruptions=0,
+    minutes=0,
+)
 
 
 @dataclass(frozen=True)
@@ -86,10 +95,10 @@ class Voices:
         return self.groups["training voices"]
 
     @classmethod
-    def of_engines(cls, cache: Path) -> "Voices":
-        """The voices of the installed engines. cache: folder that keeps their utterances."""
-        usual = engine_voices(cache)
-        unseen = tuple(EngineVoice(voice, cache) for voice in UNSEEN_VOICES)
+    def of_engines(cls, cache: Path, engines: Collection[Engine] = ENGINES) -> "Voices":
+        """The voices of engines. cache: folder that keeps their utterances."""
+        usual = tuple(one for one in engine_voices(cache) if one.voice.engine in engines)
+        unseen = tuple(EngineVoice(voice, cache) for voice in UNSEEN_VOICES if voice.engine in engines)
         return cls({"training voices": usual, "unseen voice": unseen, "15 dB noise": usual})
 
 

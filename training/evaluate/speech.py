@@ -8,6 +8,7 @@ import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import soxr
@@ -23,12 +24,15 @@ from training.speech.voices import TARGET, VOICES
 from training.timelines.speech import RATE, Samples
 from worker.protocol.wire import SOUND_RATE
 
+if TYPE_CHECKING:
+    from models.token2wav.prompt.campplus import CampPlus
+
 MIN_WORDS = 3
 PAD, HISS = RATE // 5, 0.0005  # what the recogniser needs around and below speech: silence, which is not digital
 RESAMPLES = 1000
 MINUTE = 60
 PIECE = 2 * RATE  # of speech for one speaker vector
-WEIGHTS = Path(__file__).parents[1] / "weights"
+VOCODER = Path("assets/token2wav")  # of a checkpoint
 
 
 class Ear:
@@ -113,7 +117,14 @@ def word_errors_above_voice(ear: Ear, replies: Sequence[tuple[str, Samples]], ca
     return Measured(above(rows), float(np.quantile(drawn, 0.025)), float(np.quantile(drawn, 0.975)), len(rows))
 
 
-def voice_kept(played: Played) -> Measured | None:
+def speaker_encoder(model: Path) -> "CampPlus":
+    """The network of a checkpoint that makes speaker vectors."""
+    from models.token2wav.load.parts import load_voice_parts
+
+    return load_voice_parts(model / VOCODER).speaker_encoder
+
+
+def voice_kept(played: Played, encoder: "CampPlus") -> Measured | None:
     """Cosine between the speaker vectors of the speech in the first and in the last minute; None without speech.
 
     Vectors are those of pieces of two seconds. n: pieces of both minutes.
@@ -126,7 +137,7 @@ def voice_kept(played: Played) -> Measured | None:
     )
     if not (len(first) and len(last)):
         return None
-    a, b = _vectors(first), _vectors(last)
+    a, b = _vectors(encoder, first), _vectors(encoder, last)
     rng = np.random.default_rng(0)
 
     def cosine(one: np.ndarray, other: np.ndarray) -> float:
@@ -152,17 +163,12 @@ def _pieces(sounds: Sequence[Samples]) -> np.ndarray:
     return sound[: n * PIECE].reshape(n, PIECE)
 
 
-def _vectors(pieces: np.ndarray) -> np.ndarray:
-    """[n, embedding] normalised speaker vectors by the encoder of `training/weights`."""
+def _vectors(encoder: "CampPlus", pieces: np.ndarray) -> np.ndarray:
+    """[n, embedding] normalised speaker vectors."""
     import torch
 
-    from training.loop import read_weights, weights_file
-    from training.sizes import SPEAKER
     from training.speech.features import fbank_80
-    from training.weights import new_speaker_encoder
 
-    encoder = new_speaker_encoder(SPEAKER).eval()
-    encoder.load_state_dict(read_weights(weights_file(WEIGHTS, "speaker")))
     with torch.no_grad():
         energies = torch.stack([fbank_80(torch.from_numpy(piece)) for piece in pieces])
         vectors = encoder(energies - energies.mean(1, keepdim=True))

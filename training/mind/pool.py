@@ -110,12 +110,13 @@ class Pool:
         return added
 
     def has(self, task: str) -> bool:
-        return self.n_added[task] > 0
+        return self.n_added.get(task, 0) > 0
 
     @property
     def uses(self) -> dict[str, float]:
         """How often a record of each task has been drawn on average."""
-        return {task: round(self.n_drawn[task] / n, 1) for task, n in self.n_added.items()}
+        added = dict(self.n_added)  # at once: another thread may add a task
+        return {task: round(self.n_drawn[task] / n, 1) for task, n in added.items() if n}
 
     def is_fresh(self, task: str) -> bool:
         """Whether the records of a task have been used less than MAX_USES times on average."""

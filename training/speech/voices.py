@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import soundfile
@@ -27,6 +27,7 @@ LEVEL = 0.08  # root mean square of every utterance
 PEAK = 0.95
 
 Engine = Literal["festival", "flite", "espeak-ng"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 
 class Segment(NamedTuple):

@@ -189,7 +189,7 @@ def test_settings_reach_the_sessions_and_sound_is_left_out_where_it_is_not_judge
 def test_the_command_prints_the_table_and_its_gate_fails_below_a_bound(
     played: list[Played], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Voices, "of_engines", lambda _: VOICES)
+    monkeypatch.setattr(Voices, "of_engines", lambda *_: VOICES)
     monkeypatch.setattr(command, "QUICK", SIZES)
 
     async def results(*_: object) -> tuple[list[Played], Played]:
