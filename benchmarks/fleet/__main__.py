@@ -6,6 +6,7 @@
 
 import argparse
 import json
+import math
 import os
 import re
 import resource
@@ -42,7 +43,7 @@ DEADLINE_MS = 1000.0
 FULL_CORE = 0.9  # share of a core above which a process counts as saturated
 USABLE = 0.7  # share of a core that the extrapolation plans with
 SESSION_S = 120.0  # length of a session, for the extrapolation of the authority
-PAPER = (10_000, 100_000)  # sessions that are computed and not run
+PAPER = (10_000, 20_000)  # sessions that are computed and not run
 
 
 @dataclass(frozen=True)
@@ -283,17 +284,24 @@ def sessions_of_a_core(gateway_ms: Mapping[str, float]) -> float:
     return max(0.0, USABLE * 1000 - gateway_ms["empty_second"]) / busy_ms if busy_ms else 0.0
 
 
-def on_paper(row: Mapping[str, Any], n: int) -> dict[str, float]:
+def on_paper(row: Mapping[str, Any], n: int) -> dict[str, float | None]:
     """What so many sessions with a unit a second need, by arithmetic from a row.
 
+    Gateways and authority ask all workers for their health each second, so their time without a session is taken as
+    proportional to the number of workers, which is an upper bound.
+
+    empty_core: share of a gateway's core for a second without sessions. gateways: None if that is all it may use.
     authority_core: its share of a core if a session lasts `SESSION_S`; above 1 one process does not suffice.
     """
-    each = row["sessions_of_a_core"]
-    found = {"sessions": float(n), "gateways": -(-n // each) if each else 0.0}
+    cost, growth = row["gateway_ms"], n / row["sessions"]
+    empty_ms, busy_ms = cost["empty_second"] * growth, n * (cost["idle_second"] + cost["unit"])
+    free_ms = 1000 * USABLE - empty_ms
+    found: dict[str, float | None] = {"sessions": n, "empty_core": empty_ms / 1000}
+    found["gateways"] = math.ceil(busy_ms / free_ms) if free_ms > 0 else None
     found["gateway_gb"] = n * row["gateway_bytes_per_session"] / 1e9
     if "authority_ms" in row:
         authority = row["authority_ms"]
-        found["authority_core"] = (authority["idle_second"] + authority["lease"] * n / SESSION_S) / 1000
+        found["authority_core"] = (authority["idle_second"] * growth + authority["lease"] * n / SESSION_S) / 1000
     return found
 
 
@@ -340,8 +348,9 @@ def lines_of(row: Mapping[str, Any]) -> list[str]:
     for one in row["paper"]:
         authority = f", {one['authority_core']:.2f} of a core for the authority" if "authority_core" in one else ""
         lines.append(
-            f"  on paper, {one['sessions']:.0f} sessions of {SESSION_S:.0f} s: {one['gateways']:.0f} gateways, "
-            f"{one['gateway_gb']:.1f} GB for their sessions{authority}"
+            f"  on paper, {one['sessions']} sessions of {SESSION_S:.0f} s: "
+            f"{one['gateways'] or 'no number of'} gateways, each with {one['empty_core']:.2f} of a core for the health "
+            f"of workers, {one['gateway_gb']:.1f} GB for sessions{authority}"
         )
     if row["full"]:
         lines.append(f"  saturated: {', '.join(row['full'])}")

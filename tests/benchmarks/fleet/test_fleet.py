@@ -9,6 +9,7 @@ from benchmarks.fleet.__main__ import (
     check_limits,
     displacement,
     lines_of,
+    on_paper,
     parse,
     ports_in,
     row_of,
@@ -38,8 +39,10 @@ def test_costs_of_phases_are_separated() -> None:
     assert row["late"] == 0.5 and row["admissions_per_s"] == 5 and row["gateway_bytes_per_session"] == 300
     assert row["queue"]["displaced"] == {"share": 1, "max": 1} and row["full"] == []
     assert row["sessions_of_a_core"] == pytest.approx((700 - 10) / 4)
-    paper = row["paper"][0]
-    assert paper == pytest.approx({"sessions": 10_000, "gateways": 58, "gateway_gb": 0.003, "authority_core": 0.01})
+    small = {"sessions": 100, "empty_core": 0.1, "gateways": 1, "gateway_gb": 3e-5, "authority_core": 0.1}
+    assert on_paper(row, 100) == pytest.approx(small)
+    assert on_paper(row, 600)["gateways"] == 24, "expected 100 of 700 ms for 2400 ms of sessions"
+    assert row["paper"][0]["gateways"] is None, "expected no room beside the health of 5000 workers"
     assert "admission 4.00, unit 3.000, idle session-second 1.000, second without sessions 10" in "\n".join(
         lines_of(row)
     )
