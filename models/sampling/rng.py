@@ -31,13 +31,8 @@ def philox2x32(low: Tensor, high: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
     """
     for n in range(_N_ROUNDS):
-        # Multiplied in halves of 16 bits: each product is below 2**48 and does not overflow a signed 64-bit word.
-        product_low = _MULTIPLIER * (low & 0xFFFF)
-        product_high = _MULTIPLIER * (low >> 16)
-        upper = (product_high + (product_low >> 16)) >> 16
-        lower = (product_low + ((product_high & 0xFFFF) << 16)) & _MASK32
-        round_key = (key + n * _KEY_STEP) & _MASK32
-        low, high = upper ^ round_key ^ high, lower
+        product = _MULTIPLIER * low  # modulo 2**64: the words below come out right although the sign bit may be set
+        low, high = ((product >> 32) ^ (key + n * _KEY_STEP) ^ high) & _MASK32, product & _MASK32
     return low, high
 
 

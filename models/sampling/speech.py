@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.sampling.rng import STREAM_SPEECH, draw_index, fixed_point_weights, running_sum, uniform
 from models.sampling.settings import SpeechSampling, check_number, signed_seed
-from models.sampling.text import NEVER, Sampled, best
+from models.sampling.text import NEVER, Sampled, best, is_eager_on_cpu
 
 PENALTY_WINDOW = 16  # recent speech tokens in the frequency penalty; fixed in the released model
 
@@ -176,6 +176,11 @@ def keep_speech_tokens(
     below the k-th best. Of equal scores at the limit of top-p, lower ids are kept.
     """
     min_keep, top_k, top_p = state.min_keep[slots], state.top_k[slots], state.top_p[slots]
+    no_top_p, no_top_k = top_p >= 1, top_k == 0
+    exempt = (state.count[slots] == 0) | (no_top_p & no_top_k)
+    # The settings of duplex sessions keep all tokens. Sorting them all the same takes half of a step.
+    if is_eager_on_cpu(scores) and exempt.numpy().all():
+        return torch.ones_like(scores, dtype=torch.bool)
     values, ids = best(scores, candidates)
     n_values = values.shape[1]
     rank = torch.arange(n_values, device=scores.device)
@@ -184,12 +189,9 @@ def keep_speech_tokens(
     total = fixed_point_weights(scores, values[:, 0]).sum(1)
     from_here_down = total[:, None] - (running_sum(weights) - weights)
     allowed_tail = (total.double() * (1 - top_p.double())).long()
-    no_top_p = top_p >= 1
     kept = (from_here_down > allowed_tail[:, None]) | (rank < min_keep[:, None]) | no_top_p[:, None]
 
-    no_top_k = top_k == 0
     last_kept = values.gather(1, torch.maximum(top_k, min_keep).clamp(1, n_values)[:, None] - 1)
     kept &= (values >= last_kept) | no_top_k[:, None]
 
-    exempt = (state.count[slots] == 0) | (no_top_p & no_top_k)
     return torch.zeros_like(scores, dtype=torch.bool).scatter(1, ids, kept) | exempt[:, None]

