@@ -168,7 +168,7 @@ def test_accessible_on_a_phone(browser: Browser, servers: Servers, scheme: str, 
     page = OpenPage(context, servers.gateway, PATH, lang=lang)
     page.page.set_input_files("#file", [picture()])
     page.page.wait_for_selector("#attached img")
-    assert page.page.is_visible("#random"), "expected a warning that the checkpoint is a test model"
+    page.page.wait_for_selector("#random")  # the warning that the checkpoint is a test model
     assert (violations(page), overflow(page)) == ([], 0), "composer"
     page.page.click("#send")
     wait_answers(page, 1)
