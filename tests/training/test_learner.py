@@ -25,7 +25,7 @@ from training.mind.learner import (
 )
 from training.mind.measure import measure
 from training.mind.moments import pack_moments, unpack_moments
-from training.mind.pool import MAX_USES, MIN_BATCH, Pool, PoolSizes, Ring, Stored
+from training.mind.pool import MAX_USES, MIN_BATCH, Pool, PoolSizes, Ring
 from training.mind.produce import make_shard
 from training.mind.records import Record, read_records, write_records
 
@@ -121,18 +121,6 @@ def test_records_that_are_used_often_wait_for_new_ones(
     while any(map(pool.is_fresh, TASKS)):
         pool.draw(next(filter(pool.is_fresh, TASKS)), 1, random.Random(0))
     assert set(mind._shares(pool)) == set(TASKS), "expected used records rather than no step"
-
-
-def test_hidden_text_changes_words_alone(examples: Examples, records: list[Record], tmp_path: Path) -> None:
-    mind = learner(tmp_path, examples)
-    batch = pool_of(records).batch([Stored(one, 0, 0, 0, 0) for one in records if one.task == "echo"])
-    hidden = mind.hide_text(batch, 0.5)
-    changed = torch.nonzero(hidden.ids.flatten() != batch.ids.flatten())[:, 0]
-    of_text = batch.learned[~batch.is_decision]
-    assert 0.2 < len(changed) / len(of_text) < 0.6 and set(changed.tolist()) <= set(of_text.tolist())
-    kept = {mind.special.speak, mind.special.turn_eos}
-    assert not kept & set(batch.ids.flatten()[changed].tolist())
-    assert torch.equal(hidden.targets, batch.targets) and mind.hide_text(batch, 0.0) is batch
 
 
 def test_training_layers_missing_in_a_file_are_zero(examples: Examples, records: list[Record], tmp_path: Path) -> None:

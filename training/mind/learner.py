@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,8 +43,6 @@ SIGHT_WEIGHTS = (0.5, 0.1)  # the same of classes of pictures
 PAUSE_WEIGHT = 0.1  # of pauses among phonemes: most of a conversation is silent
 TASKS_OF_A_STEP = 2  # the more, the more operations of small batches
 MAX_TASK_ROWS = 2 / 3  # of a step's rows; bounds memory where few tasks have fresh records
-# Text tokens that an echo lesson reads are replaced by others, so that what follows is heard and not guessed.
-HIDDEN_TEXT: dict[str, float] = {"echo": 0.3}
 # Shares of rows at parts of the schedule; between them they change evenly.
 CURRICULUM: tuple[tuple[float, dict[Task, float]], ...] = (
     (0.0, {"text": 0.20, "echo": 0.45, "captions": 0.25, "talk": 0.05, "chat": 0.05}),
@@ -234,8 +232,6 @@ class Learner:
     def loss(self, pool: Pool, drawn: Sequence[Stored]) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of one batch, and what is logged of it."""
         batch, inputs = self.inputs(pool, drawn, degrades=self.plan.degrades)
-        if self.plan.degrades:
-            batch = self.hide_text(batch, HIDDEN_TEXT.get(drawn[0].record.task, 0.0))
         states = run_rows(self.model, batch, inputs, self.passes)
         logits = logits_of(self.model, states.hidden, batch.learned)
         each = F.cross_entropy(logits, batch.targets, reduction="none")
@@ -289,18 +285,6 @@ class Learner:
             clips = clip_mels(self.log_mel, degrade_all(clips, self.generator) if degrades else clips, n_clip)
             clips = degrade_mels(clips, self.generator) if degrades else clips
         return batch, Inputs(mel, clips, n_clip, pictures)
-
-    def hide_text(self, batch: Batch, share: float) -> Batch:
-        """The batch with a share of the text tokens before learned ones replaced by other tokens of it."""
-        if not share:
-            return batch
-        ids = batch.ids.flatten()
-        read, n = ids[batch.learned], len(batch.learned)
-        drawn = torch.rand(n, generator=self.generator, device=ids.device)
-        others = read[torch.randint(n, (n,), generator=self.generator, device=ids.device)]
-        is_text = ~batch.is_decision & (read != self.special.speak) & (read != self.special.turn_eos)
-        read = torch.where(is_text & (drawn < share), others, read)
-        return replace(batch, ids=ids.index_copy(0, batch.learned, read).view_as(batch.ids))
 
     def phone_targets(self, pool: Pool, drawn: Sequence[Stored], batch: Batch) -> Tensor | None:
         """Phonemes [S * K * 50] at the encoder's rows; None for a task without speech."""
