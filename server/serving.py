@@ -211,7 +211,8 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
     live = LiveSessions()
     is_shared = isinstance(dispatcher, SharedDispatcher)
     secret = options.worker_secret if is_shared else None
-    access = Access.of(config, metrics.record_limit, options.start_key, secret)
+    name = "" if options.authority is None else options.gateway_name
+    access = Access.of(config, metrics.record_limit, options.start_key, secret, name)
     forward = None
     if isinstance(dispatcher, SharedDispatcher) and secret:
         forward = ResumeForward(dispatcher, secret, options.peer_tls)

@@ -16,8 +16,7 @@ from server.access.limit import Limit
 from server.access.page_cookie import FILE_NAME as COOKIE_FILE
 from server.access.page_cookie import PageCookies, SignInLinks
 from server.access.refusal import AccessRefusedError
-from server.access.usage import FILE_NAME as USAGE_FILE
-from server.access.usage import DayUsage
+from server.access.usage import DayUsage, file_name
 from worker.config.service import Config
 from worker.key_text import SECRET_PREFIX
 
@@ -60,6 +59,7 @@ class Access:
         count: Callable[[Limit], None],
         start_key: str | None = None,
         cluster_secret: str | None = None,
+        gateway: str = "",
     ) -> "Access":
         """The access of a configuration.
 
@@ -68,11 +68,12 @@ class Access:
             count: counts that a client has reached a limit.
             start_key: a key for this run, with an administrator's rights; None: none.
             cluster_secret: of the gateways that may pass connections on; None: there are none.
+            gateway: name of this one in its cluster; "": there is no cluster.
         Raises:
             ConfigError; SettingsError.
         """
         folder = config.service.data_dir
-        keys, usage = api_keys_of(config, start_key), DayUsage(folder / USAGE_FILE)
+        keys, usage = api_keys_of(config, start_key), DayUsage(folder / file_name(gateway))
         clients, cookies = Clients(config.service.limits, usage, count), PageCookies(folder / COOKIE_FILE)
         return cls(keys, usage, clients, ClientSecrets(), cookies, SignInLinks(), count, cluster_secret)
 

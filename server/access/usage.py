@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, ValidationError
 
@@ -19,9 +20,13 @@ from server.background import end_task
 from worker.config.json_file import read_json
 
 LOG = logging.getLogger(__name__)
-FILE_NAME = "usage.json"
 DAY_S = 86_400
 SAVE_S = 5.0  # a crash loses at most this much of the counters
+
+
+def file_name(gateway: str = "") -> str:
+    """Name of the counters' file. gateway: of a cluster, whose gateways may share a folder; "": there is no cluster."""
+    return f"usage-{quote(gateway, safe='')}.json" if gateway else "usage.json"
 
 
 class KeyUsage(BaseModel):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from server.access.access import Access
 from server.access.identity import Identity, IdentityKind, KeyLimits
 from server.access.refusal import AccessRefusedError
 from server.access.usage import DAY_S, DayUsage
@@ -151,6 +152,20 @@ def test_counters_survive_a_restart_and_end_with_the_day(tmp_path: Path) -> None
     tomorrow.count_request(KEY)
     tomorrow.check_minutes(KEY)
     assert tomorrow.of("user").requests == 1
+
+
+def test_gateways_of_a_cluster_count_apart_in_a_shared_folder(tmp_path: Path) -> None:
+    """A gateway that starts again has its own count, not that of the one which wrote last."""
+
+    def usage_of(gateway: str) -> DayUsage:
+        return Access.of(user_and_admin(tmp_path), lambda _: None, gateway=gateway).usage
+
+    for name, n in (("g0:8006", 3), ("a/b", 1), ("", 2)):
+        usage = usage_of(name)
+        for _ in range(n):
+            usage.count_request(KEY)
+        asyncio.run(usage.save())
+    assert [usage_of(name).of("user").requests for name in ("g0:8006", "a/b", "", "new")] == [3, 1, 2, 0]
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"day": "x"}', '{"day": 1, "keys": {"user": {"requests": -1}}}'])
