@@ -12,7 +12,10 @@ from server.dispatch.workers import Worker, Workers
 from server.live.worker_link import is_connection_refused
 
 LOG = logging.getLogger(__name__)
-POLL_S = 1.0
+POLL_S = 1.0  # between two polls of a worker; in large fleets `poll_interval_s`
+N_PROMPT = 50  # workers up to which each is polled that often; from there on all together are polled as often as these
+MAX_POLL_S = 10.0  # a worker that drains has to be noticed in time
+SPREAD = 0.618  # workers' polls are out of step by this share of the time between two
 
 
 class SlotSource(Protocol):
@@ -26,20 +29,36 @@ class SlotSource(Protocol):
         """Assign slots that may have become free."""
 
 
+def poll_interval_s(n_workers: int) -> float:
+    """Seconds between two polls of a worker that does not need more of them. n_workers: all that are watched."""
+    return min(MAX_POLL_S, POLL_S * max(1.0, n_workers / N_PROMPT))
+
+
 class HealthWatch:
     """One polling task for each worker.
+
+    A worker with sessions that has sent nothing for `POLL_S`, one that drains, and one that did not answer are polled
+    every `POLL_S`, so the number of workers does not delay the detection of a loss that sessions would notice.
 
     Args:
         dispatcher: is called after each answer.
         on_worker_lost: called with the name of a worker that becomes unreachable.
         http: client for the workers.
         timeout: seconds without any message or answer after which a worker counts as lost.
+        has_sessions: whether the sessions' messages pass through this process.
     """
 
     def __init__(
-        self, dispatcher: SlotSource, on_worker_lost: Callable[[str], None], http: httpx.AsyncClient, timeout: float
+        self,
+        dispatcher: SlotSource,
+        on_worker_lost: Callable[[str], None],
+        http: httpx.AsyncClient,
+        timeout: float,
+        *,
+        has_sessions: bool = True,
     ):
         self._dispatcher, self._on_worker_lost, self._http, self._timeout = dispatcher, on_worker_lost, http, timeout
+        self._has_sessions = has_sessions
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
 
     def start(self) -> None:
@@ -57,13 +76,30 @@ class HealthWatch:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _run(self, worker: Worker) -> None:
+        share = (worker.index + 1) * SPREAD % 1  # of the first interval
         while True:
             begun = time.monotonic()
             try:
                 await self._poll(worker)
             except Exception:
                 LOG.exception("health poll of %s", worker.name)
-            await asyncio.sleep(max(0.0, begun + POLL_S - time.monotonic()))
+            await self._until_due(worker, begun, share * poll_interval_s(len(self._dispatcher.workers.all)))
+            share = 1.0
+
+    async def _until_due(self, worker: Worker, begun: float, interval_s: float) -> None:
+        """Wait until the next poll of a worker. begun: monotonic s of the last one."""
+        looked, due = begun, begun + interval_s
+        while looked < due:
+            looked = min(looked + POLL_S, due)
+            await asyncio.sleep(max(0.0, looked - time.monotonic()))
+            if self._is_in_doubt(worker):
+                return
+
+    def _is_in_doubt(self, worker: Worker) -> bool:
+        """Whether sessions, slots or its removal wait for its next answer."""
+        is_silent = self._dispatcher.workers.idle_s(worker) >= POLL_S
+        has_silent = self._has_sessions and bool(worker.leases) and is_silent
+        return bool(worker.health) and (worker.is_suspended or worker.is_draining or has_silent)
 
     async def _poll(self, worker: Worker) -> None:
         workers = self._dispatcher.workers
@@ -73,8 +109,10 @@ class HealthWatch:
             health = _health(response)
         except httpx.HTTPError as error:
             # A refused connection means that the worker is down. After any other error its sessions may still run, so
-            # it counts as lost only once nothing has arrived from it for a while.
-            if is_connection_refused(error) or workers.idle_s(worker) > self._timeout:
+            # it counts as lost only once nothing has arrived from it for a while. In a large fleet that is so before
+            # each poll, so only a second failure or one that lasts as long counts.
+            is_again = worker.is_suspended or isinstance(error, httpx.TimeoutException)
+            if is_connection_refused(error) or (is_again and workers.idle_s(worker) > self._timeout):
                 self._on_lost(worker, error)
             else:
                 workers.suspend(worker)

@@ -26,6 +26,7 @@ import psutil
 from benchmarks.fleet.clients import PHASES, FleetLoad, FleetOutcome
 from benchmarks.fleet.workers import unit_s
 from benchmarks.serve.processes import POLL_S, ROOT, START_S, ServedProgram, free_port
+from server.health_watch import poll_interval_s
 
 GATEWAY, WORKERS, AUTHORITY = "server.main", "benchmarks.fleet.workers", "server.cluster"
 # All clients come from one address and have no key. All workers share a process: one that waits for a core is not lost.
@@ -287,13 +288,13 @@ def sessions_of_a_core(gateway_ms: Mapping[str, float]) -> float:
 def on_paper(row: Mapping[str, Any], n: int) -> dict[str, float | None]:
     """What so many sessions with a unit a second need, by arithmetic from a row.
 
-    Gateways and authority ask all workers for their health each second, so their time without a session is taken as
-    proportional to the number of workers, which is an upper bound.
+    Gateways and authority ask workers for their health, less often the more workers there are, so their time without a
+    session is taken as proportional to the number of requests, which is an upper bound.
 
     empty_core: share of a gateway's core for a second without sessions. gateways: None if that is all it may use.
     authority_core: its share of a core if a session lasts `SESSION_S`; above 1 one process does not suffice.
     """
-    cost, growth = row["gateway_ms"], n / row["sessions"]
+    cost, growth = row["gateway_ms"], polls_per_s(row["workers"] * n / row["sessions"]) / polls_per_s(row["workers"])
     empty_ms, busy_ms = cost["empty_second"] * growth, n * (cost["idle_second"] + cost["unit"])
     free_ms = 1000 * USABLE - empty_ms
     found: dict[str, float | None] = {"sessions": n, "empty_core": empty_ms / 1000}
@@ -303,6 +304,11 @@ def on_paper(row: Mapping[str, Any], n: int) -> dict[str, float | None]:
         authority = row["authority_ms"]
         found["authority_core"] = (authority["idle_second"] * growth + authority["lease"] * n / SESSION_S) / 1000
     return found
+
+
+def polls_per_s(n_workers: float) -> float:
+    """Requests for health that a gateway sends each second."""
+    return n_workers / poll_interval_s(math.ceil(n_workers))
 
 
 def displacement(order: Sequence[int]) -> dict[str, float]:

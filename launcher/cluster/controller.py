@@ -317,5 +317,5 @@ def _describe(member: Member) -> dict[str, Any]:
 
 
 def _is_empty(known: dict[str, Any]) -> bool:
-    """Whether a worker has no session, of the cluster or of others."""
-    return bool(known["is_draining"]) and not known["leases"] and not known["others"]
+    """Whether a worker has no session, of the cluster or of others, also not of a gateway that has expired."""
+    return bool(known["is_draining"]) and not (known["leases"] or known["others"] or known["is_unsure"])

@@ -95,7 +95,7 @@ class AuthorityService:
         for address in options.workers:
             if self.authority.workers.find(address) is None:
                 self.authority.add_worker(address)
-        self._health = HealthWatch(self, _ignore, http, HEALTH_TIMEOUT_S)
+        self._health = HealthWatch(self, _ignore, http, HEALTH_TIMEOUT_S, has_sessions=False)
         self._usage: dict[str, dict[str, CountedUse]] = {}
         self._day = -1
         self._stored_gateways = set(self._store.gateways)
@@ -247,6 +247,7 @@ class AuthorityService:
             "free": worker.n_free,
             "leases": len(worker.leases),
             "others": worker.n_external,
+            "is_unsure": worker.is_suspended and bool(worker.health),
             "admission": worker.health.get("admission"),
         }
 

@@ -41,7 +41,7 @@ def test_costs_of_phases_are_separated() -> None:
     assert row["sessions_of_a_core"] == pytest.approx((700 - 10) / 4)
     small = {"sessions": 100, "empty_core": 0.1, "gateways": 1, "gateway_gb": 3e-5, "authority_core": 0.1}
     assert on_paper(row, 100) == pytest.approx(small)
-    assert on_paper(row, 600)["gateways"] == 24, "expected 100 of 700 ms for 2400 ms of sessions"
+    assert on_paper(row, 600)["gateways"] == 4, "expected 600 of 700 ms for 2400 ms of sessions, with 50 polls"
     assert row["paper"][0]["gateways"] is None, "expected no room beside the health of 5000 workers"
     assert "admission 4.00, unit 3.000, idle session-second 1.000, second without sessions 10" in "\n".join(
         lines_of(row)

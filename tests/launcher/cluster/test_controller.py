@@ -80,7 +80,7 @@ class PlayedCluster:
         if request.method == "PUT":
             self.workers[address] = {
                 **{"address": address, "is_ready": True, "is_draining": False},
-                **{"slots": 2, "free": 2, "leases": 0, "others": 0},
+                **{"slots": 2, "free": 2, "leases": 0, "others": 0, "is_unsure": False},
             }
         elif request.method == "POST":
             self.workers[address]["is_draining"] = True
@@ -176,6 +176,11 @@ def test_drain_waits_for_sessions_and_is_told_again_to_a_new_authority() -> None
     played.is_down = True
     poll(controller, clock)
     played.is_down, played.workers = False, {}
+    poll(controller, clock, 2)
+    played.workers[worker.address]["is_unsure"] = True  # its gateway has lost the authority for longer than its leases
+    poll(controller, clock)
+    assert not worker.is_asked, "expected the next answer of the worker to be awaited"
+    played.workers[worker.address]["is_unsure"] = False
     poll(controller, clock)
     assert worker.is_asked, "expected the end of a worker that drains and has no session"
 
