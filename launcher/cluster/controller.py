@@ -272,6 +272,7 @@ class Controller:
     def stop(self) -> None:
         """Stop all programs: gateways first, which let their sessions end, then workers, then the authority."""
         self._is_stopping = True
+        self._placement.request(self.plan.worker, 0)  # else Ray's autoscaler keeps the nodes after the end
         self._end(self.gateways)
 
     def _end(self, members: list[Member]) -> None:

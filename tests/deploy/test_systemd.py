@@ -10,12 +10,18 @@ from pathlib import Path
 import pytest
 
 from launcher.options import parser as launcher_parser
+from server.cluster.__main__ import parser as authority_parser
 from server.main import parser as gateway_parser
 from worker.config.service import ServiceSection
 from worker.main import parser as worker_parser
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
-PARSERS = {"launcher": launcher_parser, "server.main": gateway_parser, "worker.main": worker_parser}
+PARSERS = {
+    "launcher": launcher_parser,
+    "server.main": gateway_parser,
+    "worker.main": worker_parser,
+    "server.cluster": authority_parser,
+}
 
 
 @pytest.mark.parametrize("unit", sorted(FOLDER.iterdir()), ids=lambda path: path.name)
@@ -25,7 +31,7 @@ def test_programs_accept_their_command_lines(unit: Path) -> None:
     assert (python, dash_m) == ("/srv/duologue/.venv/base/bin/python", "-m")
     given = dict(re.findall(r"^Environment=(\w+)=(\S+)$", text, re.M))
     PARSERS[module]().parse_args([re.sub(r"\$\{(\w+)\}", lambda name: given[name[1]], flag) for flag in flags])
-    drains = 2 if module == "launcher" else 1
+    drains = {"launcher": 2, "server.cluster": 0}.get(module, 1)
     seconds = int(re.search(r"^TimeoutStopSec=(\d+)$", text, re.M)[1])
     expected = drains * ServiceSection().drain_timeout_s + 10
     assert seconds > expected, f"expected more than the drain, {expected} s, got {seconds}"

@@ -197,6 +197,7 @@ def test_stop_ends_gateways_before_workers_before_the_authority() -> None:
         played.running(kind)[0].ended = "exit status 0"
     poll(controller, clock)
     assert controller.is_stopped
+    assert played.requested == [1, 0], f"expected no request for nodes after the stop, got {played.requested}"
 
 
 def test_new_controller_finds_the_workers_of_the_one_before() -> None:
