@@ -92,7 +92,7 @@ async def _adapter_ms(n_units: int, chunk_ms: int) -> dict[str, list[float]]:
     )
     session = RealtimeSession(EventSender(put), RealtimeConfig("gpt-realtime"), context)
     session.lane.attach(cast(UnitSession, worker), [])
-    detecting = asyncio.create_task(session.lane.detector.run())
+    detecting = asyncio.create_task(session.lane.detector.run(session.lane.on_heard))
     appends, spent = _appends(chunk_ms), {"listen": list[float](), "speak": list[float]()}
     for number in range(1, n_units + WARM_UP + 1):
         speaks = CYCLE[number % len(CYCLE)]

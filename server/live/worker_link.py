@@ -111,7 +111,12 @@ async def probe(http: httpx.AsyncClient, worker: Worker) -> None:
     if running is None or running.done():
         running = worker.probe = asyncio.create_task(_ask_health(http, worker), name=f"probe {worker.name}")
         running.add_done_callback(_retrieve)
-    await asyncio.shield(running)
+    try:
+        await asyncio.shield(running)
+    finally:
+        if running.done() and worker.probe is running:
+            worker.probe = None
+        del running  # its error has this frame, and those of the session that waits
 
 
 def _retrieve(probe: "asyncio.Task[None]") -> None:

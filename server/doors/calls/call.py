@@ -58,7 +58,7 @@ class WebRtcCall:
         self._answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._events: asyncio.Queue[_WaitingEvent] = asyncio.Queue()
         self._n_waiting = self._n_waiting_chars = 0  # events of the client's channel
-        self._paced = paced(self._next_event)
+        self._paced: Receive | None = paced(self._next_event)
         self._gone = asyncio.Event()
         self._is_lost = self._is_hung_up = False
         self._session: CallSession | None = None
@@ -89,6 +89,7 @@ class WebRtcCall:
 
     async def receive(self) -> Message:
         """The next event, as fast as the client may send."""
+        assert self._paced is not None, "receive: expected a call that is not closed"
         return await self._paced()
 
     async def send_text(self, data: str) -> None:
@@ -98,8 +99,9 @@ class WebRtcCall:
             follower.put_text(data)
 
     async def close(self, code: int, reason: str | None) -> None:
-        """End the connection."""
+        """End the connection, and drop what refers to the call."""
         self._process.remove(self._number)
+        self._session = self._paced = None
         if not self.ended.done():
             self.ended.set_result(LOST if self._is_lost else (code, reason or ""))
 

@@ -68,7 +68,7 @@ class CallDoor:
 
         async def set_up(call: WebRtcCall) -> CallSetup:
             connection = RealtimeConnection(call, self._context, live, config, call)
-            return CallSetup(call.id, connection, connection.serve)
+            return CallSetup(call.id, connection, connection.serve, connection.drop)
 
         return await self._calls.begin(request, live, offer.sdp, set_up)
 

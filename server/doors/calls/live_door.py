@@ -62,8 +62,12 @@ class GptLiveCallDoor:
 
         async def set_up(call: WebRtcCall) -> CallSetup:
             connection = GptLiveConnection(call, self._context, live, call)
-            await connection.start(start)
-            return CallSetup(connection.session_id, _SoundSession(connection), connection.serve)
+            try:
+                await connection.start(start)
+            except EventError:
+                connection.drop()
+                raise
+            return CallSetup(connection.session_id, _SoundSession(connection), connection.serve, connection.drop)
 
         try:
             session_id, answer = await self._calls.begin(request, live, sdp, set_up)

@@ -35,11 +35,13 @@ class CallSetup:
         call_id: the id that its client knows.
         session: gets the client's sound and pictures.
         serve: runs the session until it is over. Takes its ticket.
+        drop: frees a session that does not begin.
     """
 
     call_id: str
     session: CallSession
     serve: Callable[[PendingSession], Coroutine[Any, Any, None]]
+    drop: Callable[[], None]
 
 
 class RunningCalls:
@@ -87,10 +89,13 @@ class RunningCalls:
             await call.close(CloseCode.POLICY_VIOLATION, LIMIT_REASON)
 
         call = WebRtcCall(identity, process, lambda receive: pace.paced(receive, refuse))
+        made: CallSetup | None = None
         try:
             made = await set_up(call)
             answer = await _answer(request, call, sdp)
         except BaseException:
+            if made is not None:
+                made.drop()
             await call.close(1000, "")
             slots.dispatcher.finish(pending)
             raise

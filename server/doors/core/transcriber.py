@@ -123,19 +123,19 @@ class Transcription:
         self.cancel()
 
     async def _run(self) -> None:
-        end: TranscriptEnd
         try:
             async with asyncio.timeout(MAX_TIME_S):
                 end = await self._transcribe()
         except ApiError as error:
-            end = error
+            self._end(error)
         except TimeoutError:
             message = f"transcription: expected its end within {MAX_TIME_S:.0f} s, got none"
-            end = ApiError(503, message, code="transcription_timeout")
+            self._end(ApiError(503, message, code="transcription_timeout"))
         except Exception:
             LOG.exception("transcription")
-            end = ApiError(500, "Internal server error")
-        self._end(end)
+            self._end(ApiError(500, "Internal server error"))
+        else:
+            self._end(end)
 
     def _end(self, end: TranscriptEnd) -> None:
         if not self._is_over:

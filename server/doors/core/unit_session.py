@@ -141,15 +141,17 @@ class UnitSession:
         tasks: tuple[asyncio.Future[Any], ...] = (receiving, sending, lost)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for done in (receiving, sending):
-                if done.done():
-                    done.result()
-                    return
-            raise WorkerLostError(lease.worker.name, expected="a message or an answer", got="none")
+            if receiving.done():
+                receiving.result()
+            elif sending.done():
+                sending.result()
+            else:
+                raise WorkerLostError(lease.worker.name, expected="a message or an answer", got="none")
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            del receiving, sending, lost, tasks, task  # their errors have this frame
 
     async def close(self, *, graceful: bool = True) -> None:
         """Close the connection and free the slot. graceful: wait for the worker's close frame."""

@@ -81,7 +81,7 @@ class InputTranscripts:
         """Send the text of a turn once that of all turns before it is sent: clients join the texts as they come."""
         if isinstance(end, ApiError):
             LOG.info("session %s: a turn without a transcript: %s", self._session_id, end)
-        turn.text = "" if isinstance(end, ApiError) else end.text
+        turn.text, turn.running = "" if isinstance(end, ApiError) else end.text, None
         while self._turns and (text := self._turns[0].text) is not None:
             first = self._turns.popleft()
             if text:
@@ -94,4 +94,5 @@ class InputTranscripts:
         for turn in self._turns:
             if turn.running is not None:
                 turn.running.cancel()
+                turn.running = None
         self._turns.clear()

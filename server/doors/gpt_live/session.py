@@ -109,7 +109,7 @@ class GptLiveSession:
         self._send, self._names, self._voices, self._identity = send, names, voices, identity
         self.id, self._expires_at, self._track = session_id, expires_at, track
         self.lane = LiveLane(self, clock)
-        self.detector = DetectorFeed(DetectorSettings(), self.on_heard)
+        self.detector = DetectorFeed(DetectorSettings())
         self._transcripts = InputTranscripts(send, transcriber, identity, session_id, self._on_transcript)
         self.detector.keep_in(self._transcripts.heard)
         self._barge_in_ms = barge_in_ms
@@ -187,9 +187,10 @@ class GptLiveSession:
         return given if given and given.strip() else SYSTEM_PROMPT
 
     def stop(self) -> None:
-        """The session is over: send nothing any more."""
+        """The session is over: send nothing any more, and drop what refers to the session."""
         self.lane.detach()
         self._transcripts.stop()
+        del self.lane, self._transcripts
 
     # --- the client's events -------------------------------------------------------------------
 

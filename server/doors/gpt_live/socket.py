@@ -119,6 +119,7 @@ class GptLiveConnection:
             track,
         )
         self._drain = DrainWait(time.monotonic)
+        self._is_over = False
 
     @property
     def session_id(self) -> str:
@@ -130,11 +131,15 @@ class GptLiveConnection:
         await self._session.handle(event)
 
     def hear(self, samples: np.ndarray) -> None:
-        """Add sound of the client's track, [n] float32 at 16 kHz; sound before the session's start is dropped."""
-        if self._session.is_started:
+        """Add sound of the client's track, [n] float32 at 16 kHz, if the session has started and is not over."""
+        if self._session.is_started and not self._is_over:
             self._accepted_at = time.monotonic()
             self._live.touch()
             self._session.hear(samples)
+
+    def drop(self) -> None:
+        """Free the session, which does not begin."""
+        self._session.stop()
 
     async def serve(self, pending: PendingSession) -> None:
         """Run the session as one of the gateway's, and close the connection after it. pending: its ticket."""
@@ -162,7 +167,7 @@ class GptLiveConnection:
                     ("gpt-live-read", self._read()),
                     ("gpt-live-gone", self._wait_gone()),
                     ("gpt-live-units", self._run_units(pending)),
-                    ("gpt-live-detector", self._session.detector.run()),
+                    ("gpt-live-detector", self._session.detector.run(self._session.on_heard)),
                     ("gpt-live-sound", self._send_sound()),
                     ("gpt-live-limits", self._watch()),
                 ):
@@ -177,6 +182,7 @@ class GptLiveConnection:
                 return GptLiveOverError(INTERNAL)
             LOG.exception("session %s", self._live.session_id)
         finally:
+            self._is_over = True  # a call still passes on what its client sends
             self._session.stop()
         return GptLiveOverError(INTERNAL)
 

@@ -21,10 +21,12 @@ class SessionTasks(asyncio.TaskGroup):
     ) -> None:
         try:
             await super().__aexit__(kind, error, trace)
-        except BaseExceptionGroup as group:
-            for one in _errors_in(group):
-                _clear_frames(one)
+        except BaseException as raised:  # a group, or the cancellation of the task that waits for the group
+            _clear_all(raised)
+            del error  # it may be the one that is raised, whose traceback has this frame
             raise
+        finally:  # a cancelled task keeps its error, whose traceback has the frame with this group
+            vars(self)["_parent_task"] = None
 
 
 def first_of(error: BaseException, kind: type[E]) -> E | None:
@@ -38,6 +40,11 @@ def _errors_in(error: BaseException) -> Iterator[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         for one in error.exceptions:
             yield from _errors_in(one)
+
+
+def _clear_all(error: BaseException) -> None:
+    for one in _errors_in(error):
+        _clear_frames(one)
 
 
 def _clear_frames(error: BaseException | None) -> None:

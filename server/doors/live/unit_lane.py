@@ -87,7 +87,7 @@ class LiveLane:
         self._due: float | None = None  # when the next unit should be complete; None: units pause
         self._context_len = 0
         self._active_at = clock()
-        self._timer = WakeTimer(clock, self._pump)
+        self._timer = WakeTimer(clock)
 
     # --- the worker's session ------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class LiveLane:
             return  # its answer, which tells whether the unit has run early
         now = self._clock()
         if not self._buffer.has_unit and now < self._due + GRACE_S:
-            self._timer.set(self._due + GRACE_S)
+            self._timer.set(self._due + GRACE_S, self._pump)
             return
         if not self._buffer.has_unit and self._is_at_rest(now):
             self._due = None

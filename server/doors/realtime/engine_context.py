@@ -2,12 +2,13 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable
 
 from server.doors.core.unit_session import UnitSession
 from server.doors.live.event_error import EventError
 from server.doors.realtime.engine_settings import EngineSettings
+from server.doors.realtime.lane_host import LaneHost
 from server.doors.realtime.responses import context_full
+from server.doors.realtime.turns.turn_policy import TurnPolicy
 from worker.protocol.adjust_messages import Adjust
 from worker.protocol.codec import FromClient
 from worker.protocol.codes import ErrorCode
@@ -27,12 +28,12 @@ class EngineContext:
     """The context on a worker, and the errors about it.
 
     Args:
-        settings: gives the settings that the next unit needs.
-        report: sends an error to the client.
+        host: the session.
+        policy: the demands on the next unit.
     """
 
-    def __init__(self, settings: Callable[[], EngineSettings], report: Callable[[EventError], None]):
-        self._settings, self._report = settings, report
+    def __init__(self, host: LaneHost, policy: TurnPolicy):
+        self._host, self._policy = host, policy
         self.units: UnitSession | None = None
         self._applied: EngineSettings | None = None  # None: the context is not prepared
         self._refused: EngineSettings | None = None  # by the worker; `_refusal` has the reason
@@ -40,6 +41,10 @@ class EngineContext:
         self._is_begun = False  # the client has sent something that needs a context
         self._texts: deque[InsertText] = deque()
         self._n_rows = 0
+
+    def _settings(self) -> EngineSettings:
+        """What the next unit needs."""
+        return self._host.engine_settings(self._policy.listen_scale, self.has_side_lane)
 
     def attach(self, units: UnitSession, history: list[InsertText]) -> None:
         """Use this session of a worker from now on. history: texts that its context begins with."""
@@ -132,4 +137,4 @@ class EngineContext:
             self._refused, self._refusal = None if code is None else self._applied, answer.error
             self._applied = None
         if code is not None and isinstance(request, Prepare | Adjust | InsertText):
-            self._report(EventError(code, answer.error, "item" if isinstance(request, InsertText) else "session"))
+            self._host.report(EventError(code, answer.error, "item" if isinstance(request, InsertText) else "session"))

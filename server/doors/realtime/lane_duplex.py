@@ -19,7 +19,6 @@ from server.doors.live.sound.unit_pieces import UnitPieces
 from server.doors.live.sound.wire_sound import without_padding
 from server.doors.live.wake_timer import WakeTimer
 from server.doors.realtime.engine_context import EngineContext
-from server.doors.realtime.engine_settings import EngineSettings
 from server.doors.realtime.lane_host import LaneHost
 from server.doors.realtime.responses import (
     COMPLETED,
@@ -35,7 +34,7 @@ from server.doors.realtime.responses import (
 from server.doors.realtime.session_config import TurnDetection
 from server.doors.realtime.turns.barge_in import BargeIn
 from server.doors.realtime.turns.idle_timeout import IdleTimeout
-from server.doors.realtime.turns.side_calls import SideCalls
+from server.doors.realtime.turns.side_calls import drop_calls, send_calls
 from server.doors.realtime.turns.turn_policy import TurnPolicy, UnitDecision
 from server.doors.realtime.turns.unit_in_flight import UnitInFlight
 from server.doors.realtime.turns.unit_timer import TimerState, UnitTimer, send_at
@@ -63,21 +62,17 @@ class DuplexLane:
     def __init__(self, host: LaneHost, turns: UserTurns, detection: TurnDetection, clock: Callable[[], float]):
         self._host, self._turns, self._clock = host, turns, clock
         self.policy = TurnPolicy(detection)
-        self.detector = DetectorFeed(detection.detector_settings(), self.on_heard)
+        self.detector = DetectorFeed(detection.detector_settings())
         self._barge_in, self._timer, self._idle = BargeIn(), UnitTimer(), IdleTimeout()
         self._buffer = UnitBuffer()
         self._pieces, self._edges = UnitPieces(self._buffer), UnitEdges(self._buffer)
         self._usage = TokenUsage()  # since the last response
-        self._context = EngineContext(self._engine_settings, host.report)
-        self._calls = SideCalls(lambda: self._opened_response(with_message=False), self._context.add_text)
+        self._context = EngineContext(host, self.policy)
         self._is_limited = self._is_refused = False  # the response is at its number of tokens; the error is sent
         self._in_flight: UnitInFlight | None = None
-        self._wake = WakeTimer(clock, self._pump)
+        self._wake = WakeTimer(clock)
         self._sound_at = clock()
         self._spoke_at: float | None = None
-
-    def _engine_settings(self) -> EngineSettings:
-        return self._host.engine_settings(self.policy.listen_scale, self._context.has_side_lane)
 
     # --- the worker's session ------------------------------------------------------------------
 
@@ -271,13 +266,13 @@ class DuplexLane:
         self._context.record(result)
         self.policy.record_result(is_listen=result.is_listen, end_of_turn=result.end_of_turn)
         if unit.is_discarded or unit.chunk.force_listen:  # the latter only ends the turn of a cancelled response
-            self._calls.drop(result)
+            drop_calls(result, self._context.add_text)
             return
         sound = b""
         if result.audio_data is not None and not result.is_listen:
             sound = without_padding(result.audio_data.packed("pcm16"))
         self._send(result.text[len(unit.text) :], sound)
-        self._calls.send(result)
+        send_calls(result, lambda: self._opened_response(with_message=False), self._context.add_text)
         response = self._response
         if response is None:
             return
@@ -338,18 +333,18 @@ class DuplexLane:
             if not dues:
                 rest_at = self._sound_at + PAUSE_AFTER_S
                 if now < rest_at:
-                    self._wake.set(rest_at)
+                    self._wake.set(rest_at, self._pump)
                 else:
                     self._context.rest()
                 return
             if (at := min(dues)) > now:
-                self._wake.set(at)
+                self._wake.set(at, self._pump)
                 return
             is_late = early_at is None or early_at > now
         response = self._response
         sent_ms, sounds_at = (0.0, None) if response is None else (response.sent_ms, response.first_sound_at)
         if sounds_at is not None and (at := send_at(sounds_at, sent_ms, now)) > now:
-            self._wake.set(at)
+            self._wake.set(at, self._pump)
             return
         if self._context.is_full:
             self._refuse()

@@ -122,10 +122,11 @@ class RealtimeSession:
         return self.config.turn_detection is not None
 
     def stop(self) -> None:
-        """The session is over: send nothing any more."""
+        """The session is over: send nothing any more, and drop what refers to the session."""
         self.lane.stop()
         self._answers.stop()
         self._transcripts.stop()
+        del self.lane, self._answers, self._handlers
 
     def described(self) -> Json:
         """The session object."""

@@ -125,6 +125,10 @@ class RealtimeConnection:
         )
         self._session = RealtimeSession(self._send, config, used, track)
 
+    def drop(self) -> None:
+        """Free the session, which does not begin."""
+        self._session.stop()
+
     async def serve(self, pending: PendingSession) -> None:
         """Run the session as one of the gateway's, and close the connection after it. pending: its ticket."""
         live, slots = self._live, self._context.slots
@@ -144,12 +148,13 @@ class RealtimeConnection:
 
     async def _run(self, pending: PendingSession) -> DoorEnd:
         """Run the session until it is over. Returns: how to close the connection."""
+        lane = self._session.lane
         try:
             async with SessionTasks() as tasks:
                 for name, task in (
                     ("realtime-write", self._writer.run()),
                     ("realtime-units", self._run_units(pending)),
-                    ("realtime-detector", self._session.lane.detector.run()),
+                    ("realtime-detector", lane.detector.run(lane.on_heard)),
                     ("realtime-limits", self._watch()),
                     ("realtime-gone", self._wait_gone()),
                 ):
@@ -161,16 +166,17 @@ class RealtimeConnection:
                 return GONE
             LOG.exception("session %s", self._live.session_id)
         finally:
+            self._has_begun = False  # a call still passes on what its client sends
             self._session.stop()
         return INTERNAL
 
     @property
     def session(self) -> RealtimeSession | None:
-        """The session, once it has sent `session.created`."""
+        """The session, from `session.created` to its end."""
         return self._session if self._has_begun else None
 
     def hear(self, samples: np.ndarray) -> None:
-        """Add sound of the client's track, [n] float32 at 16 kHz; sound before the session's begin is dropped."""
+        """Add sound of the client's track, [n] float32 at 16 kHz, if the session has begun and is not over."""
         if self._has_begun:
             self._accepted_at = time.monotonic()
             self._live.touch()

@@ -1,9 +1,7 @@
 """The relay: messages arrive unchanged and in order; forwarded closes, status and counters."""
 
 import asyncio
-import gc
 import json
-import weakref
 
 import pytest
 import websockets
@@ -15,17 +13,8 @@ from server.dispatch.workers import Worker, WorkerAddress, WorkerLease
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession
 from server.live.relay import Relay, RelayEnds, Successor
-from tests.server.live_gateway import (
-    CHUNK,
-    PREPARE,
-    STOP,
-    Client,
-    echo,
-    run,
-    running_gateway,
-    scripted_worker,
-    wait_until,
-)
+from tests.server.garbage import without_garbage
+from tests.server.live_gateway import CHUNK, PREPARE, STOP, Client, echo, run, running_gateway, scripted_worker
 
 MB = 2**20
 ODD_MESSAGES = (
@@ -252,30 +241,20 @@ def test_client_that_leaves_while_another_worker_takes_over_leaves_no_connection
 
 
 def test_an_ended_session_needs_no_garbage_collection() -> None:
-    """A gateway with little traffic runs a full collection once in many hours."""
-
     async def scenario() -> None:
         async with FakeWorker(slots=1) as worker, running_gateway(worker, resume_grace_s=0.05) as gateway:
             for end, resume in (("stop", False), ("close", False), ("drop", False), ("drop", True)):
-                client = await (await gateway.connect()).with_slot()
-                await client.send(PREPARE | {"spec": {"resume": resume}})
-                await client.receive("prepared")
-                await client.unit()
-                [session] = gateway.gateway.live.all
-                left = weakref.ref(session)
-                del session
-                if end == "stop":
-                    await client.send(STOP)
-                    await client.receive("stopped")
-                if end == "drop":
-                    client.abort()
-                else:
-                    await client.close()
-                await wait_until(lambda left=left: left() is None, f"nothing of the session after {end}, {resume=}")
+                async with without_garbage(LiveSession):
+                    client = await (await gateway.connect()).with_slot()
+                    await client.send(PREPARE | {"spec": {"resume": resume}})
+                    await client.receive("prepared")
+                    await client.unit()
+                    if end == "stop":
+                        await client.send(STOP)
+                        await client.receive("stopped")
+                    if end == "drop":
+                        client.abort()
+                    else:
+                        await client.close()
 
-    gc.collect()
-    gc.disable()
-    try:
-        run(scenario)
-    finally:
-        gc.enable()
+    run(scenario)

@@ -141,6 +141,13 @@ class OmniRun:
         if self._link is link:
             self._link, self._detached_at = None, time.monotonic()
             LOG.info("session %s has lost its connection", self.live.session_id)
+            if not self.is_running:
+                self.release()
+
+    def release(self) -> None:
+        """Drop what refers to the session, once it is over and has no connection."""
+        self.session.release()
+        del self.session, self.send
 
     def _put(self, event: dict[str, Any], number: int | None) -> None:
         text = event_text(event)
@@ -175,6 +182,8 @@ class OmniRun:
         slots.metrics.record_connection_end(end.how)
         LOG.info("session %s ended: %s", live.session_id, end.how)
         self.say_end(end)
+        if self._link is None:
+            self.release()
         return end
 
     def say_end(self, end: DoorEnd) -> None:
@@ -193,7 +202,8 @@ class OmniRun:
             async with SessionTasks() as tasks:
                 tasks.create_task(self._watch(), name="vllm-omni-limits")
                 tasks.create_task(self._run_units(pending), name="vllm-omni-units")
-                tasks.create_task(self.session.turns.detector.run(), name="vllm-omni-detector")
+                detecting = self.session.turns.detector.run(self.session.turns.on_heard)
+                tasks.create_task(detecting, name="vllm-omni-detector")
         except BaseExceptionGroup as errors:
             if (end := end_of_errors(errors)) is not None:
                 return end

@@ -322,6 +322,10 @@ class OmniSession:
         self._transcripts.stop()
         self._end("cancelled", "session_closed")
 
+    def release(self) -> None:
+        """Drop what refers to the session, once nothing uses it any more."""
+        del self.lane, self.turns, self._conversation, self._handlers
+
     def on_speech(self, text: str, sound: np.ndarray) -> None:
         """Send a part of a unit. sound: [n] float32 at 24 kHz."""
         self._opened().add(text, pcm16_of(sound))

@@ -241,5 +241,6 @@ class OmniConnection:
             self._link.writer.put({"type": RESYNC_REQUIRED, "session_id": session_id, "reason": RESYNC.reason})
             run.end(CONNECTION_LOST)
             raise SessionOverError(RESYNC)
+        self.run.release()
         self.run = run
         self._begun.set()

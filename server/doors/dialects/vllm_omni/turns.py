@@ -55,7 +55,7 @@ class OmniTurns:
 
     def __init__(self, send: OmniEvents, host: TurnHost, settings: OmniSettings, transcripts: OmniTranscripts):
         self._send, self._host, self._settings, self._transcripts = send, host, settings, transcripts
-        self.detector = DetectorFeed(DetectorSettings(), self.on_heard)
+        self.detector = DetectorFeed(DetectorSettings())
         self.detector.keep_in(transcripts.heard)
         self._overlap = OverlapSpeech()
         self._overlap_ms = 0.0  # of speech over the open response

@@ -19,11 +19,11 @@ _POOL = ThreadPoolExecutor(max_workers=2, thread_name_prefix="detector")
 class DetectorFeed:
     """Passes one session's sound to its detector.
 
-    listener: gets what is detected, on the event loop. pushed_ms: length of all sound so far.
+    pushed_ms: length of all sound so far.
     """
 
-    def __init__(self, settings: DetectorSettings, listener: Callable[[Heard], None]):
-        self._settings, self._listener = settings, listener
+    def __init__(self, settings: DetectorSettings):
+        self._settings = settings
         self._waiting: list[np.ndarray] = []
         self._n_waiting = 0
         self.pushed_ms = 0.0
@@ -62,8 +62,8 @@ class DetectorFeed:
         """Pass on all sound from now on."""
         self._recent = recent
 
-    async def run(self) -> None:
-        """Process sound until cancelled."""
+    async def run(self, listener: Callable[[Heard], None]) -> None:
+        """Process sound until cancelled. listener: gets what is detected, on the event loop."""
         loop = asyncio.get_running_loop()
         while True:
             await self._has_window.wait()
@@ -78,7 +78,7 @@ class DetectorFeed:
                 for start in range(0, len(sound), CHUNK):
                     chunk = sound[start : start + CHUNK]
                     for heard in await loop.run_in_executor(_POOL, self._detector.push, chunk):
-                        self._listener(heard)
+                        listener(heard)
                     self._heard_ms += len(chunk) / RATE_MS
                     if self._recent is not None:
                         self._recent.advance(self._heard_ms)

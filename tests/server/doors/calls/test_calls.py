@@ -17,11 +17,14 @@ from PIL import Image
 from benchmarks.doors.call_load import CALLS
 from server.doors.calls.call import WebRtcCall
 from server.doors.live.sound.resample import pcm16_of
+from server.doors.realtime.session import RealtimeSession
+from server.live.live_sessions import LiveSession
 from server.peers.frames import FrameKind, LinkFrame
 from tests.server.access.keyed_gateway import bearer
 from tests.server.doors.calls.call_client import CallClient, calling
 from tests.server.doors.calls.served_calls import KEY, LOOPBACK, ORIGIN, OTHER_KEY, Served, follow, serve_calls
 from tests.server.doors.realtime.realtime_client import speech
+from tests.server.garbage import without_garbage
 from tests.server.live_gateway import ANSWER_S, wait_until
 
 Json = dict[str, Any]
@@ -55,7 +58,10 @@ def is_silent(heard: np.ndarray) -> bool:
 
 def test_sound_goes_both_ways_and_the_channel_carries_events(served: Served) -> None:
     async def scenario() -> None:
-        async with calling(served.http, {"type": "realtime", "instructions": "Be brief."}, **KEY) as client:
+        async with (
+            without_garbage(LiveSession, RealtimeSession, WebRtcCall),
+            calling(served.http, {"type": "realtime", "instructions": "Be brief."}, **KEY) as client,
+        ):
             assert client.log[0]["type"] == "session.created"
             assert client.log[0]["session"]["instructions"] == "Be brief."
             client.microphone.say(tone(1000, 2.5))

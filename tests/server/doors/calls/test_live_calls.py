@@ -11,8 +11,12 @@ from openai import AsyncOpenAI
 
 from benchmarks.serve.fake_replies import FakeConversation
 from benchmarks.serve.fake_worker import FakeWorker
+from server.doors.calls.call import WebRtcCall
+from server.doors.gpt_live.session import GptLiveSession
+from server.live.live_sessions import LiveSession
 from tests.server.doors.calls.call_client import CallClient, Json
 from tests.server.doors.realtime.realtime_client import speech
+from tests.server.garbage import without_garbage
 from tests.server.live_gateway import RunningGateway, run, running_gateway, wait_until
 from worker.config.webrtc import WebRtcConfig
 from worker.protocol.messages import AudioChunk
@@ -38,7 +42,11 @@ def test_a_call_is_a_live_session(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scenario() -> None:
         webrtc = WebRtcConfig(addresses=(LOOPBACK,), max_calls=2)
-        async with FakeWorker(n_listen=1000, n_speak=3) as worker, running_gateway(worker, webrtc=webrtc) as gateway:
+        async with (
+            FakeWorker(n_listen=1000, n_speak=3) as worker,
+            running_gateway(worker, webrtc=webrtc) as gateway,
+            without_garbage(LiveSession, GptLiveSession, WebRtcCall),
+        ):
             client = CallClient(with_video=False)
             try:
                 for fields, param in (

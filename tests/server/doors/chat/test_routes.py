@@ -2,9 +2,7 @@
 
 import asyncio
 import base64
-import gc
 import json
-import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 from server.doors.chat import routes
 from server.doors.core.picture_urls import PictureUrls
 from server.doors.core.sound_formats import encoded
+from server.live.live_sessions import LiveSession
 from tests.server.doors.core.test_sound_formats import decoded
 from tests.server.doors.speech.test_routes import events_of
 from tests.server.doors.stub_worker import (
@@ -29,7 +28,7 @@ from tests.server.doors.stub_worker import (
     stub_gateway,
     until_idle,
 )
-from tests.server.live_gateway import wait_until
+from tests.server.garbage import without_garbage
 
 PATH = "/v1/chat/completions"
 HI = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -215,21 +214,15 @@ def test_client_that_leaves_frees_the_slot() -> None:
                 await anext(response.aiter_raw())
                 assert worker.n_open == 1
             await until_idle(gateway, worker, 0.5)
-            asking = asyncio.create_task(ask(gateway.http))
-            while not worker.n_open:
-                await asyncio.sleep(0.005)
-            left = weakref.ref(gateway.gateway.live.all[0])
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-            await until_idle(gateway, worker, 0.5)
-            await wait_until(lambda: left() is None, "nothing of the turn without a garbage collection")
+            async with without_garbage(LiveSession):
+                asking = asyncio.create_task(ask(gateway.http))
+                while not worker.n_open:
+                    await asyncio.sleep(0.005)
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+                await until_idle(gateway, worker, 0.5)
 
-    gc.collect()
-    gc.disable()
-    try:
-        run(scenario)
-    finally:
-        gc.enable()
+    run(scenario)
 
 
 def test_waiting_stream_gets_comments(monkeypatch: pytest.MonkeyPatch) -> None:

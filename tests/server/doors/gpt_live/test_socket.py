@@ -14,9 +14,12 @@ import websockets
 from websockets.asyncio.server import ServerConnection
 
 from benchmarks.serve.fake_worker import FakeWorker
+from server.doors.gpt_live.session import GptLiveSession
 from server.doors.live.door_context import SessionLimits
 from server.doors.live.unit_run import MAX_LOSSES
+from server.live.live_sessions import LiveSession
 from tests.server.doors.realtime.realtime_client import speech
+from tests.server.garbage import without_garbage
 from tests.server.live_gateway import ANSWER_S, run, running_gateway, scripted_worker, wait_until
 
 Json = dict[str, Any]
@@ -189,7 +192,11 @@ def test_a_lost_worker_is_replaced() -> None:
 
 def test_a_shutdown_waits_for_the_end_of_a_reply() -> None:
     async def scenario() -> None:
-        async with FakeWorker(n_listen=1, n_speak=2) as worker, running_gateway(worker) as gateway:
+        async with (
+            FakeWorker(n_listen=1, n_speak=2) as worker,
+            running_gateway(worker) as gateway,
+            without_garbage(LiveSession, GptLiveSession),
+        ):
             url = f"ws://127.0.0.1:{gateway.port}/v1/live/sessions"
             async with websockets.connect(url, compression=None, proxy=None) as socket:
                 client = LiveClient(socket)

@@ -57,3 +57,28 @@ def test_an_error_that_ends_a_session_needs_no_garbage_collection(
         assert left() is None, f"expected no reference, got {gc.get_referrers(left())}"
     finally:
         gc.enable()
+
+
+def test_a_cancelled_group_needs_no_garbage_collection() -> None:
+    async def work(_: EndError) -> None:
+        async with SessionTasks() as inner:
+            inner.create_task(asyncio.Event().wait())
+            await asyncio.Event().wait()
+
+    async def scenario() -> "weakref.ref[EndError]":
+        used = EndError()
+        left = weakref.ref(used)
+        with pytest.raises(BaseExceptionGroup):
+            async with SessionTasks() as tasks:
+                tasks.create_task(work(used))
+                await asyncio.sleep(0)
+                tasks.create_task(fail(None))
+        return left
+
+    gc.collect()
+    gc.disable()
+    try:
+        left = asyncio.run(scenario())
+        assert left() is None, f"expected no reference, got {gc.get_referrers(left())}"
+    finally:
+        gc.enable()

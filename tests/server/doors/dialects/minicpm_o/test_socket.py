@@ -11,8 +11,10 @@ import websockets
 
 from benchmarks.serve.fake_worker import FakeWorker
 from server.doors.live.door_context import SessionLimits
+from server.live.live_sessions import LiveSession
 from tests.server.doors.dialects.minicpm_o.mode_client import SECOND, connect, samples_of, wav_text
 from tests.server.doors.stub_worker import PREFILLED, SPOKEN, TEXT, TONE, forever, stub_gateway, until_idle
+from tests.server.garbage import without_garbage
 from tests.server.live_gateway import ANSWER_S, RunningGateway, run, running_gateway
 
 
@@ -207,7 +209,11 @@ def test_a_mode_may_have_its_own_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scenario() -> None:
         limits = SessionLimits(video_mode_s=0.3)
-        async with FakeWorker() as worker, running_gateway(worker, session_limits=limits) as gateway:
+        async with (
+            FakeWorker() as worker,
+            running_gateway(worker, session_limits=limits) as gateway,
+            without_garbage(LiveSession),
+        ):
             audio, video = [await connect(gateway.port, f"mode={mode}") for mode in ("audio", "video")]
             await video.created()
             assert await video.closed() == ("timeout", 1000)

@@ -7,8 +7,11 @@ import pytest
 import websockets
 
 from benchmarks.serve.fake_worker import FakeWorker
+from server.doors.dialects.vllm_omni.session import OmniSession
+from server.live.live_sessions import LiveSession
 from server.live.resumption import MessageJournal
 from tests.server.doors.dialects.vllm_omni.omni_client import SOUND, OmniClient
+from tests.server.garbage import without_garbage
 from tests.server.live_gateway import RunningGateway, run, running_gateway, wait_until
 from worker.protocol.takeover.message_bytes import Data
 
@@ -19,16 +22,17 @@ PATH = "/v1/realtime?duplex=1&autostart=0"
 async def two_sockets(
     **cycle: int,
 ) -> AsyncIterator[tuple[FakeWorker, RunningGateway, OmniClient, websockets.ClientConnection]]:
-    """A session of a worker with one slot, and a second connection; all slots must be free afterwards."""
+    """A session of a worker with one slot, and a second connection; nothing of it may be left afterwards."""
     async with FakeWorker(slots=1, **cycle) as worker, running_gateway(worker) as gateway:
         url = f"ws://127.0.0.1:{gateway.port}{PATH}"
-        first = await websockets.connect(url, compression=None, proxy=None)
-        client = OmniClient(first)
-        await client.begin()
-        async with websockets.connect(url, compression=None, proxy=None) as second:
-            yield worker, gateway, client, second
-        first.transport.abort()
-        await gateway.wait_idle()
+        async with without_garbage(LiveSession, OmniSession):
+            first = await websockets.connect(url, compression=None, proxy=None)
+            client = OmniClient(first)
+            await client.begin()
+            async with websockets.connect(url, compression=None, proxy=None) as second:
+                yield worker, gateway, client, second
+            first.transport.abort()
+            await gateway.wait_idle()
 
 
 def test_a_lost_connection_is_replaced_without_a_gap() -> None:

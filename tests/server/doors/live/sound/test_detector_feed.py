@@ -32,8 +32,8 @@ def test_the_detector_gets_each_window_with_the_append_that_completes_it(monkeyp
     sizes = [320] * 50 + [100, 3 * WINDOW, 1, 0, 240, 240, 1600]
 
     async def scenario() -> None:
-        feed = DetectorFeed(DetectorSettings(), lambda _: None)
-        running = asyncio.create_task(feed.run())
+        feed = DetectorFeed(DetectorSettings())
+        running = asyncio.create_task(feed.run(lambda _: None))
         sound = np.arange(sum(sizes), dtype=np.float32)
         at = 0
         for n in sizes:
