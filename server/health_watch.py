@@ -13,9 +13,9 @@ from server.live.worker_link import is_connection_refused
 
 LOG = logging.getLogger(__name__)
 POLL_S = 1.0  # between two polls of a worker; in large fleets `poll_interval_s`
-N_PROMPT = 50  # workers up to which each is polled that often; from there on all together are polled as often as these
-MAX_POLL_S = 10.0  # a worker that drains has to be noticed in time
-SPREAD = 0.618  # workers' polls are out of step by this share of the time between two
+N_PROMPT = 50  # workers that are each polled every `POLL_S`; more workers share the same number of polls a second
+MAX_POLL_S = 10.0  # bounds the time until the gateway notices that a worker drains
+SPREAD = 0.618  # share of the interval between the first polls of two workers, which spreads polls evenly
 
 
 class SlotSource(Protocol):
@@ -30,7 +30,7 @@ class SlotSource(Protocol):
 
 
 def poll_interval_s(n_workers: int) -> float:
-    """Seconds between two polls of a worker that does not need more of them. n_workers: all that are watched."""
+    """Seconds between two polls of a worker that need not be polled every `POLL_S`. n_workers: all that are watched."""
     return min(MAX_POLL_S, POLL_S * max(1.0, n_workers / N_PROMPT))
 
 
@@ -109,8 +109,8 @@ class HealthWatch:
             health = _health(response)
         except httpx.HTTPError as error:
             # A refused connection means that the worker is down. After any other error its sessions may still run, so
-            # it counts as lost only once nothing has arrived from it for a while. In a large fleet that is so before
-            # each poll, so only a second failure or one that lasts as long counts.
+            # it counts as lost only if nothing has arrived from it for the timeout. In a large fleet that much time can
+            # pass between two polls, so a second failure, or a poll that takes as long, is needed as well.
             is_again = worker.is_suspended or isinstance(error, httpx.TimeoutException)
             if is_connection_refused(error) or (is_again and workers.idle_s(worker) > self._timeout):
                 self._on_lost(worker, error)

@@ -48,7 +48,7 @@ class GatewayMetrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"{PREFIX}_{name}", text, labels, registry=registry)
 
-        # `labels` checks and converts its arguments each time; what is counted for each unit keeps what it returned.
+        # `labels` checks and converts its arguments at each call, so counters of units keep the object that it returns.
         self._units = cache(counter("units_total", "results forwarded to clients", "request_type", "decision").labels)
         self._replies = cache(counter("replies_total", "answers of chats and half-duplex turns", "request_type").labels)
         self._unit = cache(

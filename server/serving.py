@@ -66,7 +66,7 @@ from worker.voice_registry import voice_folder
 LOG = logging.getLogger(__name__)
 POLL_S = 0.05
 CLOSE_TIMEOUT_S = 5.0
-HAND_OVER_S = 2.5  # after the stop signal: by then it is known whether workers stop too, which keep no session
+HAND_OVER_S = 2.5  # after the stop signal; workers that stop too, and keep no sessions, have reported it by then
 # For requests to workers. The number of connections is unlimited, so that requests to a hanging worker do not delay
 # those to others. Connections are reused for 2 s only, because uvicorn closes idle ones after 5 s and a request on a
 # closing connection fails.

@@ -44,7 +44,7 @@ DEADLINE_MS = 1000.0
 FULL_CORE = 0.9  # share of a core above which a process counts as saturated
 USABLE = 0.7  # share of a core that the extrapolation plans with
 SESSION_S = 120.0  # length of a session, for the extrapolation of the authority
-PAPER = (10_000, 20_000)  # sessions that are computed and not run
+PAPER = (10_000, 20_000)  # numbers of sessions for which the needs are computed, without a run
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ def sessions_of_a_core(gateway_ms: Mapping[str, float]) -> float:
 
 
 def on_paper(row: Mapping[str, Any], n: int) -> dict[str, float | None]:
-    """What so many sessions with a unit a second need, by arithmetic from a row.
+    """Gateways, memory and share of the authority's core for `n` sessions with one unit a second, computed from a row.
 
     Gateways and authority ask workers for their health, less often the more workers there are, so their time without a
     session is taken as proportional to the number of requests, which is an upper bound.

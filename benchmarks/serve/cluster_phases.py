@@ -13,7 +13,7 @@ import psutil
 
 from benchmarks.chaos.clients import DEADLINE_S, ChaosClient, Unit
 
-SAMPLE_S = 1.0  # between two looks at all processes; what ends in between loses its last part
+SAMPLE_S = 1.0  # between two samples of all processes; the CPU time of a process after its last sample is not counted
 # A part of the command -> kind of process, in this order. All else below the benchmark is Ray's.
 KINDS = (
     ("worker.main", "workers"),

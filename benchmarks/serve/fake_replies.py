@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from websockets.asyncio.server import ServerConnection
 
+from benchmarks.serve.open_second import OpenSecond
 from models.errors import ModelError, SettingsError
 from worker.config.session import SessionConfig
 from worker.protocol.codes import ErrorCode
@@ -52,8 +53,6 @@ SOUND_RATE = 24_000
 UNIT_MS = 1000.0
 TONE_HZ, LOUDNESS = 440, 0.2
 N_PARTS = 2  # of a unit with partial results
-UNIT_SAMPLES, PAUSE_SAMPLES, MIN_SHIFT_SAMPLES = 16_000, 3_200, 1_600
-LOUD = 0.05  # level of speech in pieces
 MAX_WAITING = 256  # messages; further ones are not read
 NORMAL = 1000
 
@@ -101,31 +100,6 @@ def tone(form: Form, n_samples: int) -> Sound:
     wave = LOUDNESS * np.sin(2 * np.pi * TONE_HZ / SOUND_RATE * np.arange(n_samples))
     held: Form = "pcm16" if form == "pcm16" else "float32"
     return Sound(Sound(wave.astype(np.float32)).packed(held), held)
-
-
-class OpenSecond:
-    """The sound of a unit so far, in a session whose units may run early."""
-
-    def __init__(self) -> None:
-        self._n = self._n_silent = 0
-        self._has_speech = False
-
-    def missing(self, samples: np.ndarray, *, speaks: bool) -> int | None:
-        """Add a piece. speaks: the unit will.
-
-        Returns: samples that the unit lacks when it runs, more than 0 at a pause after speech; None: it waits.
-        """
-        self._n += len(samples)
-        is_loud = bool(np.abs(samples).max(initial=0.0) > LOUD)
-        self._n_silent = 0 if is_loud else self._n_silent + len(samples)
-        self._has_speech = self._has_speech or is_loud
-        n_missing = max(UNIT_SAMPLES - self._n, 0)
-        is_pause = speaks and self._has_speech and self._n_silent >= PAUSE_SAMPLES
-        if n_missing and not (is_pause and n_missing >= MIN_SHIFT_SAMPLES):
-            return None
-        self._n = max(self._n - UNIT_SAMPLES, 0)
-        self._has_speech = self._has_speech and not is_pause
-        return n_missing
 
 
 class FakeConversation:

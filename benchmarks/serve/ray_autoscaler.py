@@ -84,7 +84,7 @@ class AutoscaledRay:
                         "type": "fake_multinode",
                         "disable_node_updaters": True,  # nothing is installed on a node
                         "disable_launch_config_check": True,
-                        # The nodes have one address; by it Ray would take them for one node, and remove none.
+                        # All nodes have one address here: without this, Ray takes them for one node.
                         "use_node_id_as_ip": True,
                     },
                     "available_node_types": {HEAD: head, "worker": node},

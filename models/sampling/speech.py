@@ -178,7 +178,7 @@ def keep_speech_tokens(
     min_keep, top_k, top_p = state.min_keep[slots], state.top_k[slots], state.top_p[slots]
     no_top_p, no_top_k = top_p >= 1, top_k == 0
     exempt = (state.count[slots] == 0) | (no_top_p & no_top_k)
-    # The settings of duplex sessions keep all tokens. Sorting them all the same takes half of a step.
+    # The settings of duplex sessions keep all tokens; a sort without effect would take half the time of a step.
     if is_eager_on_cpu(scores) and exempt.numpy().all():
         return torch.ones_like(scores, dtype=torch.bool)
     values, ids = best(scores, candidates)

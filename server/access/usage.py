@@ -25,7 +25,7 @@ SAVE_S = 5.0  # a crash loses at most this much of the counters
 
 
 def file_name(gateway: str = "") -> str:
-    """Name of the counters' file. gateway: of a cluster, whose gateways may share a folder; "": there is no cluster."""
+    """Name of the counters' file. gateway: its name in a cluster, since gateways may share a folder; "" without."""
     return f"usage-{quote(gateway, safe='')}.json" if gateway else "usage.json"
 
 

@@ -336,7 +336,7 @@ class GatewaySockets:
                 n_repeated = taken.answer.n_repeated
                 if journal is not None and taken.journal is not None:
                     journal.restore(*taken.journal)
-                    taken.journal[1].clear()  # which this session's frames would keep to its end
+                    taken.journal[1].clear()  # otherwise this session would hold the journal in memory until its end
                 elif journal is not None:
                     journal.keep(False)  # it lacks what the session began with
             client.inbox.limit(MAX_IN_FLIGHT)

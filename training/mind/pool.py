@@ -19,7 +19,7 @@ from training.timelines.speech import RATE
 
 BUCKET_ROWS = 64  # records of a batch differ in length by less than this
 SPARE = 0.02  # of a ring: its oldest rows are not drawn any more
-MAX_USES = 10  # of a record on average; with more, replies are learned by heart and not by hearing
+MAX_USES = 10  # of a record on average; with more, the model memorizes replies instead of learning from sound
 MIN_BATCH, MAX_BATCH = 2, 512  # sequences; the compiler makes a program of its own for one
 
 

@@ -80,7 +80,7 @@ class Received(FromClient):
 
 
 class Decided(FromClient):
-    """What the next `audio_chunk` has led to: its unit is rebuilt without a decision of the model and without sound.
+    """The outcome of the next `audio_chunk`, whose unit is rebuilt without a decision of the model and without sound.
 
     Between gateway and worker only. With `resume` in `spec`, a worker sends it in front of the `result` of each unit.
     When the session moves to another worker, the gateway sends it there in front of the unit's `audio_chunk`, with

@@ -80,7 +80,7 @@ async def move_session(
             if isinstance(failed, ConnectionClosed):
                 _lose_worker(journal, end, slots.metrics, is_death=_is_death(failed))
             elif failed.suspect is not None and not one_by_one:
-                one_by_one, first = True, failed.suspect  # a later one of them may be why
+                one_by_one, first = True, failed.suspect  # the unit at fault may be a later one of the same prefill
             elif failed.suspect is not None and journal.lose_worker_at(failed.suspect, first):
                 slots.metrics.record_quarantine()
                 continue  # the step at which workers were lost is dropped

@@ -10,13 +10,10 @@ from server.cluster.authority import Authority
 from server.cluster.messages import (
     Beat,
     Cancel,
-    Claim,
     Finish,
     FromAuthority,
     FromGateway,
-    Granted,
     Hello,
-    Reclaim,
     Requeue,
     Submit,
     Swap,
@@ -391,19 +388,3 @@ def test_a_slot_ends_the_wait_at_once_after_another_one() -> None:
         cluster.exchange(0)
         assert waiting.lease is not None, "expected the freed slot, got none"
         assert dispatcher.position_of(waiting) is None, "expected no position with a slot, got one"
-
-
-def test_a_gateway_that_was_away_hears_that_a_session_needs_its_spare_slot() -> None:
-    clock, sent = Clock(), []
-    workers = Workers((), clock, clock)
-    authority = Authority(workers, Queue(MAX_QUEUE), Eta(EtaConfig()), max_spare=1, clock=clock)
-    workers.record_health(authority.add_worker(WorkerAddress("w", 1)), body("IDLE", 1, 1))
-    spare = Claim(ticket="spare", number=0, request_type="chat", session="s", owner="", is_spare=True)
-    away = authority.connect(Hello(gateway="away", claims=[spare]), sent.append)
-    [granted] = [one for one in sent if isinstance(one, Granted)]
-    authority.disconnect(away, away.tell)
-    other = authority.connect(Hello(gateway="other"), lambda _: None)
-    authority.submit(other, Submit(claim=spare.model_copy(update={"ticket": "session", "is_spare": False})))
-    held = spare.model_copy(update={"number": granted.number, "worker": granted.worker})
-    authority.connect(Hello(gateway="away", claims=[held]), sent.append)
-    assert Reclaim(ticket="spare") in sent, f"expected the slot to be reclaimed, got {sent}"

@@ -293,3 +293,16 @@ def test_durations_of_spare_slots_do_not_count() -> None:
     scene.authority.finish(gateway, Finish(ticket="spare", n_units=3, held_s=9.0))
     assert scene.authority.eta.measured["omni_duplex"].n == 0, "expected no sample, got one"
     assert scene.sent_to("g", Reclaim) == []
+
+
+def test_a_gateway_that_was_away_hears_that_a_session_needs_its_spare_slot() -> None:
+    scene = Scene(1)
+    spare = Claim(ticket="spare", number=0, request_type="chat", session="s", owner="", is_spare=True)
+    away = scene.connect("away", spare)
+    [granted] = [one for one in scene.sent["away"] if isinstance(one, Granted)]
+    scene.authority.disconnect(away, away.tell)
+    other = scene.connect("other")
+    scene.authority.submit(other, Submit(claim=spare.model_copy(update={"ticket": "session", "is_spare": False})))
+    scene.connect("away", spare.model_copy(update={"number": granted.number, "worker": granted.worker}))
+    sent = scene.sent["away"]
+    assert Reclaim(ticket="spare") in sent, f"expected the slot to be reclaimed, got {sent}"

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -10,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
-from models.errors import AudioError, ContextOverflowError, ModelError, NumericsError, SettingsError
+from models.errors import ContextOverflowError, NumericsError
 from tests.models.stages.slot_copies import assert_fresh
 from tests.worker.engine.failing_regions import Broken, Touches, When, broken, instead, of_slot, poisoned
 from tests.worker.engine.three_sessions import (
@@ -38,10 +37,8 @@ from tests.worker.loop.engines import (
     assert_mirrors,
     assert_same_events,
     make_prompt,
-    voice,
 )
-from worker.config.session import SessionConfig, WindowConfig
-from worker.loop.prompt.system_prompt import SystemPrompt
+from worker.config.session import SessionConfig
 from worker.loop.results import Event, Failure, UnitResult
 from worker.loop.session import OrderError, Session, SessionPhase
 
@@ -321,7 +318,7 @@ def scripted(tokens: list[int]) -> Callable[..., int]:
     return lambda session, job, token: next(left)
 
 
-# --- limits, receivers, prompts --------------------------------------------------------------------
+# --- limits, receivers -----------------------------------------------------------------------------
 
 
 def test_refuses_a_unit_beyond_the_context() -> None:
@@ -360,48 +357,3 @@ def test_exception_of_a_receiver_is_contained() -> None:
     expected = undisturbed().events["left"]
     assert_same_events("left", received, expected[: len(received)])
     assert len(outcomes(received)) == 3, f"expected three results, got {outcomes(received)}"
-
-
-def bad_prompts() -> list[tuple[str, SystemPrompt, SessionConfig, type[Exception], str | None]]:
-    """Cases: name, prompt, config, error, region that fails."""
-    loud = make_prompt("Be kind.", ref=1, speaker=1)
-    wide = QUIET.model_copy(update={"window": WindowConfig(high_tokens=5000)})
-    broken_voice = replace(voice(1), mel=voice(1).mel * torch.nan)
-    return [
-        ("text too long", make_prompt("so " * 500), QUIET, ContextOverflowError, None),
-        ("window too large", loud, wide, ModelError, None),
-        ("voice of NaN", replace(loud, voice=broken_voice), ALOUD, AudioError, None),
-        ("unsupported euler_steps", loud, ALOUD.model_copy(update={"euler_steps": 7}), SettingsError, None),
-        ("clips fail", loud, ALOUD, Broken, "clips"),
-        ("prefill fails", loud, ALOUD, Broken, "unit_prefill"),
-        ("voice fails", loud, ALOUD, Broken, "voice"),
-        ("turn start fails", loud, ALOUD, Broken, "begin"),
-    ]
-
-
-@pytest.mark.parametrize("case", bad_prompts(), ids=lambda case: case[0])
-def test_failure_of_a_prompt(case: tuple[str, SystemPrompt, SessionConfig, type[Exception], str | None]) -> None:
-    """The session is new afterwards, every slot is kept, and waiting units fail."""
-    _, prompt, config, error, region = case
-    small = SmallEngine() if region in ("voice", "clips") else engine()  # a prepared voice or clip is not encoded again
-    small.sessions._prompts.snapshots.clear()
-    session = small.open("one", ALOUD, make_prompt(speaker=0))
-    small.run_unit(session, 1)
-    small.send(session, 2)
-    table = small.vocoder.regions if region in ("voice", "begin") else small.unit_steps.regions
-    fault = nullcontext() if region is None else broken(table, region, lambda tensors: True, "after")
-    with fault, pytest.raises(error):
-        small.sessions.prepare(session, prompt, config)
-    assert session.phase is SessionPhase.NEW, f"expected a new session, got {session.phase}"
-    small.settle()
-    errors = [type(event.error) for event in small.take("one") if isinstance(event, Failure)]
-    assert errors == [OrderError], f"expected a failure of the waiting unit, got {errors}"
-    free = small.unit_steps.n_free, small.vocoder.n_free
-    n = small.config.max_sessions
-    assert free == (n - 1, n), f"expected only its own slot in use, got {free} free"
-    assert_fresh(small.unit_steps.state, [session.slot])
-    small.sessions.prepare(session, make_prompt("Be kind.", speaker=0), ALOUD)
-    again = small.run_unit(session, 1)
-    small.sessions.close(session)
-    other = small.open("one", ALOUD, make_prompt("Be kind.", speaker=0))
-    assert_same_events("one", [again], [small.run_unit(other, 1)])

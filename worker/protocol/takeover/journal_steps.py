@@ -28,7 +28,7 @@ DECIDED, CHUNK, FRAME, KEEP = (one.kind() for one in (Decided, AudioChunk, Video
 PREPARE, PREPARED, RESULT, PARTIAL, ERROR = (one.kind() for one in (Prepare, Prepared, Result, Partial, Error))
 PAUSED, RESUMED, INTERRUPTED = (one.kind() for one in (Paused, Resumed, Interrupted))
 MAX_DEATHS = 2  # of workers while the answer of a message was next; then it is dropped
-STEPS = frozenset({RESULT, "adjusted", "text_inserted", PAUSED, INTERRUPTED})  # answers to what has an effect later
+STEPS = frozenset({RESULT, "adjusted", "text_inserted", PAUSED, INTERRUPTED})  # their messages affect later units
 ANSWERS = STEPS | {PREPARED, ERROR, RESUMED, "stopped"}
 # Errors of a picture as well as of the chunk after it: which one was refused is not known.
 OF_PICTURES = frozenset(
@@ -68,7 +68,7 @@ class Step(NamedTuple):
 
 
 class DroppedInput(NamedTuple):
-    """What workers were lost at, and no worker gets any more. n_units: units and other messages."""
+    """Messages at which workers were lost, and which are not sent to a worker again. n_units: rebuilt units among them."""
 
     n_units: int = 0
     content: InputContent = NO_INPUT
