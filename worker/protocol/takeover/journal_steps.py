@@ -68,7 +68,7 @@ class Step(NamedTuple):
 
 
 class DroppedInput(NamedTuple):
-    """Messages at which workers were lost, and which are not sent to a worker again. n_units: rebuilt units among them."""
+    """Messages at which workers were lost and which are dropped. n_units: number of units and of other messages."""
 
     n_units: int = 0
     content: InputContent = NO_INPUT
