@@ -39,14 +39,16 @@ class Fingerprint(NamedTuple):
 
     is_listen: bool
     text: str
-    end_of_turn: bool
     n_tokens: int
     context_rows: int
 
 
 @dataclass
 class Unit:
-    """One unit. Times are monotonic s. n_begun: conversations begun before its own. sound_s: of its answer."""
+    """One unit. Times are monotonic s. n_begun: conversations begun before its own. sound_s: of its answer.
+
+    end_of_turn: whether the speech of a turn ends with it.
+    """
 
     number: int
     sent_at: float
@@ -55,6 +57,7 @@ class Unit:
     fingerprint: Fingerprint | None = None
     sound_s: float = 0.0
     error: str = ""
+    end_of_turn: bool = False
 
     @property
     def is_waiting(self) -> bool:
@@ -192,10 +195,10 @@ class ChaosClient:
         unit.fingerprint = Fingerprint(
             message.is_listen,
             message.text,
-            message.end_of_turn,
             message.n_tokens,
             message.kv_cache_length,
         )
+        unit.end_of_turn = message.end_of_turn
         if message.audio_data is not None:
             unit.sound_s = len(message.audio_data.samples("audio_data")) / SOUND_RATE
 

@@ -28,6 +28,7 @@ class SessionFigures:
     name: of the session. recovery: to the first result after the fault. silence: the longest time between two results.
     lost_units: units without a result, except for the last ones, which wait for theirs. lost_text: characters, and
     lost_sound: seconds, that the undisturbed run has in units of the same conversation and that were not received.
+    shorter_sound: seconds that the undisturbed run has more of turns whose speech the model ended in an earlier unit.
     n_before, n_same_before: units that were answered before the fault, and those with the same decision, text and
     context as undisturbed; n_after, n_same_after: later ones. late: units whose result took more than a second, or had
     not come when the session was stopped. begun_again: conversations after the first one. moves: to another worker.
@@ -40,6 +41,7 @@ class SessionFigures:
     lost_units: int
     lost_text: int
     lost_sound: float
+    shorter_sound: float
     n_before: int
     n_same_before: int
     n_after: int
@@ -59,7 +61,8 @@ def session_figures(client: ChaosClient, undisturbed: Undisturbed, at: float) ->
     counts = {True: 0, False: 0}
     same = {True: 0, False: 0}
     lost_units = lost_text = 0
-    lost_sound, difference = 0.0, ""
+    lost_sound, shorter_sound, difference = 0.0, 0.0, ""
+    has_ended = False  # the speech of this turn, and not yet as undisturbed
     for unit, expected in zip(client.units, undisturbed.units, strict=False):
         if unit.n_begun:
             continue
@@ -77,7 +80,10 @@ def session_figures(client: ChaosClient, undisturbed: Undisturbed, at: float) ->
         if not (is_same or difference):
             difference = f"unit {unit.number}: expected {expected.fingerprint}, got {unit.fingerprint}"
         if is_same:
-            lost_sound += max(0.0, expected.sound_s - unit.sound_s)
+            missing = max(0.0, expected.sound_s - unit.sound_s)
+            shorter_sound += missing if has_ended else 0.0
+            lost_sound += 0.0 if has_ended else missing
+        has_ended = (has_ended or unit.end_of_turn) and not expected.end_of_turn
     return SessionFigures(
         name=client.name,
         recovery=after[0] - at if after else None,
@@ -85,6 +91,7 @@ def session_figures(client: ChaosClient, undisturbed: Undisturbed, at: float) ->
         lost_units=lost_units,
         lost_text=lost_text,
         lost_sound=lost_sound,
+        shorter_sound=shorter_sound,
         n_before=counts[True],
         n_same_before=same[True],
         n_after=counts[False],

@@ -127,6 +127,7 @@ def _transcript(client: ChaosClient, expected: Undisturbed, at: float) -> dict[s
         "is_same_after": figures.n_same_after == figures.n_after,
         "lost_units": figures.lost_units,
         "lost_sound_s": figures.lost_sound,
+        "shorter_sound_s": figures.shorter_sound,
         "lost_text": figures.lost_text,
     }
 
@@ -151,6 +152,8 @@ def _summary(kills: list[dict[str, Any]]) -> dict[str, Any]:
         "same_after": count(lambda one: one["is_same_after"]),
         "lost_units": count(lambda one: one["lost_units"] > 0),
         "lost_sound_s": percentiles([one["lost_sound_s"] for one in sessions]),
+        "shorter": count(lambda one: one["shorter_sound_s"] > 0),
+        "shorter_sound_s": max(one["shorter_sound_s"] for one in sessions),
         "worker_back_s": percentiles([kill["back_s"] for kill in kills]),
         "runs": kills,
     }

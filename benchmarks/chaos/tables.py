@@ -29,7 +29,7 @@ def fault_table(result: dict[str, Any]) -> str:
 def kill_table(kill: dict[str, Any], result: dict[str, Any] | None = None) -> Any:
     """The kills of a run: rows, or Markdown with the conditions of `result`."""
     times, back, sound = kill["next_result_s"], kill["worker_back_s"], kill["lost_sound_s"]
-    n = kill["sessions"]
+    n, shorter = kill["sessions"], kill["shorter_sound_s"]
     rows = [
         ("figure", "measured"),
         ("kills after which all sessions went on", f"{kill['kills_all_resumed']} of {kill['kills']}"),
@@ -39,6 +39,7 @@ def kill_table(kill: dict[str, Any], result: dict[str, Any] | None = None) -> An
         ("transcripts identical after the gap as well", f"{kill['same_after']} of {n}"),
         ("sessions with a unit without a result", f"{kill['lost_units']} of {n}"),
         ("sound that a session lost in all its kills, p50 / p95 / maximum", _three(sound)),
+        ("sessions whose speech model ended a turn sooner", f"{kill['shorter']} of {n}, by at most {shorter:.2f} s"),
         ("time until the worker is back, p50 / p95 / maximum", _three(back)),
     ]
     return rows if result is None else f"{_conditions(result)}\n\n{markdown(rows)}"

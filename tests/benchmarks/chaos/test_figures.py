@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tests.server.live_gateway import running_gateway, wait_until
 def unit(number: int, text: str, took_s: float | None = 0.25, sound_s: float = 1.0, n_begun: int = 0) -> Unit:
     """A unit sent at its number of seconds. took_s: None: it got no result."""
     answered_at = None if took_s is None else number + took_s
-    fingerprint = None if took_s is None else Fingerprint(False, text, False, 1, 10 * number)
+    fingerprint = None if took_s is None else Fingerprint(False, text, 1, 10 * number)
     error = "" if fingerprint else "worker_lost"
     return Unit(number, float(number), n_begun, answered_at, fingerprint, sound_s if fingerprint else 0.0, error)
 
@@ -35,6 +36,9 @@ def test_a_session_is_compared_with_its_undisturbed_run() -> None:
     assert (whole.n_same_before, whole.n_before, whole.n_same_after, whole.n_after) == (2, 2, 2, 2), whole
     assert (whole.recovery, whole.silence, whole.late, whole.difference) == (1.25, 2.0, 1, ""), whole
     assert (whole.lost_units, whole.lost_text, whole.lost_sound) == (0, 0, 0.75), whole
+    ends = replace(unit(1, "bb"), end_of_turn=True)
+    sooner = figures(unit(0, "a"), ends, unit(2, "ccc", sound_s=0.25), unit(3, "dddd"))
+    assert (sooner.lost_sound, sooner.shorter_sound, sooner.n_same_after) == (0, 0.75, 2), sooner
     lost = figures(unit(0, "a"), unit(1, "x"), unit(2, "ccc", None), unit(3, "e"), unit(4, "f", n_begun=1))
     assert (lost.lost_units, lost.lost_text, lost.lost_sound, lost.begun_again) == (1, 3, 1.0, 1), lost
     assert (lost.n_same_before, lost.n_before, lost.n_same_after, lost.n_after) == (1, 2, 0, 1), lost
@@ -61,7 +65,13 @@ def test_rows_name_who_noticed_and_what_is_lost() -> None:
 def test_tables_replace_those_of_the_page(root: Path, tmp_path: Path) -> None:
     page = tmp_path / "reliability.md"
     shutil.copy(root / "docs/reliability.md", page)
-    session = {"is_same_before": True, "is_same_after": False, "lost_units": 1, "lost_sound_s": 0.5}
+    session = {
+        "is_same_before": True,
+        "is_same_after": False,
+        "lost_units": 1,
+        "lost_sound_s": 0.5,
+        "shorter_sound_s": 0.25,
+    }
     kills = [{"at": 0.0, "back_s": 5.0, "sessions": {"a": {"next_result_s": seconds, **session}}} for seconds in (1, 3)]
     environment = {"date": "2026-01-02T00:00:00", "cpu": "two cores", "load_average": 0.5, "python": "3", "torch": "2"}
     result = {"command": ["python"], "condition": "Quiet.", "environment": environment, "kill": _summary(kills)}
