@@ -294,9 +294,8 @@ class DuplexClient(SocketClient[ServerMessage]):
             waiting.cancel()
 
     async def _reconnect(self) -> bool:
-        close = (
-            self._socket.protocol.close_rcvd
-        )  # another one than this means that the server has ended the conversation
+        # Any other close frame than "Try again" means that the server has ended the conversation.
+        close = self._socket.protocol.close_rcvd
         is_lost = close is None or (close.code == CloseCode.SERVICE_RESTART and close.reason == TRY_AGAIN)
         socket = await self._resumption.resume() if is_lost and self._resumption.is_on else None
         self._socket = socket or self._socket

@@ -298,7 +298,7 @@ async def build_routes(app: FastAPI) -> None:
 async def _drain(gateway: Gateway, timeout: float, *, hands_over: bool) -> None:
     """Wait up to `timeout` seconds for sessions to end, then close them.
 
-    hands_over: sessions that their workers keep for another gateway are not waited for, and go on there.
+    hands_over: do not wait for sessions that their workers keep for another gateway; they continue there.
     """
     live, sockets = gateway.live, gateway.sockets
     live.drain()

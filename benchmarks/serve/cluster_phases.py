@@ -1,4 +1,4 @@
-"""What live sessions and processes did in each phase of a run: units, late ones, and the use of CPUs."""
+"""Units, late units and CPU use in each phase of a run, of live sessions and of the processes that serve them."""
 
 import os
 import threading

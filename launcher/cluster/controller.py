@@ -318,5 +318,5 @@ def _describe(member: Member) -> dict[str, Any]:
 
 
 def _is_empty(known: dict[str, Any]) -> bool:
-    """Whether a worker has no session, of the cluster or of others, also not of a gateway that has expired."""
+    """Whether a draining worker is known to have no session, neither of the cluster's gateways nor of other clients."""
     return bool(known["is_draining"]) and not (known["leases"] or known["others"] or known["is_unsure"])

@@ -80,7 +80,7 @@ def ship(weights: Path, vocoder: Path, places: Places, size: Sequence[str], is_d
     print(f"{talker}: {folder_bytes(places.talker):,} bytes, largest file {_largest(places.talker):,}")
     _step("evaluate", lambda: evaluate.main(["--model", talker, "--work", work, "--json", result, *size]))
     _step("exchange", lambda: exchange.main(["--model", talker, "--work", work, "--out", str(places.docs)]))
-    # Twice: the first run makes the sound of its sentences, and its time would count that.
+    # Twice: the first run also synthesizes its sentences, which would count into its time.
     gate = ["--model", talker, "--work", work, "--gate"]
     _step("bounds", lambda: evaluate.main([*gate, "--write-bounds", bounds]))
     _step("gate", lambda: evaluate.main([*gate, "--bounds", bounds]))

@@ -53,14 +53,14 @@ class SlotKeeper:
 
     Args:
         clock: monotonic s.
-        journal: what rebuilds the conversation on another worker, for the next gateway; None: nothing is kept for that.
+        journal: rebuilds the conversation on another worker, for the next gateway; None: no journal is kept.
 
     Attributes:
         terms: of the gateway; None: the conversation ends with its connection.
         newest: the conversation's connection, or its last one.
         given_up: set if no gateway needs the conversation without its connection any more.
         is_waiting: that connection is lost, and the conversation waits for another gateway.
-        is_over: its last message is written, so that no gateway may take it over any more.
+        is_over: its last message is written, and no gateway may take it over.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, journal: SessionJournal | None = None):

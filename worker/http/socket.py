@@ -65,7 +65,7 @@ class WorkerSockets:
 
     @property
     def journal_bytes(self) -> int:
-        """Memory of what rebuilds the open conversations on other workers."""
+        """Bytes of the journals that rebuild open conversations on other workers."""
         return self._journals.used
 
     def keeps(self, session_id: str, token: str, owner: str) -> bool:

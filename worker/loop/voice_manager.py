@@ -14,9 +14,8 @@ from worker.loop.session import Session, SpeechProgress
 
 MIN_SPEECH_TOKENS = 5  # new tokens the vocoder takes at least, lookahead excluded
 DEFAULT_LOOKAHEAD = 3  # without a vocoder
-HELD_TOKENS = (
-    TAIL_FRAMES // FRAMES_PER_TOKEN
-)  # whose sound the vocoder holds back for the cross-fade with the next window
+# Tokens whose sound the vocoder holds back for the cross-fade with the next window.
+HELD_TOKENS = TAIL_FRAMES // FRAMES_PER_TOKEN
 
 
 class VoiceManager:

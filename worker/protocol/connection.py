@@ -282,7 +282,7 @@ async def begin(server: LiveServer, listening: socket.socket, scheme: str) -> "a
 
 
 class StopSignal(asyncio.Event):
-    """An event that a signal sets. number: the first one; None: there was none."""
+    """An event that is set by a signal. number: the first signal received; None: none yet."""
 
     number: signal.Signals | None = None
 

@@ -58,7 +58,7 @@ class TokenWindows:
         return len(self._speech_tokens)
 
     def resume(self, waiting: Sequence[int]) -> None:
-        """Go on with a turn of which only `waiting` is not synthesized."""
+        """Continue a turn whose tokens are synthesized, except for `waiting`."""
         self._speech_tokens = list(waiting)
 
     def grow(self) -> None:

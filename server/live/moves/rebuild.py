@@ -52,7 +52,7 @@ class ContextRebuild:
             await self._feed(steps[part], messages[part], until)
 
     def _parts(self, steps: Sequence[Step]) -> Iterator[slice]:
-        """Steps sent at once: an interrupt takes effect as it arrives, so it waits for what comes before it."""
+        """Groups of steps that are sent together. An interrupt takes effect on arrival, so it is a group of its own."""
         begin = 0
         for end in range(1, len(steps) + 1):
             is_last = end == len(steps)
@@ -61,7 +61,7 @@ class ContextRebuild:
                 begin = end
 
     async def _feed(self, steps: Sequence[Step], messages: Sequence[Sequence[Data]], until: float) -> None:
-        """messages: of each step. until: time of the loop's clock."""
+        """Send the steps, and wait for their answers. messages: of each step. until: deadline on the loop's clock."""
         n_before = len(self.fed)
         sending = asyncio.create_task(self._send(messages), name="rebuild-send")
         receiving = asyncio.create_task(self._receive(steps), name="rebuild-receive")
@@ -108,7 +108,11 @@ class ContextRebuild:
 
 
 def messages_of(steps: Sequence[Step]) -> list[Sequence[Data]]:
-    """The messages of each step. Only the newest unit and those whose turn it speaks to its end have speech tokens."""
+    """The messages of each step.
+
+    Only the newest unit keeps its speech tokens. If it speaks the rest of a turn whose text has ended, so do the units
+    before it that speak this rest, and the last one with text.
+    """
     found: list[Sequence[Data]] = []
     is_needed = True
     for step in reversed(steps):

@@ -37,9 +37,9 @@ class TakeoverError(ModelError, RuntimeError):
 
 @dataclass(frozen=True)
 class TakenSession:
-    """A session that this gateway has now.
+    """A session that this gateway has taken over.
 
-    new_token: for the client; tokens: all valid ones. journal: what rebuilds the session on another worker, and its
+    new_token: for the client; tokens: all valid ones. journal: rebuilds the session on another worker, with its
     messages; None: the worker has none.
     """
 

@@ -1,7 +1,7 @@
-"""The speech of a turn that goes on after a rebuilt unit: what the speech model and the vocoder continue from.
+"""Restores the state of speech model and vocoder after a rebuilt unit, so that the speech of its turn continues.
 
 The speech model gets the conditioning rows and the speech tokens of the newest unit that has text, and those of the
-units after it that spoke the rest of its turn; earlier units of the turn are left out. The vocoder begins anew, with
+units after it that spoke the rest of its turn; earlier units of the turn are left out. The vocoder starts again with
 the tokens that have no sound yet.
 """
 
@@ -14,7 +14,7 @@ from worker.loop.voice_manager import VoiceManager
 
 
 def rebuild_speech(unit_steps: UnitSteps, voices: VoiceManager, job: ReplayJob) -> None:
-    """Let the next unit go on with the speech of the job's turn. The slot has the hidden states of the unit's tokens.
+    """Prepare the slot to continue the speech of the job's turn. It must have the hidden states of the unit's tokens.
 
     Raises: NumericsError; ShapeError or ContextOverflowError for more tokens than fit.
     """

@@ -1,4 +1,4 @@
-"""The parts of a session journal: messages with answers, and the journal as a worker gives it away. Torch-free."""
+"""The parts of a session journal: messages with answers, and the journal as a gateway receives it. Torch-free."""
 
 from typing import Literal, NamedTuple
 
@@ -27,7 +27,7 @@ from worker.protocol.takeover.slot_messages import KeepSlot
 DECIDED, CHUNK, FRAME, KEEP = (one.kind() for one in (Decided, AudioChunk, VideoFrame, KeepSlot))
 PREPARE, PREPARED, RESULT, PARTIAL, ERROR = (one.kind() for one in (Prepare, Prepared, Result, Partial, Error))
 PAUSED, RESUMED, INTERRUPTED = (one.kind() for one in (Paused, Resumed, Interrupted))
-MAX_DEATHS = 2  # of workers while the answer of a message was next; then it is dropped
+MAX_DEATHS = 2  # workers lost while a message was the next to be answered, after which it is dropped
 STEPS = frozenset({RESULT, "adjusted", "text_inserted", PAUSED, INTERRUPTED})  # their messages affect later units
 ANSWERS = STEPS | {PREPARED, ERROR, RESUMED, "stopped"}
 # Errors of a picture as well as of the chunk after it: which one was refused is not known.
@@ -90,12 +90,12 @@ class KeptJournal(FromServer):
     """
 
     type: Literal["kept_journal"] = "kept_journal"
-    steps: list[KeptStep] = Field(description="what rebuilds the context")
+    steps: list[KeptStep] = Field(description="messages that rebuild the context")
     decided: bool = Field(description="the decisions of the next unit are known")
     goes_on: bool = Field(description="the turn of that unit goes on")
     n_open: int = Field(description="messages without an answer")
     n_parts: int = Field(description="partial results of the first of them")
-    n_omitted: int = Field(description="units that are not kept any more")
+    n_omitted: int = Field(description="units that are no longer kept")
     n_omitted_pictures: int = Field(description="pictures of these units")
     is_speaking: bool = Field(description="a turn, or its sound, goes on after the newest unit")
     lacks_turn: bool = Field(description="the newest unit that is not kept has a turn that goes on")

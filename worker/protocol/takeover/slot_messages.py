@@ -47,7 +47,7 @@ class TakeSlot(FromClient):
 
 
 class SlotTaken(FromServer):
-    """The session goes on over this connection. What rebuilds it follows, then the messages that the client lacks."""
+    """The session goes on over this connection. The journal follows, then the messages that the client lacks."""
 
     type: Literal["slot_taken"] = "slot_taken"
     received: int = Field(description="messages of the client that have arrived")
