@@ -93,9 +93,14 @@ class SharedDispatcher(Dispatcher):
         return pending
 
     def adopt(
-        self, worker: Worker, request_type: RequestType, session_id: str, permit: SessionPermit | None = None
+        self,
+        worker: Worker,
+        request_type: RequestType,
+        session_id: str,
+        permit: SessionPermit | None = None,
+        needs: Needs = ANY_WORKER,
     ) -> PendingSession:
-        pending = super().adopt(worker, request_type, session_id, permit)
+        pending = super().adopt(worker, request_type, session_id, permit, needs)
         self._sessions[pending.ticket.ticket_id] = pending
         self._answers[pending.ticket.ticket_id] = asyncio.Event()
         if pending.lease is not None:

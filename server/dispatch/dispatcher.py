@@ -106,18 +106,23 @@ class Dispatcher:
         return pending
 
     def adopt(
-        self, worker: Worker, request_type: RequestType, session_id: str, permit: SessionPermit | None = None
+        self,
+        worker: Worker,
+        request_type: RequestType,
+        session_id: str,
+        permit: SessionPermit | None = None,
+        needs: Needs = ANY_WORKER,
     ) -> PendingSession:
         """A ticket with a slot that a worker has kept for its session. `finish` must follow.
 
         Args:
             worker: the worker.
-            request_type, session_id, permit: as in `submit`.
+            request_type, session_id, permit, needs: as in `submit`; the needs are those of a later move.
         """
         owner = "" if permit is None else permit.identity.owner
-        pending = PendingSession(self.queue.new_ticket(request_type, session_id, owner), permit=permit)
+        pending = PendingSession(self.queue.new_ticket(request_type, session_id, owner, needs), permit=permit)
         self.workers.count_inside(worker, request_type)
-        pending.lease = self.workers.lease(worker, request_type, session_id, owner)
+        pending.lease = self.workers.lease(worker, request_type, session_id, owner, needs)
         return pending
 
     def borrow(

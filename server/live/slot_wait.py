@@ -101,13 +101,15 @@ class SlotWait:
             self.metrics.record_limit(Limit.TAKEOVERS)
             raise
 
-    def adopt(self, worker: Worker, request_type: RequestType, session_id: str, identity: Identity) -> PendingSession:
+    def adopt(
+        self, worker: Worker, request_type: RequestType, session_id: str, identity: Identity, needs: Needs
+    ) -> PendingSession:
         """A ticket with a slot that a worker has kept for its session. `Dispatcher.finish` must follow.
 
         Raises: SessionEnd if a limit of the client is reached.
         """
         permit = self._permit(request_type, identity)
-        pending = self.dispatcher.adopt(worker, request_type, session_id, permit)
+        pending = self.dispatcher.adopt(worker, request_type, session_id, permit, needs)
         if self._spans is not None:
             pending.trace = SessionTrace(self._spans, request_type)
             pending.trace.got_slot(worker.name)

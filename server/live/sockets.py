@@ -14,6 +14,7 @@ from websockets.asyncio.client import ClientConnection
 from models.errors import SettingsError
 from server.access.identity import Identity, identity_of
 from server.dispatch.placement import needs_of
+from server.dispatch.queue import Needs
 from server.dispatch.workers import WorkerLease
 from server.live.client_end import Attachment, ClientEnd
 from server.live.closes import (
@@ -106,16 +107,16 @@ class GatewaySockets:
     async def serve(self, websocket: WebSocket, kind: Kind, session_id: str) -> None:
         """Serve one connection, from the handshake to the close."""
         await websocket.accept()
-        if kind is Kind.DUPLEX and websocket.query_params.get(RESUME_QUERY) == "1":
-            await self._resume(websocket, session_id)
-            return
-        if self._live.draining:
-            await close_socket(websocket, DRAINING, self._metrics)
-            return
         try:
             needs = needs_of(websocket.query_params)
         except SettingsError as error:
             await close_socket(websocket, bad_labels(error), self._metrics)
+            return
+        if kind is Kind.DUPLEX and websocket.query_params.get(RESUME_QUERY) == "1":
+            await self._resume(websocket, session_id, needs)
+            return
+        if self._live.draining:
+            await close_socket(websocket, DRAINING, self._metrics)
             return
         session = LiveSession(session_id, kind, identity_of(websocket), needs=needs)
         inbox = Inbox(self._budget, MAX_BUFFERED, bytes_of(websocket))
@@ -131,7 +132,7 @@ class GatewaySockets:
 
     # --- connections ----------------------------------------------------------------------------
 
-    async def _resume(self, websocket: WebSocket, session_id: str) -> None:
+    async def _resume(self, websocket: WebSocket, session_id: str, needs: Needs) -> None:
         """Continue a session over this connection, if its first message has the secret."""
         try:
             request = await resume_request(websocket)
@@ -142,7 +143,7 @@ class GatewaySockets:
                 return
             found = self._client_of(session_id, request.token, identity)
             if found is None and self.resume_grace_s and not self._live.draining:
-                taken = await take_session(self._slots, session_id, request, identity)
+                taken = await take_session(self._slots, session_id, request, identity, needs)
                 if taken is not None:
                     self._metrics.record_resumption("taken over")
                     await self._serve_taken(websocket, session_id, identity, taken)
@@ -174,7 +175,7 @@ class GatewaySockets:
         self, websocket: WebSocket, session_id: str, identity: Identity, taken: TakenSession
     ) -> None:
         """Serve the first connection here of a session that this gateway has taken over."""
-        session = LiveSession(session_id, Kind.DUPLEX, identity, taken.pending)
+        session = LiveSession(session_id, Kind.DUPLEX, identity, taken.pending, needs=taken.lease.needs)
         recorder = Recorder(self._recordings, Kind.DUPLEX, session_id, identity)
         end = ClientEnd(websocket, self._kept, self.resume_grace_s)
         connection = end.take(taken.answer, taken.tokens, taken.new_token)

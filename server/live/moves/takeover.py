@@ -12,6 +12,7 @@ from models.errors import ModelError
 from server.access.identity import Identity
 from server.access.refusal import AccessRefusedError
 from server.dispatch.dispatcher import PendingSession
+from server.dispatch.queue import Needs
 from server.dispatch.workers import Worker, WorkerLease
 from server.live.kinds import Kind, request_type_of
 from server.live.resumption import ResumeTokens, token_digest
@@ -53,7 +54,7 @@ class TakenSession:
 
 
 async def take_session(
-    slots: SlotWait, session_id: str, request: ResumeSession, identity: Identity
+    slots: SlotWait, session_id: str, request: ResumeSession, identity: Identity, needs: Needs
 ) -> TakenSession | None:
     """Take a session over from a lost gateway.
 
@@ -62,6 +63,7 @@ async def take_session(
         session_id: of the session.
         request: the client's message, with its token.
         identity: of the client.
+        needs: of the session's worker, for a later move.
     Returns:
         None if no worker has kept a session with this token and key. `Dispatcher.finish` must follow otherwise.
     Raises: TakeoverError; SessionEnd if a limit of the client is reached.
@@ -73,7 +75,7 @@ async def take_session(
     worker = await _find(slots, session_id, token_digest(request.token), identity.owner)
     if worker is None:
         return None
-    pending = slots.adopt(worker, request_type_of(Kind.DUPLEX, session_id), session_id, identity)
+    pending = slots.adopt(worker, request_type_of(Kind.DUPLEX, session_id), session_id, identity, needs)
     is_taken = False
     try:
         taken = await _take(slots, pending, request, identity)

@@ -24,7 +24,7 @@ from server.cluster.records import GatewayRecord
 from server.cluster.shared_dispatcher import SharedDispatcher
 from server.dispatch.dispatcher import PendingSession
 from server.dispatch.eta import Eta, EtaConfig
-from server.dispatch.queue import Queue
+from server.dispatch.queue import Needs, Queue
 from server.dispatch.workers import WorkerAddress, Workers
 from tests.server.dispatch.test_queue import Clock, body
 
@@ -318,7 +318,9 @@ def test_a_session_whose_gateway_is_killed_keeps_its_slot_with_another_one() -> 
     [lost] = cluster.gateways[0].used
     cluster.kill_gateway(0)
     other = cluster.gateways[1]
-    taken = other.dispatcher.adopt(other.dispatcher.workers.all[0], "omni_duplex", lost.ticket.session_id)
+    needs = Needs(frozenset({"precision:fp8"}))
+    taken = other.dispatcher.adopt(other.dispatcher.workers.all[0], "omni_duplex", lost.ticket.session_id, needs=needs)
+    assert taken.lease is not None and taken.lease.needs == needs, f"expected {needs} for a move, got {taken.lease}"
     other.sessions.append(taken)
     other.used.append(taken)
     cluster.pass_time(30, cut=N_GATEWAYS)

@@ -10,6 +10,7 @@ import pytest
 from server.access.identity import Identity
 from server.access.limit import Limit
 from server.access.refusal import limit_reached
+from server.dispatch.queue import ANY_WORKER
 from server.dispatch.workers import Worker
 from server.live.moves.takeover import TakeoverError, _find, take_session
 from server.live.slot_wait import SlotWait
@@ -62,5 +63,6 @@ def test_a_client_that_is_too_fast_asks_no_worker_and_tries_again() -> None:
         raise limit_reached(Limit.TAKEOVERS, "takeovers", expected="at most 5", got="more", retry_after_s=1.0)
 
     slots: Any = SimpleNamespace(count_takeover=count_takeover)  # without workers
+    request, identity = ResumeSession(token="t", received=0), Identity(address="192.0.2.1")
     with pytest.raises(TakeoverError, match="expected a client that is not too fast"):
-        asyncio.run(take_session(slots, "s", ResumeSession(token="t", received=0), Identity(address="192.0.2.1")))
+        asyncio.run(take_session(slots, "s", request, identity, ANY_WORKER))
