@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
@@ -60,7 +60,7 @@ async def move_session(
         ending = end_kept(slots.http, pending.lease.worker, pending.ticket.session_id, kept)
         slots.in_background(ending)  # the other worker does not wait for this one
     n_failed, one_by_one = 0, journal.is_one_by_one
-    first: Step | None = None  # of several units in one prefill, in which a worker was lost
+    joint: Sequence[Step] = ()  # sent together, with no answer yet when a worker was lost
     for n_tries in range(1, MAX_TRIES + 1):
         asked = time.monotonic()
         slots.dispatcher.requeue(pending, was_used=n_tries == 1)
@@ -80,10 +80,13 @@ async def move_session(
             if isinstance(failed, ConnectionClosed):
                 _lose_worker(journal, end, slots.metrics, is_death=_is_death(failed))
             elif failed.suspect is not None and not one_by_one:
-                one_by_one, first = True, failed.suspect  # the unit at fault may be a later one of the same prefill
-            elif failed.suspect is not None and journal.lose_worker_at(failed.suspect, first):
-                slots.metrics.record_quarantine()
-                continue  # the step at which workers were lost is dropped
+                one_by_one, joint = True, failed.joint  # the unit at fault may be a later one of the same prefill
+            elif failed.suspect is not None:
+                is_among = any(one is failed.suspect for one in joint)
+                joint = () if is_among else joint  # that loss counts for one step only
+                if journal.lose_worker_at(failed.suspect, 1 + is_among):
+                    slots.metrics.record_quarantine()
+                    continue  # the step at which workers were lost is dropped
             n_failed += 1
             if n_failed == MAX_FAILED:
                 break

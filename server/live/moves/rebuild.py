@@ -22,10 +22,11 @@ SPEECH = ("spoken", "unvoiced", "drains")  # fields of `Decided`
 class RebuildError(ModelError, RuntimeError):
     """A worker does not rebuild the context, or is lost meanwhile.
 
-    suspect: the step whose answer was next, if it may be why.
+    suspect: the step whose answer was next, if it may be why. joint: the steps sent together that have no answer.
     """
 
     suspect: Step | None = None
+    joint: Sequence[Step] = ()
 
 
 class ContextRebuild:
@@ -74,6 +75,9 @@ class ContextRebuild:
                 return
             got = "none: it is lost" if done else f"{len(self.fed)} in {REBUILD_S:g} s"
             raise self._error("answers", got, steps[len(self.fed) - n_before])
+        except RebuildError as error:
+            error.joint = steps[len(self.fed) - n_before :]
+            raise
         finally:
             for task in (sending, receiving, lost):
                 task.cancel()

@@ -272,20 +272,19 @@ class SessionJournal:
         self._drop(input_content([one.data for one in dropped], self._sound_in), 1)
         return True
 
-    def lose_worker_at(self, step: Step, first: Step | None = None) -> bool:
-        """Record that a worker was lost while it rebuilt a step.
+    def lose_worker_at(self, step: Step, n_deaths: int = 1) -> bool:
+        """Record that workers were lost while they rebuilt a step.
 
         Args:
             step: the step.
-            first: of several, this one or later ones, at which another worker was lost before.
+            n_deaths: workers lost at it since the last call.
         Returns:
             Whether the step is dropped, with the turn that it is a part of: a turn is rebuilt as a whole.
         """
         number = next((n for n, one in enumerate(self._steps) if one is step), None)
         if number is None:
             return False
-        is_among = first is not None and any(one is first for one in list(self._steps)[: number + 1])
-        step = self._steps[number] = step._replace(n_deaths=step.n_deaths + 1 + is_among)
+        step = self._steps[number] = step._replace(n_deaths=step.n_deaths + n_deaths)
         if step.n_deaths < MAX_DEATHS or step.kind == PREPARED:
             return False
         dropped = self._turn_around(step) if step.kind == RESULT else [step]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -210,9 +211,7 @@ def test_a_turn_is_dropped_as_a_whole() -> None:
     assert (talk.journal.n_units, talk.journal.take_dropped().n_units, talk.journal.take_dropped().n_units) == (2, 3, 0)
     talk.unit(6)
     talk.unit(7)
-    first, second, third = talk.journal.steps[2:]
-    assert not talk.journal.lose_worker_at(first, second), "expected one death: the other was at a later step"
-    assert talk.journal.lose_worker_at(third, second), "expected the death of several to count for a later one of them"
+    assert talk.journal.lose_worker_at(talk.journal.steps[4], 2), "expected two deaths at once to count"
     assert [json.loads(step.messages[-1])["number"] for step in talk.journal.steps[1:]] == [1, 5, 6]
     talk.journal.clear()
     assert talk.budget.used == 0
@@ -315,26 +314,35 @@ def test_a_chunk_that_kills_two_workers_is_dropped() -> None:
     run(scenario)
 
 
-def test_a_unit_that_kills_two_rebuilding_workers_is_dropped() -> None:
-    """It has an answer already, so its client gets the number of dropped units."""
+@pytest.mark.parametrize(("deaths", "n_pictures", "newest"), [([2, 2], 1, 4), ([1, 3, 2], 0, 3)])
+def test_a_unit_that_kills_two_rebuilding_workers_is_dropped(
+    deaths: list[int], n_pictures: int, newest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has an answer already, so its client gets the number of dropped units. A joint loss counts for one unit."""
 
     async def scenario() -> None:
-        workers = [FakeWorker(slots=1) for _ in range(4)]
-        async with workers[0], workers[1], workers[2], workers[3], running_gateway(*workers) as gateway:
+        async with AsyncExitStack() as stack:
+            workers = [await stack.enter_async_context(FakeWorker(slots=1)) for _ in range(5)]
+            gateway = await stack.enter_async_context(running_gateway(*workers))
             talker = await Talker.prepared(gateway)
-            for frame in (FRAME, FRAME, None):
-                await talker.client.send(*([frame] if frame else []), CHUNK)
+            for frames in ([FRAME], [FRAME], []):
+                await talker.client.send(*frames, CHUNK)
                 await talker.take("result")
+            left, crash = iter(deaths), FakeWorker.crash
+
+            def crash_at_next(worker: FakeWorker) -> None:
+                crash(worker)
+                monkeypatch.setattr(FakeWorker, "dies_rebuilding", next(left, None), raising=False)
+
             for worker in workers:
-                worker.dies_rebuilding = 2
-            [holder] = [worker for worker in workers if worker.sessions]
-            holder.crash()
+                del worker.dies_rebuilding
+            monkeypatch.setattr(FakeWorker, "crash", crash_at_next)
+            next(worker for worker in workers if worker.sessions).crash()
             await talker.take("session_moving")
             moved = await talker.take("session_moved")
-            assert (moved["restored"], moved["dropped"], moved["dropped_pictures"]) == (2, 1, 1), moved
+            assert (moved["restored"], moved["dropped"], moved["dropped_pictures"]) == (2, 1, n_pictures), moved
             await talker.client.send(CHUNK)
-            await talker.take("result")
-            assert talker.units == [1, 2, 3, 4], talker.units
+            assert (await talker.take("result"))["current_time"] == newest
             assert sample(gateway, "quarantined_units_total") == 1
 
     run(scenario)
