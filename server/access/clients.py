@@ -160,6 +160,10 @@ class Clients:
             expected = f"at most {bucket.rate:g} a second ({Limit.TAKEOVERS})"
             raise limit_reached(Limit.TAKEOVERS, "takeovers", expected=expected, got="more", retry_after_s=wait_s)
 
+    def forgive_takeover(self, identity: Identity) -> None:
+        """Do not count a search that has found the client's session."""
+        self._of(identity).buckets.takeovers.spend(-1, self._clock())
+
     def open_socket(self, identity: Identity) -> None:
         """Count a WebSocket, for which `close_socket` must follow. Raises: AccessRefusedError."""
         if identity.is_forwarded:
@@ -190,12 +194,15 @@ class Clients:
             AccessRefusedError if the client has its sessions already, or its key's minutes of today are used up.
         """
         self._usage.check_minutes(identity)
-        client = self._of(identity)
         limit = self._session_limit(identity, n_slots)
-        if limit is not None and client.n_sessions >= limit:
+        if limit is not None and self._of(identity).n_sessions >= limit:
             raise sessions_refusal(limit)
-        client.n_sessions += 1
-        return SessionPermit(identity, limit, self._end_session, self._usage)
+        return self.adopt_session(identity, n_slots)
+
+    def adopt_session(self, identity: Identity, n_slots: int) -> SessionPermit:
+        """The right to a session that another gateway has admitted. It counts, but no limit ends it."""
+        self._of(identity).n_sessions += 1
+        return SessionPermit(identity, self._session_limit(identity, n_slots), self._end_session, self._usage)
 
     def _session_limit(self, identity: Identity, n_slots: int) -> int | None:
         if identity.has_key:

@@ -104,11 +104,9 @@ class SlotWait:
     def adopt(
         self, worker: Worker, request_type: RequestType, session_id: str, identity: Identity, needs: Needs
     ) -> PendingSession:
-        """A ticket with a slot that a worker has kept for its session. `Dispatcher.finish` must follow.
-
-        Raises: SessionEnd if a limit of the client is reached.
-        """
-        permit = self._permit(request_type, identity)
+        """A ticket with a slot that a worker has kept for its session. `Dispatcher.finish` must follow."""
+        self._clients.forgive_takeover(identity)
+        permit = self._clients.adopt_session(identity, self._n_slots_of(request_type))
         pending = self.dispatcher.adopt(worker, request_type, session_id, permit, needs)
         if self._spans is not None:
             pending.trace = SessionTrace(self._spans, request_type)
@@ -118,12 +116,14 @@ class SlotWait:
     def _permit(self, request_type: RequestType, identity: Identity) -> SessionPermit:
         """The right to a session. Raises: SessionEnd if a limit of the client is reached."""
         try:
-            n_slots = self.dispatcher.workers.n_slots_of(model_of(request_type))
-            return self._clients.admit_session(identity, n_slots)
+            return self._clients.admit_session(identity, self._n_slots_of(request_type))
         except AccessRefusedError as error:
             if error.limit is not None:
                 self.metrics.record_limit(error.limit)
             raise SessionEnd(limit_close(error)) from None
+
+    def _n_slots_of(self, request_type: RequestType) -> int:
+        return self.dispatcher.workers.n_slots_of(model_of(request_type))
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run what no session waits for."""

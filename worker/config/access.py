@@ -71,7 +71,10 @@ class ClientLimits(Settings):
         10.0, ge=0.1, le=1_000_000, description="requests a second of one address for `/metrics`"
     )
     takeovers_per_s: float = Field(
-        5.0, ge=0.1, le=1_000_000, description="sessions a second that one client may resume from lost gateways"
+        5.0,
+        ge=0.1,
+        le=1_000_000,
+        description="searches a second of one client for a session of a lost gateway that no worker has",
     )
     connections: int = Field(
         256, ge=1, le=1_000_000, description="open HTTP connections of one address; addresses of this machine: any"

@@ -66,7 +66,7 @@ async def take_session(
         needs: of the session's worker, for a later move.
     Returns:
         None if no worker has kept a session with this token and key. `Dispatcher.finish` must follow otherwise.
-    Raises: TakeoverError; SessionEnd if a limit of the client is reached.
+    Raises: TakeoverError.
     """
     try:
         slots.count_takeover(identity)

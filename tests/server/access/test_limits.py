@@ -10,6 +10,7 @@ from server.access.access import Access
 from server.access.identity import Identity, IdentityKind, KeyLimits
 from server.access.refusal import AccessRefusedError
 from server.access.usage import DAY_S, DayUsage
+from server.dispatch.queue import ANY_WORKER
 from server.live.closes import SessionEnd
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession, LiveSessions
@@ -70,6 +71,11 @@ def test_sessions_at_once_are_exact_with_50_parallel_ones(tmp_path: Path) -> Non
             assert len(admitted) == expected, f"{identity.owner}: expected {expected}, got {len(admitted)}"
             refused = [one for one in got if not hasattr(one, "ticket")]
             assert all(one.retry_after_s and one.error.code == "limit_reached" for one in refused)
+            # What another gateway has admitted goes on, and counts.
+            admitted.append(slots.adopt(dispatcher.workers.all[0], "chat", "taken", identity, ANY_WORKER))
+            dispatcher.finish(admitted.pop(0))
+            if identity is not here:
+                assert not hasattr(await submit(identity), "ticket"), f"{identity.owner}: expected no further session"
             for pending in admitted:
                 dispatcher.finish(pending)
                 dispatcher.finish(pending)  # counts once

@@ -14,14 +14,23 @@ MAX_PARSED = 2**18  # a longer text that does not begin with its type is not par
 
 @dataclass
 class ByteBudget:
-    """Memory limit shared by all inboxes or journals, in bytes. Each may hold one message even if it is used up."""
+    """Memory limit shared by all inboxes or journals, in bytes. Each may hold one message even if it is used up.
+
+    n_journals: journals that hold bytes.
+    """
 
     max_bytes: int
     used: int = 0
+    n_journals: int = 0
 
     @property
     def is_exhausted(self) -> bool:
         return self.used >= self.max_bytes
+
+    @property
+    def journal_share(self) -> int:
+        """Bytes that a journal may hold while the limit is used up, so that others do not cost it its units."""
+        return self.max_bytes // max(1, self.n_journals)
 
 
 def size_of(data: Data) -> int:

@@ -245,7 +245,8 @@ class SessionJournal:
 
     @property
     def _is_above_bounds(self) -> bool:
-        return self._n_units > MAX_UNITS or self._n_bytes > MAX_BYTES or self._budget.is_exhausted
+        most = min(MAX_BYTES, self._budget.journal_share) if self._budget.is_exhausted else MAX_BYTES
+        return self._n_units > MAX_UNITS or self._n_bytes > most
 
     # --- a lost worker -------------------------------------------------------------------------
 
@@ -378,5 +379,7 @@ class SessionJournal:
         self._lacks_turn = False
 
     def _hold(self, n_bytes: int) -> None:
+        was_empty = self._n_bytes == 0
         self._n_bytes += n_bytes
         self._budget.used += n_bytes
+        self._budget.n_journals += was_empty - (self._n_bytes == 0)

@@ -26,8 +26,8 @@ FRAME = {"type": "video_frame", "frame": "AAAA"}
 class JournalTalk:
     """A client and a worker at one journal."""
 
-    def __init__(self) -> None:
-        self.budget = ByteBudget(10**9)
+    def __init__(self, budget: ByteBudget | None = None) -> None:
+        self.budget = budget or ByteBudget(10**9)
         self.journal = SessionJournal(self.budget)
 
     def send(self, *messages: dict[str, Any]) -> None:
@@ -180,6 +180,24 @@ def test_the_journal_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not talk.journal.can_rebuild and talk.prepared().journal.can_rebuild
     talk.journal.clear()
     assert talk.budget.used == 0
+
+
+def test_input_without_answers_costs_no_other_session_its_units() -> None:
+    budget = ByteBudget(10**6)
+    good, *others = (JournalTalk(budget).prepared() for _ in range(4))
+    for number in range(1, 21):
+        good.unit(number)
+    for talk in others:
+        talk.unit(1)
+        talk.send({**CHUNK, "sound": "A" * 10**6})
+    assert budget.is_exhausted
+    good.unit(21)
+    assert (good.journal.n_units, good.journal.n_omitted) == (21, 0)
+    others[0].unit(2)
+    assert others[0].journal.n_units == 0, "expected the units of a session above its share to be dropped"
+    for talk in (good, *others):
+        talk.journal.clear()
+    assert (budget.used, budget.n_journals) == (0, 0)
 
 
 def test_a_chunk_is_dropped_after_the_second_loss() -> None:
