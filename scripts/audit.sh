@@ -2,8 +2,8 @@
 # A bill of materials of the server's dependencies, `sbom.json` (CycloneDX), and the known vulnerabilities among them.
 # Usage: bash scripts/audit.sh [--sbom-only|--offline]. The vulnerabilities are asked from PyPI, so that the network is
 # needed; the exit status is not 0 if there are any. The tools are in .venv/audit: they are no dependencies of the server.
-# --offline needs no network, and ruff as its only tool (extra `dev`): bandit's rules over the source, and a check of the dependencies' versions
-# and licenses. run_tests.sh does this.
+# --offline needs no network, and ruff as its only tool (extra `dev`): bandit's rules over the source, and a check of
+# the dependencies' versions and licenses. run_tests.sh does this.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup_env.sh

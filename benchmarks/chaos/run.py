@@ -153,7 +153,7 @@ def _summary(kills: list[dict[str, Any]]) -> dict[str, Any]:
         "lost_units": count(lambda one: one["lost_units"] > 0),
         "lost_sound_s": percentiles([one["lost_sound_s"] for one in sessions]),
         "shorter": count(lambda one: one["shorter_sound_s"] > 0),
-        "shorter_sound_s": max(one["shorter_sound_s"] for one in sessions),
+        "shorter_sound_s": max((one["shorter_sound_s"] for one in sessions), default=0.0),
         "worker_back_s": percentiles([kill["back_s"] for kill in kills]),
         "runs": kills,
     }
