@@ -249,7 +249,11 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         MoveWatch(live),
         audio.ref_audio_path,
         apps,
-        SessionLimits(audio_mode_s=config.api.audio_mode_s, video_mode_s=config.api.video_mode_s),
+        SessionLimits(
+            audio_mode_s=config.api.audio_mode_s,
+            video_mode_s=config.api.video_mode_s,
+            resume_grace_s=service.resume_grace_s,
+        ),
         config.api.live_barge_in_ms,
         slot_window=SlotWindow(config.duplex.context_rows, config.duplex.session),
         picture_urls=PictureUrls(config.api.image_hosts),

@@ -21,13 +21,14 @@ class SessionLimits:
     """How long a session may last.
 
     session_s: in all. idle_s: without an accepted event of the client. audio_mode_s, video_mode_s: in all, of sessions
-    of MiniCPM-o clients; None: as all others.
+    of MiniCPM-o clients; None: as all others. resume_grace_s: without a connection, of sessions that a client may resume.
     """
 
     session_s: float = 3600.0
     idle_s: float = 300.0
     audio_mode_s: float | None = None
     video_mode_s: float | None = None
+    resume_grace_s: float = 30.0
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,6 @@ from server.live.resumption import KEPT_BYTES, MessageJournal, ResumeTokens
 from worker.protocol.takeover.message_bytes import ByteBudget
 
 LOG = logging.getLogger(__name__)
-GRACE_S = 30.0  # without a connection, until a session ends
 POLL_S = 0.5
 EXPIRES = (TIMEOUT, CONNECTION_LOST)
 
@@ -220,7 +219,7 @@ class OmniRun:
                 raise SessionOverError(self._asked_end)
             now, limits, is_draining = time.monotonic(), self._context.limits, self._context.slots.live.draining
             if self._link is None:
-                if is_draining or now - self._detached_at > GRACE_S:
+                if is_draining or now - self._detached_at > limits.resume_grace_s:
                     raise SessionOverError(CONNECTION_LOST)
             elif now - self._accepted_at > min(limits.idle_s, self.session.idle_s or limits.idle_s):
                 raise SessionOverError(TIMEOUT)

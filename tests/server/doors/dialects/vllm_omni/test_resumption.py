@@ -20,10 +20,10 @@ PATH = "/v1/realtime?duplex=1&autostart=0"
 
 @asynccontextmanager
 async def two_sockets(
-    **cycle: int,
+    grace_s: float = 30.0, **cycle: int
 ) -> AsyncIterator[tuple[FakeWorker, RunningGateway, OmniClient, websockets.ClientConnection]]:
     """A session of a worker with one slot, and a second connection; nothing of it may be left afterwards."""
-    async with FakeWorker(slots=1, **cycle) as worker, running_gateway(worker) as gateway:
+    async with FakeWorker(slots=1, **cycle) as worker, running_gateway(worker, resume_grace_s=grace_s) as gateway:
         url = f"ws://127.0.0.1:{gateway.port}{PATH}"
         async with without_garbage(LiveSession, OmniSession):
             first = await websockets.connect(url, compression=None, proxy=None)
@@ -128,11 +128,10 @@ def test_a_second_connection_replaces_an_open_one() -> None:
 
 
 def test_a_session_without_a_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.doors.dialects.vllm_omni.running.GRACE_S", 0.2)
     monkeypatch.setattr("server.doors.dialects.vllm_omni.running.POLL_S", 0.05)
 
     async def scenario() -> None:
-        async with two_sockets(n_listen=1000) as (worker, _, client, second):
+        async with two_sockets(0.2, n_listen=1000) as (worker, _, client, second):
             client.abort()
             await wait_until(lambda: not worker.sessions, "the slot to be free")
             await client.resume(second)
