@@ -73,8 +73,9 @@ class ContextRebuild:
             if receiving in done:
                 receiving.result()
                 return
-            got = "none: it is lost" if done else f"{len(self.fed)} in {REBUILD_S:g} s"
-            raise self._error("answers", got, steps[len(self.fed) - n_before])
+            if done:
+                raise self._error("answers", "none: it is lost", steps[len(self.fed) - n_before])
+            raise self._error("answers", f"{len(self.fed)} in {REBUILD_S:g} s", None)  # a slow worker has not died
         except RebuildError as error:
             error.joint = steps[len(self.fed) - n_before :]
             raise
