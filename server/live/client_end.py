@@ -150,8 +150,8 @@ class ClientEnd:
         if connection.greeting is not None:  # which it has read before it sends anything
             self._tokens.confirm(connection.greeting.resume_token)
 
-    def keep_slot(self, owner: str) -> KeepSlot | None:
-        """How the worker keeps the session without this gateway; None if it must not. owner: as in `KeepSlot`."""
+    def keep_slot(self, owner: str, n_after_suspect: int | None = None) -> KeepSlot | None:
+        """How the worker keeps the session without this gateway; None if it must not. Arguments as in `KeepSlot`."""
         if self._journal is None or not self.is_kept:
             return None
         return KeepSlot(
@@ -162,6 +162,7 @@ class ClientEnd:
             n_frames=self.n_frames,
             number=self._journal.count,
             acknowledged=self._journal.n_acknowledged,
+            n_after_suspect=n_after_suspect,
         )
 
     def acknowledge(self, data: Data) -> bool:

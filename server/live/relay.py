@@ -231,7 +231,8 @@ class Relay:
         if self._journal is None or KEPT_FIELD not in self._lease.worker.health:
             return
         identity = self._session.identity
-        message = self._client.keep_slot(identity.owner if identity.has_key else "")
+        owner = identity.owner if identity.has_key else ""
+        message = self._client.keep_slot(owner, self._journal.n_after_suspect)
         if message is None:
             return
         offsets = message.number - message.n_frames, message.received - self._n_up

@@ -91,6 +91,8 @@ class SlotKeeper:
             )
             self._offset += change
         self.terms, self._n_received = message, message.received
+        if self._journal is not None:
+            self._journal.suspect(message.n_after_suspect)
         self.given_up.clear()
         while self._kept and self._kept[0].number <= message.acknowledged:
             self._n_bytes -= self._kept.popleft().n_bytes

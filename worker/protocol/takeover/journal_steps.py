@@ -101,6 +101,11 @@ class KeptJournal(FromServer):
     lacks_turn: bool = Field(description="the newest unit that is not kept has a turn that goes on")
     sound_in: str = Field(description="encoding of the sound in binary messages of the client")
     is_one_by_one: bool = Field(description="chunks that wait may run as one unit")
+    n_after_suspect: int | None = Field(
+        None,
+        ge=0,
+        description="messages without an answer after the one at whose answer a worker was lost; null: there is none",
+    )
 
 
 KEPT_JOURNAL: Reader[KeptJournal] = Reader(KeptJournal)

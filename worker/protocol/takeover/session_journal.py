@@ -296,6 +296,16 @@ class SessionJournal:
         self._drop(self._content(dropped), max(1, n_units))
         return True
 
+    @property
+    def n_after_suspect(self) -> int | None:
+        """Messages after the one at whose answer a worker was lost, if it still has none; None: there is none."""
+        return next((n for n, one in enumerate(reversed(self._open)) if one.n_deaths), None)
+
+    def suspect(self, n_after: int | None) -> None:
+        """Count a worker that another gateway or worker has seen lost. n_after: as `n_after_suspect` there."""
+        if n_after is not None and n_after < len(self._open):  # otherwise it has its answer
+            self._open[-1 - n_after] = self._open[-1 - n_after]._replace(n_deaths=1)
+
     def take_dropped(self) -> DroppedInput:
         """What was dropped because workers were lost at it, since the last call."""
         dropped, self._dropped = self._dropped, DroppedInput()
@@ -347,6 +357,7 @@ class SessionJournal:
             lacks_turn=self._lacks_turn,
             sound_in=self._sound_in,
             is_one_by_one=self.is_one_by_one,
+            n_after_suspect=self.n_after_suspect,
         )
         of_steps = [data for step in self._steps for data in step.messages]
         return state, [*of_steps, *decided, *(one.data for one in self._open)]
@@ -364,6 +375,7 @@ class SessionJournal:
         self.n_omitted, self.n_omitted_pictures = state.n_omitted, state.n_omitted_pictures
         self._is_speaking, self._lacks_turn = state.is_speaking, state.lacks_turn
         self._sound_in, self.is_one_by_one = state.sound_in, state.is_one_by_one
+        self.suspect(state.n_after_suspect)
         self._bound()
 
     def _forget(self, kind: str) -> None:

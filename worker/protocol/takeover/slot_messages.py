@@ -34,6 +34,10 @@ class KeepSlot(FromClient):
     n_frames: Count = Field(description="messages of the worker that the gateway has, without `decided`")
     number: Count = Field(description="number of the last of them, counted for the client")
     acknowledged: Count = Field(description="messages that the client has acknowledged")
+    n_after_suspect: Count | None = Field(
+        None,
+        description="messages of this connection after the one at whose answer a worker was lost; null: there is none",
+    )
 
 
 class TakeSlot(FromClient):

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.serve.fake_worker import FakeWorker
 from server.dispatch.workers import Worker, WorkerAddress, WorkerLease
+from server.live.client_end import ClientEnd
 from server.live.moves.rebuild import ContextRebuild, RebuildError
 from tests.server.live.moves.test_session_journal import DECIDED, FRAME, JournalTalk
 from tests.server.live.test_resumption import Talker, sample
@@ -14,8 +15,10 @@ from tests.server.live_gateway import CHUNK, STOP, run, running_gateway, wait_un
 from worker.protocol.wire import json_text
 
 
-def test_a_worker_that_is_lost_while_it_rebuilds_is_noticed() -> None:
-    """Its connection stays open, and no message comes."""
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_worker_that_rebuilds_nothing_is_noticed(is_lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection stays open, and no message comes. Time that runs out is no death, so no unit is blamed for it."""
+    monkeypatch.setattr("server.live.moves.rebuild.REBUILD_S", 30.0 if is_lost else 0.05)
 
     class SilentLink:
         async def send(self, _: object) -> None:
@@ -32,10 +35,11 @@ def test_a_worker_that_is_lost_while_it_rebuilds_is_noticed() -> None:
         steps = JournalTalk().prepared().journal.steps
         feeding = asyncio.create_task(rebuild.feed(steps))
         await asyncio.sleep(0)
-        worker.lost.set()
-        with pytest.raises(RebuildError, match="lost") as caught:
+        if is_lost:
+            worker.lost.set()
+        with pytest.raises(RebuildError, match="it is lost" if is_lost else "0 in 0.05 s") as caught:
             await feeding
-        assert caught.value.suspect is steps[0]
+        assert caught.value.suspect is (steps[0] if is_lost else None)
 
     asyncio.run(scenario())
 
@@ -81,7 +85,12 @@ def test_a_session_goes_on_with_another_worker() -> None:
     run(scenario)
 
 
-def test_a_chunk_that_kills_two_workers_is_dropped() -> None:
+def test_a_chunk_that_kills_two_workers_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second worker is told of the first one's death, for the gateway that may take the session over."""
+    told = []
+    monkeypatch.setattr("server.live.relay.KEPT_FIELD", "status")  # of each worker
+    monkeypatch.setattr(ClientEnd, "keep_slot", lambda *arguments: told.append(arguments[2:]))
+
     async def scenario() -> None:
         workers = [FakeWorker(slots=1) for _ in range(3)]
         async with workers[0], workers[1], workers[2], running_gateway(*workers) as gateway:
@@ -99,6 +108,7 @@ def test_a_chunk_that_kills_two_workers_is_dropped() -> None:
                 await talker.take("session_moving")
                 if n_kept == 1:
                     assert (await talker.take("error"))["code"] == "quarantined"
+                assert ((0,) in told) == (n_kept == 1), told
                 moved = await talker.take("session_moved")
                 assert (moved["repeated"], moved["dropped"]) == (n_kept - 1, 2 - n_kept), moved
             assert (moved["dropped_sound_s"], moved["dropped_pictures"]) == (0.1, 0), moved

@@ -7,11 +7,13 @@ import pytest
 
 from server.live.moves.rebuild import messages_of
 from tests.server.live_gateway import CHUNK, PREPARE
+from worker.http.slot_keeper import SlotKeeper
 from worker.protocol.messages import write
 from worker.protocol.takeover import session_journal
 from worker.protocol.takeover.journal_steps import KEPT_JOURNAL
 from worker.protocol.takeover.message_bytes import ByteBudget
 from worker.protocol.takeover.session_journal import SessionJournal
+from worker.protocol.takeover.slot_messages import KeepSlot
 from worker.protocol.wire import json_text
 
 DECIDED = {"type": "decided", "unit": 1, "seed": 0, "sampled": [], "remembered": []}
@@ -130,6 +132,30 @@ def test_a_worker_hands_the_journal_over() -> None:
         assert taken.budget.used == 0
     talk.journal.keep(False)
     assert talk.journal.copied() is None
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_deaths_are_counted_on_by_another_gateway(is_answered: bool) -> None:
+    """Through a worker, which may have answered the message before it hears of the death."""
+    talk, worker, taken = JournalTalk().prepared(), JournalTalk().prepared(), JournalTalk()
+    for one in (talk, worker):
+        one.send(FRAME, CHUNK)
+    assert not talk.journal.lose_worker()
+    for one in (talk, worker):
+        one.send(CHUNK)
+    if is_answered:
+        worker.answer("decided")
+        worker.answer("result", is_listen=True)
+    keeper = SlotKeeper(journal=worker.journal)
+    n_after = talk.journal.n_after_suspect
+    keeper.keep(
+        keeper.newest,
+        KeepSlot(grace_s=1, tokens=[], received=0, n_frames=0, number=0, acknowledged=0, n_after_suspect=n_after),
+    )
+    state, messages = worker.journal.copied() or pytest.fail("expected a journal that can be handed over")
+    taken.journal.restore(KEPT_JOURNAL.read_text(str(write(state))), messages)
+    assert taken.journal.lose_worker() == (not is_answered), f"expected the second death to count, {n_after} after it"
+    assert taken.journal.n_chunks == 1
 
 
 def test_only_the_newest_turn_is_spoken_on() -> None:
