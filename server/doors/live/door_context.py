@@ -21,7 +21,7 @@ class SessionLimits:
     """How long a session may last.
 
     session_s: in all. idle_s: without an accepted event of the client. audio_mode_s, video_mode_s: in all, of sessions
-    of MiniCPM-o clients; None: as all others. resume_grace_s: without a connection, of sessions that a client may resume.
+    of MiniCPM-o clients; None: as all others. resume_grace_s: without a connection, if clients may resume the session.
     """
 
     session_s: float = 3600.0
