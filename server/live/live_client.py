@@ -11,6 +11,7 @@ from server.live.client_end import Attachment, ClientEnd
 from server.live.closes import REPLACED, RESUME_EXPIRED, SocketClose
 from server.live.inbox import Inbox
 from server.live.live_sessions import LiveSession
+from server.live.picture_pace import pace_pictures
 from server.live.recorder import Recorder
 from server.metrics import GatewayMetrics
 from worker.protocol.codes import CloseCode
@@ -60,6 +61,9 @@ async def read_messages(client: LiveClient, connection: Attachment) -> int:
         if connection.replaced.is_set():
             continue
         data: Data = event["bytes"] if event.get("text") is None else event["text"]
+        await pace_pictures(data)
+        if connection.replaced.is_set():
+            continue
         client.end.count_message(connection)
         waiting = client.inbox.put(data)
         del event, data  # they may have 128 MiB, and the next message may come much later

@@ -8,6 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from server.access.connection_pace import pace_pixels
 from server.access.shares import run_shared
 from server.doors.core.unit_session import UnitSession
 from server.doors.dialects.ends import CONTEXT_FULL
@@ -22,6 +23,7 @@ from server.doors.dialects.minicpm_o.client_messages import (
 )
 from server.doors.dialects.minicpm_o.forms import EventForm, Mode, NewerForm, OlderForm, Put, error_event
 from server.doors.live.ends import SessionOverError
+from server.live.picture_pace import picture_pixels
 from worker.protocol.codec import FromClient
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import (
@@ -87,6 +89,8 @@ class ModeUnits:
                 raise _not_prepared(message.type)
             unit = read_unit(message)
             chunk = await run_shared(unit.chunk) if unit.frame_base64_list else unit.chunk()
+            for picture in chunk.frame_base64_list:
+                await pace_pixels(await run_shared(picture_pixels, picture))
             while len(self._input_ids) >= MAX_WAITING or self._n_bytes > MAX_WAITING_BYTES:
                 self._answered.clear()
                 await self._answered.wait()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from server.access.connection_pace import pace_pixels
 from server.access.shares import run_shared
 from server.doors.core.request_fields import RequestFields
 from server.doors.core.turn_voice import voice_fields
@@ -35,6 +36,7 @@ from server.doors.live.ends import SessionOverError
 from server.doors.live.sound.resample import pcm16_of
 from server.doors.live.sound.unit_buffer import MAX_PICTURES
 from server.doors.voices import VoiceNames
+from server.live.picture_pace import picture_pixels
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import Error, Prepare, Result
 from worker.protocol.text_messages import InsertText
@@ -220,6 +222,8 @@ class OmniSession:
         is_large = len(audio) > LARGE_EVENT
         samples = await run_shared(decode, audio, form, rate) if is_large else decode(audio, form, rate)
         pictures = [await run_shared(_picture, frame) for frame in frames]
+        for data in pictures:
+            await pace_pixels(await run_shared(picture_pixels, data))
         if not self.turns.append(samples, given):
             return
         for data in pictures:

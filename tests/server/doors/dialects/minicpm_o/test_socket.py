@@ -15,6 +15,7 @@ from server.live.live_sessions import LiveSession
 from tests.server.doors.dialects.minicpm_o.mode_client import SECOND, connect, samples_of, wav_text
 from tests.server.doors.stub_worker import PREFILLED, SPOKEN, TEXT, TONE, forever, stub_gateway, until_idle
 from tests.server.garbage import without_garbage
+from tests.server.live.pictures import paced_pixels, png_text
 from tests.server.live_gateway import ANSWER_S, RunningGateway, run, running_gateway
 
 
@@ -52,7 +53,9 @@ def test_the_newer_form_has_one_kind_of_output_in_each_event() -> None:
     run(scenario)
 
 
-def test_the_form_of_april_has_one_event_for_each_unit_and_takes_wav_voices() -> None:
+def test_the_form_of_april_has_one_event_for_each_unit_and_takes_wav_voices(monkeypatch: pytest.MonkeyPatch) -> None:
+    paced = paced_pixels(monkeypatch, "server.doors.dialects.minicpm_o.units")
+
     async def scenario() -> None:
         async with gateway_with(n_listen=1, n_speak=1) as gateway:
             client = await connect(gateway.port, "mode=audio")
@@ -63,8 +66,9 @@ def test_the_form_of_april_has_one_event_for_each_unit_and_takes_wav_voices() ->
             assert created["prompt_length"] == len("Be brief.") and "rt_" in created["session_id"]
             await client.send("input_audio_buffer.append", audio=SECOND)
             assert (await client.receive("response.listen"))["kv_cache_length"] == 1
-            await client.send("input_audio_buffer.append", audio=SECOND, video_frames=[])
+            await client.send("input_audio_buffer.append", audio=SECOND, video_frames=[png_text(6, 7)])
             spoken = await client.receive("response.output_audio.delta")
+            assert paced == [42]
             assert spoken["text"] and spoken["end_of_turn"] and spoken["kv_cache_length"] == 2
             assert len(samples_of(spoken["audio"])) == 24_000
             await client.send("input_audio_buffer.append", audio=SECOND, force_listen=True)

@@ -10,6 +10,7 @@ import websockets
 
 from benchmarks.serve.fake_worker import FakeWorker
 from tests.server.doors.dialects.vllm_omni.omni_client import SOUND, TRANSCRIPT, OmniClient
+from tests.server.live.pictures import paced_pixels, png_text
 from tests.server.live_gateway import run, running_gateway
 
 
@@ -41,12 +42,15 @@ def test_nothing_is_sent_before_the_clients_settings() -> None:
     run(scenario)
 
 
-def test_units_are_answered_by_listen_or_by_a_response() -> None:
+def test_units_are_answered_by_listen_or_by_a_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    paced = paced_pixels(monkeypatch, "server.doors.dialects.vllm_omni.session")
+
     async def scenario() -> None:
         async with omni(n_listen=1, n_speak=2) as client:
             await client.begin()
-            await client.append(video_frames=[base64.b64encode(b"picture").decode()])
+            await client.append(video_frames=[png_text(6, 7)])
             assert "response_id" not in await client.until("response.listen")
+            assert paced == [42]
             del client.log[:-1]
             await client.append()
             await client.append()
