@@ -1,6 +1,7 @@
 """A worker's socket: units, concurrent sessions, lost connections, pauses and timeouts, in a real process."""
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -222,7 +223,8 @@ def test_client_that_does_not_read_affects_no_other(worker: WorkerProcess, alone
     """The worker stops reading from it; memory stays bounded."""
     before = worker.health()["memory"]["resident"]
     with ScriptedClient(worker) as blocked, ScriptedClient(worker) as neighbour:
-        n_taken = blocked.flood('{"type":"resume"}', most=64 * 2**20)
+        # Errors that quote the message fill the connection's buffers after few messages.
+        n_taken = blocked.flood(json.dumps({"type": "x" * 100}), most=64 * 2**20)
         assert n_taken < 32 * 2**20, f"expected a worker that stops reading, got {n_taken} bytes read"
         neighbour.prepare(TURNS_QUIET)
         assert_same_results(neighbour.units(range(6)), alone(TURNS_QUIET, 6), "beside a client that does not read")
