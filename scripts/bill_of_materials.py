@@ -2,6 +2,7 @@
 
 `python scripts/bill_of_materials.py [FILE]` checks that every dependency of pyproject.toml, and everything that these
 need, is installed in an allowed version and states its license; FILE gets the bill. The exit status is 1 otherwise.
+Extras are checked and listed with them, except what is not installed of an extra's own packages.
 """
 
 import json
@@ -24,6 +25,15 @@ def license_of(found: Distribution) -> str:
     named = [one for one in found.metadata.get_all("Classifier") or [] if one.startswith("License ::")]
     files = [str(one) for one in found.files or [] if "licen" in str(one).lower()]
     return given or ", ".join(one.rpartition(" :: ")[2] for one in named) or (files[0] if files else "")
+
+
+def is_installed(requirement: str) -> bool:
+    """Whether the distribution that a requirement names is installed, in any version."""
+    try:
+        distribution(Requirement(requirement).name)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def check(requirements: list[str]) -> tuple[dict[str, Distribution], list[str]]:
@@ -68,7 +78,8 @@ def bill(found: dict[str, Distribution]) -> dict[str, Any]:
 
 def main() -> int:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    found, wrong = check(project["dependencies"])
+    extras = [one for group in project["optional-dependencies"].values() for one in group]
+    found, wrong = check([*project["dependencies"], *filter(is_installed, extras)])
     for line in wrong:
         print(f"error: {line}", file=sys.stderr)
     if len(sys.argv) > 1:
