@@ -47,7 +47,14 @@ class ThreadShares:
                 loop.call_soon_threadsafe(end)
 
         running.add_done_callback(on_done)  # a job whose caller is gone keeps its turn until it ends
-        return await asyncio.wrap_future(running)
+        waiting = asyncio.wrap_future(running)
+        del running
+        try:
+            return await waiting
+        finally:
+            del (
+                waiting
+            )  # an error, which both have, has this frame: it would be freed by a full garbage collection only
 
     def _end(self, share: object) -> None:
         lock, n_jobs = self._turns[share]

@@ -215,7 +215,7 @@ class DoorTurn:
             if not running.cancelling():  # a second time would leave its connection to the worker open
                 running.cancel()
             await asyncio.gather(asyncio.shield(running), return_exceptions=True)
-            self._running = None  # its error, if any, has frames with this turn
+            self._running = self._session.task = None  # its error, if any, has frames with this turn
 
     async def events(self) -> AsyncIterator[TurnEvent]:
         """The events, the last of which is `TurnFinished`.
@@ -232,10 +232,14 @@ class DoorTurn:
                 break
             self._changed.clear()
             await self._changed.wait()
-        if running.cancelled():
-            raise error_of_end(SessionEnd(self._session.forced_close or CANCELLED))
-        if (error := running.exception()) is not None:
-            raise self._api_error(error)
+        error: BaseException | None = None
+        try:
+            if running.cancelled():
+                raise error_of_end(SessionEnd(self._session.forced_close or CANCELLED))
+            if (error := running.exception()) is not None:
+                raise self._api_error(error)
+        finally:
+            del running, error  # whose frames would keep the turn until a full garbage collection
 
     # --- the turn's task -----------------------------------------------------------------------
 

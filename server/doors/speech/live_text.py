@@ -92,6 +92,7 @@ class LiveTextSocket:
         finally:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
+            self._reading = None  # its error has a frame of this object
 
     async def _first(self) -> RequestFields:
         """The message `session.config`. Raises: ApiError; WebSocketDisconnect."""
@@ -135,17 +136,20 @@ class LiveTextSocket:
         speaking = asyncio.create_task(self._pass_sound(turn, order, text), name=f"sound of {turn.session_id}")
         limiting = asyncio.create_task(self._limit(turn), name=f"limit of {turn.session_id}")
         tasks = (passing, speaking, limiting)
+        waiting: set[asyncio.Task[Any]] = {*tasks, self._reading}
         try:
-            waiting: set[asyncio.Task[Any]] = {*tasks, self._reading}
             while not speaking.done():
                 ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for task in ended - {speaking}:
-                    await task  # raises its error, unless the text is complete
+                ended.discard(speaking)
+                while ended:
+                    await ended.pop()  # raises its error, unless the text is complete
             return await speaking
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            # An error has this frame, which would keep the whole connection until a full garbage collection.
+            del passing, speaking, limiting, tasks, waiting, task
 
     async def _pass_text(self, turn: DoorTurn, text: str) -> None:
         """Pass on the text up to its end. Raises: ApiError."""
@@ -208,11 +212,12 @@ class LiveTextSocket:
     async def _next(self, kinds: tuple[str, ...] = KINDS) -> RequestFields:
         """The next message, of one of these types. Raises: ApiError, also for a client that is silent for too long."""
         idle_s = self._door.limits.live_text_idle_s
-        try:
+        fields: RequestFields | None = None
+        with suppress(TimeoutError):  # must not be the context of the error below: it has frames of this one
             async with asyncio.timeout(idle_s):
                 fields = await self._message()
-        except TimeoutError:
-            raise self._limited(Limit.LIVE_TEXT_IDLE, f"a message within {idle_s:g} s") from None
+        if fields is None:
+            raise self._limited(Limit.LIVE_TEXT_IDLE, f"a message within {idle_s:g} s")
         fields.choice("type", kinds)
         return fields
 
@@ -229,7 +234,10 @@ class LiveTextSocket:
         finally:
             taking.cancel()
         if isinstance(message, ApiError):
-            raise message
+            try:
+                raise message
+            finally:
+                del message  # which has this frame
         return message
 
     async def _read(self) -> None:

@@ -14,9 +14,12 @@ import websockets
 
 from assets.build_tiny_speech import SPEAKERS, build
 from benchmarks.tts import arrivals
+from server.doors.core.chat_turn import DoorTurn
 from server.doors.core.sound_formats import FORMAT_NAMES, MEDIA_TYPES
+from server.doors.speech.live_text import LiveTextSocket
 from server.live import slot_wait
 from tests.server.doors.core.test_sound_formats import decoded
+from tests.server.garbage import without_garbage
 from tests.server.live_gateway import RunningGateway, running_gateway, wait_until
 from tests.worker.speech.served import FRAME, N_SLOTS, SpeechWorker, speech_worker
 from worker.config.access import ClientLimits
@@ -160,7 +163,10 @@ def test_live_texts_are_spoken_while_they_arrive(worker: SpeechWorker) -> None:
     """Utterances follow each other on one connection, each with the latest settings."""
 
     async def scenario(gateway: RunningGateway) -> None:
-        async with websockets.connect(f"ws://127.0.0.1:{gateway.port}{STREAM}", proxy=None) as socket:
+        async with (
+            without_garbage(LiveTextSocket, DoorTurn),
+            websockets.connect(f"ws://127.0.0.1:{gateway.port}{STREAM}", proxy=None) as socket,
+        ):
 
             async def send(kind: str, **fields: Any) -> None:
                 await socket.send(json.dumps({"type": kind, **fields}))
@@ -216,7 +222,10 @@ WRONG: list[tuple[list[dict[str, Any]], str]] = [
 async def last_error(gateway: RunningGateway, messages: list[dict[str, Any]]) -> dict[str, Any]:
     """The error that ends a connection with these messages."""
     found = []
-    async with websockets.connect(f"ws://127.0.0.1:{gateway.port}{STREAM}", proxy=None) as socket:
+    async with (
+        without_garbage(LiveTextSocket, DoorTurn),
+        websockets.connect(f"ws://127.0.0.1:{gateway.port}{STREAM}", proxy=None) as socket,
+    ):
         with suppress(websockets.ConnectionClosed):
             for message in messages:
                 await socket.send(json.dumps(message))
