@@ -6,18 +6,20 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-# A forked child imports each module on top of the torch-free modules before it. The parent then imports a torch-free
-# module too, so that the next child starts with it loaded.
+# A forked child imports all modules. If one of them fails or loads torch, each is tried by itself: a forked child imports
+# it on top of the torch-free modules before it, and the parent imports a torch-free module too, so that the next child
+# starts with it loaded.
 PROGRAM = """
 import importlib, json, os, sys, traceback
 assert "torch" not in sys.modules
-wrong = {}
-for name in sys.argv[1:]:
+
+def problem_of(names):
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
         try:
-            importlib.import_module(name)
+            for name in names:
+                importlib.import_module(name)
             problem = "torch loaded" if "torch" in sys.modules else ""
         except BaseException:
             problem = traceback.format_exc()
@@ -27,8 +29,13 @@ for name in sys.argv[1:]:
     with open(reader, "rb") as pipe:
         problem = pipe.read().decode()
     _, status = os.waitpid(child, 0)
-    if status or problem:
-        wrong[name] = problem or f"wait status {status}"
+    return problem or (f"wait status {status}" if status else "")
+
+wrong, names = {}, sys.argv[1:]
+for name in names if problem_of(names) else []:
+    problem = problem_of([name])
+    if problem:
+        wrong[name] = problem
     else:
         importlib.import_module(name)
 print(json.dumps(wrong))
