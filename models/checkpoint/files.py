@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -302,6 +303,18 @@ def _read_header(file: Path) -> tuple[list[StoredTensor], str | None]:
         return [], f"{file.name}: expected a safetensors file, got no such file"
     except (SafetensorError, OSError) as error:
         return [], f"{file.name}: expected a complete safetensors file, got {error}"
+
+
+@cache
+def converted_to(folder: Path) -> Kind | None:
+    """The kind of weights that `models.quantize` has made of a folder's; None if it has not, or is not readable.
+
+    The first answer stays: a process that serves a folder reads its index once.
+    """
+    try:
+        return _read_index(folder / INDEX)[1]
+    except CheckpointError:
+        return None
 
 
 def _read_index(file: Path) -> tuple[dict[str, str], Kind | None]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from models.checkpoint.files import converted_to
 from worker.assembly.load_times import Loading
 from worker.compile.compile_engine import count
 from worker.compile.state import CompileResult
@@ -80,6 +81,7 @@ def health(
             "random_weights": has_random_weights(settings.engine.model_path),
             "dtype": None if engine is None else str(engine.parts.model.dtype).removeprefix("torch."),
             "precision": str(settings.engine.precision),
+            "converted_to": converted_to(settings.engine.model_path),
             "speaks": None if engine is None else engine.has_vocoder,
             "side_lane": None if engine is None else engine.parts.language.side_lane is not None,
             "weights": None if engine is None else _weights(engine.parts.loading),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from models.checkpoint.files import list_tensors
+from models.checkpoint.files import converted_to, list_tensors
 from models.errors import AudioError
 from models.layers.quantized import QuantizedLinear
 from models.quantize import quantize_folder
@@ -92,6 +92,7 @@ def test_an_int8_folder_is_served(tmp_path: Path) -> None:
     started.engine.close()
     assert started.warm_up.n_units == 1 and started.voices is not None
     assert started.report.header.settings["weights"] == "int8"
+    assert (converted_to(folder), converted_to(TINY), converted_to(tmp_path)) == ("int8", None, None)
     layers = [module for module in parts.model.modules() if isinstance(module, QuantizedLinear)]
     assert len(layers) == 2 * (7 + 7 + 6 + 6) + 1, f"expected all layers and the head, got {len(layers)}"
     head = safe_open(folder / "model-00001-of-00001.safetensors", "pt").get_tensor("llm.lm_head.weight")
