@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-# A forked child imports all modules. If one of them fails or loads torch, each is tried by itself: a forked child imports
-# it on top of the torch-free modules before it, and the parent imports a torch-free module too, so that the next child
-# starts with it loaded.
+# A forked child imports all modules. If one of them fails or loads torch, each is tried by itself: a forked child
+# imports it on top of the torch-free modules before it, and the parent imports a torch-free module too, so that the
+# next child starts with it loaded.
 PROGRAM = """
 import importlib, json, os, sys, traceback
 assert "torch" not in sys.modules
