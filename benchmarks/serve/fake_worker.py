@@ -279,6 +279,7 @@ class FakeWorker:
                 "random_weights": False,
                 "dtype": None,
                 "precision": None,
+                "converted_to": None,
                 "speaks": self.speaks,
                 "side_lane": False,
                 "weights": None,
