@@ -9,6 +9,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -58,23 +59,38 @@ class PageCookies:
 
 
 def _read_or_make(path: Path) -> bytes:
-    """The secret in the file, or a new one that is written there."""
-    try:
-        if len(found := path.read_bytes()) == SECRET_BYTES:
-            return found
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        LOG.warning("secret of the pages' cookies: %s", error)
+    """The secret in the file, or a new one that is written there.
+
+    Of servers that share the folder and start together, one makes the file and the others read it: a link to a complete
+    file is made in one step, and only where there is none.
+    """
     made = secrets.token_bytes(SECRET_BYTES)
+    new = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
+        if (found := _read(path)) is not None:
+            return found
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        path.touch(FILE_MODE, exist_ok=False)
-        path.write_bytes(made)
+        new.touch(FILE_MODE, exist_ok=False)
+        new.write_bytes(made)
+        with suppress(FileExistsError):
+            path.hardlink_to(new)
+        if (found := _read(path)) is not None:
+            return found
+        new.replace(path)  # the file is damaged
     except OSError as error:
         LOG.warning("secret of the pages' cookies: %s; visitors sign in again after a restart", error)
+    finally:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
     return made
+
+
+def _read(path: Path) -> bytes | None:
+    """The secret in the file; None if there is none, or one that is damaged."""
+    with suppress(FileNotFoundError):
+        if len(found := path.read_bytes()) == SECRET_BYTES:
+            return found
+    return None
 
 
 class SignInLinks:

@@ -167,6 +167,33 @@ def test_cookies_end_with_time_and_key(tmp_path: Path) -> None:
     assert cookies.find(cookie, keys) is None
 
 
+@pytest.mark.parametrize("before", [None, b"damaged"])
+def test_gateways_that_start_together_have_one_secret(
+    before: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second gateway makes its first cookie while the first one makes the secret."""
+    keys = Access.of(user_and_admin(tmp_path), lambda _: None).keys
+    user, path = keys.named("user"), tmp_path / "shared" / "page_secret"
+    assert user is not None
+    if before is not None:
+        path.parent.mkdir()
+        path.write_bytes(before)
+    first, second = PageCookies(path), PageCookies(path)
+    cookies, write = [], Path.write_bytes
+
+    def write_late(file: Path, content: bytes) -> int:
+        monkeypatch.undo()
+        cookies.append(second.make(user))
+        return write(file, content)
+
+    monkeypatch.setattr(Path, "write_bytes", write_late)
+    cookies.append(first.make(user))
+    found = [one.find(cookie, keys) for one in (first, second, PageCookies(path)) for cookie in cookies]
+    assert found == [user] * 6, f"expected each cookie to be valid at each gateway, got {found}"
+    assert [one.name for one in path.parent.iterdir()] == [path.name], "expected no other file"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_links_sign_in_once() -> None:
     now = 0.0
     links = SignInLinks(lambda: now)
