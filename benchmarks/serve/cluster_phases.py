@@ -35,12 +35,33 @@ class Usage:
     busy: float = 0.0
 
 
+class ThreadWaits:
+    """Seconds for which the threads of one process waited for a CPU, those that have ended included."""
+
+    def __init__(self) -> None:
+        self._ended_s = 0.0
+        self._running: dict[int, float] = {}
+
+    def add(self, running: dict[int, float]) -> None:
+        """Add a sample: seconds of each thread that runs, by thread id."""
+        for thread, seconds in self._running.items():
+            if running.get(thread, -1.0) < seconds:  # it has ended; a thread with less time has only its id
+                self._ended_s += seconds
+        self._running = running
+
+    @property
+    def total_s(self) -> float:
+        """Of all threads until the last sample."""
+        return self._ended_s + sum(self._running.values())
+
+
 class PhaseLog:
     """Phases of a run, as a context. A thread samples the processes below this one."""
 
     def __init__(self) -> None:
         self._lock, self._ended = threading.Lock(), threading.Event()
-        self._cpu: dict[int, tuple[str, float, float]] = {}  # pid -> kind, CPU s, s that it waited for a CPU
+        self._cpu: dict[int, tuple[str, float]] = {}  # pid -> kind, CPU s
+        self._waits: dict[int, ThreadWaits] = {}  # of workers, by pid
         self._begun: list[tuple[str, Usage]] = []
         self._thread = threading.Thread(target=self._sample_often, name="phases", daemon=True)
 
@@ -88,14 +109,16 @@ class PhaseLog:
                     self._read(process, _kind_of(process))
             times = psutil.cpu_times()
             usage = Usage(time.monotonic(), busy=sum(times[:3]) + times.irq + times.softirq)
-            for kind, cpu_s, waited_s in self._cpu.values():
+            for kind, cpu_s in self._cpu.values():
                 usage.cpu[kind] += cpu_s
-                usage.waited += waited_s if kind == "workers" else 0.0
+            usage.waited = sum(one.total_s for one in self._waits.values())
             return usage
 
     def _read(self, process: psutil.Process, kind: str) -> None:
         times = process.cpu_times()
-        self._cpu[process.pid] = kind, times.user + times.system, waited_s(process.pid)
+        self._cpu[process.pid] = kind, times.user + times.system
+        if kind == "workers":
+            self._waits.setdefault(process.pid, ThreadWaits()).add(thread_waits(process.pid))
 
 
 def is_late(unit: Unit, now: float) -> bool:
@@ -103,13 +126,13 @@ def is_late(unit: Unit, now: float) -> bool:
     return bool(unit.error) or (now if unit.answered_at is None else unit.answered_at) - unit.sent_at > DEADLINE_S
 
 
-def waited_s(pid: int) -> float:
-    """Seconds for which the threads of a process were ready to run and had no CPU."""
-    total = 0
+def thread_waits(pid: int) -> dict[int, float]:
+    """Seconds for which each thread of a process was ready to run and had no CPU, by thread id."""
+    found = {}
     for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with suppress(OSError):
-            total += int(task.read_text().split()[1])
-    return total / 1e9
+            found[int(task.parent.name)] = int(task.read_text().split()[1]) / 1e9
+    return found
 
 
 def _kind_of(process: psutil.Process) -> str:

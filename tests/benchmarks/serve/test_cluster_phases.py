@@ -7,7 +7,7 @@ import time
 import pytest
 
 from benchmarks.chaos.clients import ChaosClient, Unit
-from benchmarks.serve.cluster_phases import PhaseLog, waited_s
+from benchmarks.serve.cluster_phases import PhaseLog, ThreadWaits, thread_waits
 
 SPIN = "import time\nwhile time.process_time() < 0.4: pass\nprint(flush=True)\ntime.sleep(60)"
 
@@ -26,7 +26,7 @@ def test_units_and_cpu_time_belong_to_their_phase(monkeypatch: pytest.MonkeyPatc
             between = time.monotonic()
             time.sleep(0.3)
             log.begin("end")
-            assert waited_s(child.pid) >= 0
+            assert child.pid in thread_waits(child.pid), "expected the main thread"
         finally:
             child.kill()
             child.communicate()
@@ -42,3 +42,11 @@ def test_units_and_cpu_time_belong_to_their_phase(monkeypatch: pytest.MonkeyPatc
     assert (idle["phase"], idle["units"], idle["late"]) == ("idle", 2, 1), idle
     used = [row["cores"]["workers"] * row["seconds"] for row in (busy, idle)]  # type: ignore[index]
     assert used[0] > 0.25 and used[1] < 0.1, f"expected CPU time in the first phase only, got {used} s"
+
+
+def test_time_of_ended_threads_is_kept() -> None:
+    waits, totals = ThreadWaits(), []
+    for running in ({1: 1.0, 2: 3.0}, {1: 1.5}, {1: 2.0, 2: 0.5}, {2: 0.75}, {}):  # the id 2 is used again
+        waits.add(running)
+        totals.append(waits.total_s)
+    assert totals == [4.0, 4.5, 5.5, 5.75, 5.75], totals
