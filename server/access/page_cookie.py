@@ -72,7 +72,7 @@ def _read_or_make(path: Path) -> bytes:
         path.parent.mkdir(parents=True, exist_ok=True)
         new.touch(FILE_MODE, exist_ok=False)
         new.write_bytes(made)
-        with suppress(FileExistsError):
+        with suppress(OSError):  # there is one, or the file system has no links
             path.hardlink_to(new)
         if (found := _read(path)) is not None:
             return found
