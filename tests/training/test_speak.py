@@ -11,10 +11,10 @@ import torch
 from tests.training.batches import SIZES, tiny_model
 from tests.worker.loop.engines import TINY, loaded
 from training.mind.examples import Examples
-from training.mind.learner import LearnPlan
+from training.mind.learner import LearnPlan, fresh_shares
 from training.mind.measure import measure_loss
-from training.mind.pool import Pool
-from training.mind.speak import SpeechLearner, TargetSpeech, reply_units
+from training.mind.pool import MAX_USES, Pool
+from training.mind.speak import SHARES, SpeechLearner, TargetSpeech, reply_units
 from training.timelines.speech import Samples, noise_bursts
 from training.timelines.windows import TrainingWindow
 
@@ -85,3 +85,14 @@ def test_only_the_speech_model_changes(tmp_path: Path, examples: Examples) -> No
         name.split(".")[0] for name, weight in model.state_dict().items() if not torch.equal(weight, before[name])
     }
     assert changed == {"tts"}
+
+
+def test_records_that_were_used_too_often_are_left_out() -> None:
+    pool = Pool(SIZES, torch.device("cpu"))
+    assert fresh_shares(SHARES, pool) == {}
+    pool.n_added["talk"] = pool.n_added["echo"] = 2
+    assert fresh_shares(SHARES, pool) == SHARES
+    pool.n_drawn["talk"] = 2 * MAX_USES
+    assert fresh_shares(SHARES, pool) == {"echo": SHARES["echo"]}
+    pool.n_drawn["echo"] = 2 * MAX_USES
+    assert fresh_shares(SHARES, pool) == SHARES, "expected all: none is fresh"

@@ -98,6 +98,12 @@ def shares_at(progress: float) -> dict[Task, float]:
     return CURRICULUM[-1][1]
 
 
+def fresh_shares(shares: dict[Task, float], pool: Pool) -> dict[Task, float]:
+    """Those of tasks whose records may still be used, or else of all tasks that have records."""
+    found = {task: share for task, share in shares.items() if share and pool.has(task)}
+    return {task: share for task, share in found.items() if pool.is_fresh(task)} or found
+
+
 def rate_at(progress: float, steps: int) -> float:
     """Learning rate as a part of the highest: half a cosine over the schedule, a rise at the start of a run."""
     cosine = 0.5 + 0.5 * math.cos(math.pi * min(progress, 1.0))
@@ -318,8 +324,7 @@ class Learner:
 
     def _shares(self, pool: Pool) -> dict[Task, float]:
         shares = {self.plan.task: 1.0} if self.plan.task else shares_at(self.progress)
-        found = {task: share for task, share in shares.items() if share and pool.has(task)}
-        return {task: share for task, share in found.items() if pool.is_fresh(task)} or found
+        return fresh_shares(shares, pool)
 
     def precision(self) -> AbstractContextManager[Any]:
         """In which the model runs: bfloat16 where it may be, on a GPU."""

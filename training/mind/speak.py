@@ -19,7 +19,7 @@ from models.token2wav.prompt.s3_tokenizer import S3Tokenizer
 from training.loop import read_weights, weights_file
 from training.mind.examples import DrawnPart, Task
 from training.mind.forward import run_rows
-from training.mind.learner import Learner
+from training.mind.learner import Learner, fresh_shares
 from training.mind.pool import Pool, Stored
 from training.mind.records import SpeechRecord
 from training.mind.speech import SPEECH_TOKENS_PER_UNIT, collate_replies, predict_speech, speech_rows, spoken_places
@@ -142,4 +142,4 @@ class SpeechLearner(Learner):
         return {name: one for name, one in self.model.named_parameters() if name.startswith("tts.")}
 
     def _shares(self, pool: Pool) -> dict[Task, float]:
-        return {task: share for task, share in SHARES.items() if pool.has(task)}
+        return fresh_shares(SHARES, pool)
