@@ -68,6 +68,8 @@ class Call:
     conversation_s: float
     max_steps: int | None
     sight_seconds: float
+    gather_seconds: float
+    mind: Path | None
 
 
 class Stopped(Exception):
@@ -100,6 +102,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--conversation-s", type=float, default=60.0)
     parser.add_argument("--max-steps", type=int, help="of this call")
     parser.add_argument("--sight-seconds", type=float, default=0.0, help="of pictures alone, before the rest")
+    parser.add_argument("--gather-seconds", type=float, default=0.0, help="of making records before all training")
+    parser.add_argument(
+        "--mind", type=Path, help="for speech: OUT of a training of the mind at the same time, whose states it follows"
+    )
     args = vars(parser.parse_args(argv))
     args["pool_bytes"] = args["pool_bytes"] or POOL_BYTES[args["device"].type]
     signal.signal(signal.SIGTERM, _stop)
@@ -124,6 +130,7 @@ def run(call: Call) -> int:
     producers, filler = Producers(_producer_plan(call, examples, learner), call.producers), None
     try:
         filler = PoolFiller(producers, pool, held_out)
+        _gather(call, filler, begun)
         if call.sight_seconds:
             _train_sight(call, learner, producers, log)
             filler.check()
@@ -140,6 +147,13 @@ def run(call: Call) -> int:
         if filler is not None:
             filler.stop()
         producers.stop()
+
+
+def _gather(call: Call, filler: PoolFiller, begun: float) -> None:
+    """Let the producers work alone until this part of the call is over."""
+    while time.monotonic() < begun + call.gather_seconds:
+        filler.check()
+        time.sleep(WAIT_S)
 
 
 def _train_sight(call: Call, learner: Learner, producers: Producers, log: Callable[[object], None]) -> None:
@@ -198,6 +212,8 @@ def _train(
             log(values | {"ms_per_step": round(1000 * step_s, 1), **counts})
         if now - saved > SAVE_S:
             learner.save(call.out)
+            if call.mind is not None:
+                log({"mind": learner.follow(call.mind)})
             saved = time.monotonic()
     learner.save(call.out)
     log(learner.take_log())

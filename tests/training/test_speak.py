@@ -11,8 +11,9 @@ import torch
 from tests.training.batches import SIZES, tiny_model
 from tests.worker.loop.engines import TINY, loaded
 from training.mind.examples import Examples
-from training.mind.learner import LearnPlan, fresh_shares
+from training.mind.learner import Learner, LearnPlan, fresh_shares
 from training.mind.measure import measure_loss
+from training.mind.moments import save_small
 from training.mind.pool import MAX_USES, Pool
 from training.mind.speak import SHARES, SpeechLearner, TargetSpeech, reply_units
 from training.timelines.speech import Samples, noise_bursts
@@ -96,3 +97,18 @@ def test_records_that_were_used_too_often_are_left_out() -> None:
     assert fresh_shares(SHARES, pool) == {"echo": SHARES["echo"]}
     pool.n_drawn["echo"] = 2 * MAX_USES
     assert fresh_shares(SHARES, pool) == SHARES, "expected all: none is fresh"
+
+
+def test_speech_follows_a_mind_that_is_trained_at_the_same_time(tmp_path: Path, examples: Examples) -> None:
+    plan = LearnPlan(tmp_path, torch.device("cpu"), plan_seconds=60)
+    special = examples.tokenizer.special
+    mind, speech = (kind(tiny_model(), special, plan) for kind in (Learner, SpeechLearner))
+    with torch.no_grad():
+        mind.model.llm.model.norm.weight.fill_(0.5)
+        mind.model.tts.model.norm.weight.fill_(0.25)
+    save_small(tmp_path, "mind", mind.weights, mind.optimizer, {"step": 7})
+    assert speech.follow(tmp_path) == 7
+    assert bool((speech.model.llm.model.norm.weight == 0.5).all()), "expected the mind's weights"
+    assert not bool((speech.model.tts.model.norm.weight == 0.25).any()), "expected the speech model as it was"
+    with pytest.raises(ValueError, match="expected a training of speech"):
+        mind.follow(tmp_path)

@@ -16,6 +16,7 @@ from training.grammar import camera, turns
 from training.grammar.phrases import Split
 from training.grammar.turns import Exchange, ToldFacts
 from training.mind.records import REFERENCE, Record, as_classes, as_levels
+from training.mind.words.heard import HeardWords, word_tokens
 from training.scenes.labels import CLASSES, UNKNOWN, picture_classes
 from training.scenes.random_scenes import draw_shown
 from training.scenes.render import draw_look, render
@@ -70,6 +71,9 @@ class ChatMaker:
         skill = chat[-1].skill if medium == "text" else f"{chat[-1].skill} ({medium})"
         accepted = chat[-1].accepted or (chat[-1].text,)
         record = replace(record, skill=skill, accepted=accepted, picture_classes=as_classes(classes))
+        if medium == "sound":
+            rows = np.flatnonzero(record.kinds == REFERENCE).astype(np.int32)
+            record = replace(record, words=(HeardWords(rows, word_tokens(self.tokenizer.encode, chat[-1].said)),))
         return record, chat[-1]
 
     def record(self, messages: list[dict[str, object]], answer: str, is_voiced: bool, task: str = "chat") -> Record:

@@ -48,12 +48,13 @@ class States:
     """States of a batch.
 
     Args:
-        hidden: [B, T, D] of the language model.
+        hidden: [B, T, D] of the language model. middle: the same after half of its layers.
         heard: [S, K * 50, D] of the audio encoder; None without sound.
         seen: [P, 64, D] rows of pictures; None without pictures.
     """
 
     hidden: Tensor
+    middle: Tensor
     heard: Tensor | None
     seen: Tensor | None
 
@@ -62,7 +63,8 @@ def run_rows(model: OmniModel, batch: Batch, inputs: Inputs, passes: "Passes | N
     """States of all rows of a batch."""
     passes = passes or Passes()
     embeds, heard, seen = embed_rows(model, batch, inputs, passes)
-    return States(passes.decoder(model.llm.model, embeds), heard, seen)
+    hidden, middle = passes.decoder(model.llm.model, embeds)
+    return States(hidden, middle, heard, seen)
 
 
 def embed_rows(
@@ -94,12 +96,15 @@ def logits_of(model: OmniModel, hidden: Tensor, places: Tensor) -> Tensor:
     return F.linear(hidden.flatten(0, 1)[places], model.llm.lm_head.weight).float()
 
 
-def run_decoder(stack: Backbone, embeds: Tensor) -> Tensor:
-    """States [B, T, D] of a decoder over sequences that begin at position 0; later rows do not change earlier ones."""
+def run_decoder(stack: Backbone, embeds: Tensor) -> tuple[Tensor, Tensor]:
+    """States [B, T, D] of a decoder over sequences that begin at position 0; later rows do not change earlier ones.
+
+    Returns: normed states after all layers, and states after half of them.
+    """
     positions = torch.arange(embeds.shape[1], device=embeds.device)
     cos, sin = (part[:, None] for part in rotary_angles(positions, stack.frequencies))
-    x = embeds
-    for module in stack.layers:
+    x = middle = embeds
+    for number, module in enumerate(stack.layers):
         layer = cast(DecoderLayer, module)
         attention = layer.self_attn
         normed = _norm(layer.input_layernorm, x)
@@ -116,7 +121,9 @@ def run_decoder(stack: Backbone, embeds: Tensor) -> Tensor:
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + attention.o_proj(seen.transpose(1, 2).flatten(2))
         x = x + layer.mlp(_norm(layer.post_attention_layernorm, x))
-    return _norm(stack.norm, x)
+        if number + 1 == len(stack.layers) // 2:
+            middle = x
+    return _norm(stack.norm, x), middle
 
 
 def _norm(norm: nn.Module, x: Tensor) -> Tensor:
@@ -238,7 +245,7 @@ class Passes:
         pads_pictures: `pictures` gets PICTURES_AT_ONCE pictures in each call, empty ones where there are fewer.
     """
 
-    decoder: Callable[[Backbone, Tensor], Tensor] = run_decoder
+    decoder: Callable[[Backbone, Tensor], tuple[Tensor, Tensor]] = run_decoder
     audio: Callable[[OmniModel, Tensor, Tensor, Tensor], Tensor] = encode_segments
     pictures: Callable[[OmniModel, Tensor, Tensor, Tensor], Tensor] = encode_part
     pads_pictures: bool = False
@@ -249,8 +256,9 @@ class Passes:
         decoder = torch.compile(run_decoder, dynamic=True, backend=backend)
         audio = torch.compile(encode_segments, dynamic=True, backend=backend)
 
-        def decode(stack: Backbone, embeds: Tensor) -> Tensor:
-            return decoder(stack, _of_any_size(embeds))
+        def decode(stack: Backbone, embeds: Tensor) -> tuple[Tensor, Tensor]:
+            hidden, middle = decoder(stack, _of_any_size(embeds))
+            return hidden, middle
 
         def hear(model: OmniModel, mel: Tensor, first: Tensor, end: Tensor) -> Tensor:
             return audio(model, *map(_of_any_size, (mel, first, end)))

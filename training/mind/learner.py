@@ -31,6 +31,7 @@ from training.mind.moments import HELPS, load_small, save_small
 from training.mind.pool import Pool, Stored
 from training.mind.records import SILENCE
 from training.mind.sight import class_loss
+from training.mind.words.loss import collate_words, word_loss
 from training.scenes.labels import CLASSES
 from training.speech.corpus import NO_PHONE, PHONES
 
@@ -40,6 +41,8 @@ MAX_NORM = 1.0  # of the gradient
 QUIET_WEIGHT = 0.2  # of decisions to listen in the loss: most seconds of a conversation have one
 PHONE_WEIGHTS = (1.0, 0.2)  # of the loss of phonemes, at the start of the schedule and at its end
 SIGHT_WEIGHTS = (0.5, 0.1)  # the same of classes of pictures
+WORD_WEIGHT = 0.5  # of the loss of words
+BLANK_BIAS = 8.0  # at the start, where most rows have no word: two of three rows are blank
 PAUSE_WEIGHT = 0.1  # of pauses among phonemes: most of a conversation is silent
 TASKS_OF_A_STEP = 2  # the more, the more operations of small batches
 MAX_TASK_ROWS = 2 / 3  # of a step's rows; bounds memory where few tasks have fresh records
@@ -128,6 +131,11 @@ class Learner:
         self.sights = nn.Linear(model.config.hidden_size, sum(CLASSES), device=device)
         nn.init.zeros_(self.sights.weight)
         nn.init.zeros_(self.sights.bias)
+        # And what the person says, from states in the middle of the language model; the last output is the blank.
+        self.words = nn.Linear(model.config.hidden_size, model.config.vocab_size + 1, device=device)
+        nn.init.zeros_(self.words.weight)
+        nn.init.zeros_(self.words.bias)
+        nn.init.constant_(self.words.bias[-1:], BLANK_BIAS)
         self.weights = self._weights()
         for weight in self.weights.values():
             weight.requires_grad_(True)
@@ -185,6 +193,10 @@ class Learner:
         partial.replace(file)
         if small is not None:
             save_small(small, self.name, self.weights, self.optimizer, self._counters())
+
+    def follow(self, mind: Path) -> float:
+        """Take the weights of another training that is not this learner's own. Returns: its step."""
+        raise ValueError(f"{mind}: expected a training of speech, got one of the {self.name}")
 
     def _counters(self) -> dict[str, float]:
         return {"step": self.step_number, "seconds": self.seconds, "drawn": self.n_drawn}
@@ -251,6 +263,9 @@ class Learner:
         if states.heard is not None and (phones := self.phone_targets(pool, drawn, batch)) is not None:
             phone_loss, measured["phone_errors"] = self.phone_loss(states.heard, phones)
             loss = loss + self._help(PHONE_WEIGHTS) * phone_loss
+        if (said := collate_words([one.record.words for one in drawn], batch.ids.shape[1])) is not None:
+            measured["words"] = word_loss(self.words, states.middle, said.to(self.plan.device))
+            loss = loss + WORD_WEIGHT * measured["words"]
         if states.seen is not None:
             sight_loss, errors = class_loss(self.sights, states.seen, pool.classes_of(drawn))
             measured["sight_errors"] = errors.nanmean()
@@ -309,7 +324,7 @@ class Learner:
         named: dict[str, Tensor] = {
             name: one for name, one in self.model.named_parameters() if not name.startswith("tts.")
         }
-        for prefix, module in zip(HELPS, (self.phones, self.sights), strict=True):
+        for prefix, module in zip(HELPS, (self.phones, self.sights, self.words), strict=True):
             named |= {prefix + name: one for name, one in module.named_parameters()}
         return named
 

@@ -8,11 +8,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from models.inputs.tokens import Tokenizer
+from training.edits import edit_distance
 from training.mind.forward import embed_rows, logits_of, run_decoder, run_rows
 from training.mind.learner import Learner
 from training.mind.pool import Pool, Stored
+from training.mind.words.loss import best_tokens, collate_words
 from training.timelines.layout import NOTHING
 
 AT_ONCE = 16  # records
@@ -25,9 +28,10 @@ def measure(
 ) -> dict[str, float]:
     """Figures of held-out records, as parts of one; of fewer records where `until`, by time.monotonic, has passed.
 
-    Of each task: `text`, tokens of replies that are right; `replies`, whole replies that are. Of conversations:
-    `starts`, replies that begin in their unit; `false_starts`, silent units that would begin one; `stops`,
-    interruptions that are noticed in their unit. Of chats: `answers`, in words that are accepted, by skill.
+    Of each task: `text`, tokens of replies that are right; `replies`, whole replies that are; `words`, tokens of what
+    is heard that the head of the training finds. Of conversations: `starts`, replies that begin in their unit;
+    `false_starts`, silent units that would begin one; `stops`, interruptions that are noticed in their unit. Of
+    chats: `answers`, in words that are accepted, by skill.
     """
     figures: dict[str, float] = {}
     for task in dict.fromkeys(one.record.task for one in stored):
@@ -60,6 +64,7 @@ def _teacher_forced(learner: Learner, pool: Pool, stored: Sequence[Stored], unti
             batch, inputs = learner.inputs(pool, part, degrades=learner.plan.degrades)
             states = run_rows(learner.model, batch, inputs)
             guessed = logits_of(learner.model, states.hidden, batch.learned).argmax(-1)
+            _count_words(learner, part, states.middle, counts)
         targets, owners = batch.targets.cpu().numpy(), batch.owners.cpu().numpy()
         right, decides = guessed.cpu().numpy() == targets, batch.is_decision.cpu().numpy()
         speaks = guessed.cpu().numpy() == special.speak
@@ -82,6 +87,18 @@ def _teacher_forced(learner: Learner, pool: Pool, stored: Sequence[Stored], unti
         for number in np.unique(reply[begins]):
             counts["replies", bool(right[reply == number].all())] += 1
     return _pairs(counts)
+
+
+def _count_words(learner: Learner, stored: Sequence[Stored], middle: Tensor, counts: Counter[tuple[str, bool]]) -> None:
+    """Text tokens of what is heard, less the edits between them and those that are found."""
+    said = [one.record.words for one in stored]
+    if (words := collate_words(said, middle.shape[1])) is None:
+        return
+    found = best_tokens(learner.words, middle, words.to(middle.device))
+    for got, expected in zip(found, (one.tokens.tolist() for record in said for one in record), strict=True):
+        n_wrong = min(len(expected), edit_distance(got, expected))
+        counts["words", False] += n_wrong
+        counts["words", True] += len(expected) - n_wrong
 
 
 def _answers(
@@ -110,7 +127,7 @@ def _greedy(learner: Learner, pool: Pool, stored: Sequence[Stored], tokenizer: T
         last = torch.tensor(starts, device=embeds.device)
         drawn = []
         for _ in range(MAX_ANSWER):
-            hidden = run_decoder(model.llm.model, embeds[:, : int(last.max()) + 1])
+            hidden, _ = run_decoder(model.llm.model, embeds[:, : int(last.max()) + 1])
             token = logits_of(model, hidden, row * hidden.shape[1] + last).argmax(-1)
             drawn.append(token)
             last = (last + 1).clamp_max(n_rows - 1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 OCTAVES = 40.0  # below the largest second moment of a tensor; smaller ones are raised to that
 LEVELS = 255
-HELPS = ("phones.", "sights.")  # what helps training and is not exported
+HELPS = ("phones.", "sights.", "words.")  # what helps training and is not exported
 
 
 def pack_moments(second: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,6 +48,27 @@ def save_small(
         partial.replace(file)
 
 
+def load_weights(folder: Path, name: str, weights: dict[str, Tensor]) -> dict[str, Any]:
+    """Restore the weights of `save_small` without the moments.
+
+    Weights whose name begins with one of HELPS may be missing on either side; those of the model stay as they are.
+
+    Returns: the content of the other file; without it, no moments and counters of zero.
+    Raises: ValueError for weights of another model.
+    """
+    half = torch.load(folder / f"{name}_weights.pt", weights_only=True)
+    file = folder / f"{name}_moments.pt"
+    nothing: dict[str, Any] = {"moments": {}, "counters": {"step": 0, "seconds": 0.0, "drawn": 0}}
+    wrong = sorted(key for key in half.keys() ^ weights.keys() if not key.startswith(HELPS))
+    if wrong:
+        raise ValueError(f"{folder}: expected the weights of this model, got others for {wrong[:5]}")
+    with torch.no_grad():
+        for key in half.keys() & weights.keys():
+            weights[key].copy_(half[key])
+    stored: dict[str, Any] = torch.load(file, weights_only=True) if file.exists() else nothing
+    return stored
+
+
 def load_small(
     folder: Path, name: str, weights: dict[str, Tensor], optimizer: torch.optim.Optimizer
 ) -> dict[str, float]:
@@ -57,23 +78,12 @@ def load_small(
 
     Returns: the counters; `step` is one of them. Raises: ValueError for weights of another model.
     """
-    half = torch.load(folder / f"{name}_weights.pt", weights_only=True)
-    file = folder / f"{name}_moments.pt"
-    nothing: dict[str, Any] = {"moments": {}, "counters": {"step": 0, "seconds": 0.0, "drawn": 0}}
-    stored = torch.load(file, weights_only=True) if file.exists() else nothing
+    stored = load_weights(folder, name, weights)
     counters: dict[str, float] = stored["counters"]
-    missing = {key for key in weights.keys() - half.keys() if key.startswith(HELPS)}
-    if half.keys() != weights.keys() - missing:
-        wrong = sorted((half.keys() ^ weights.keys()) - missing)[:5]
-        raise ValueError(f"{folder}: expected the weights of this model, got others for {wrong}")
-    with torch.no_grad():
-        for key, weight in weights.items():
-            if key in missing:
-                continue
-            weight.copy_(half[key])
-            if key in stored["moments"]:
-                levels, top = stored["moments"][key]
-                second = unpack_moments(levels, top).to(weight.device, weight.dtype)
-                step = torch.tensor(float(counters["step"]), device=weight.device if weight.is_cuda else "cpu")
-                optimizer.state[weight] = {"step": step, "exp_avg": torch.zeros_like(weight), "exp_avg_sq": second}
+    for key, weight in weights.items():
+        if key in stored["moments"]:
+            levels, top = stored["moments"][key]
+            second = unpack_moments(levels, top).to(weight.device, weight.dtype)
+            step = torch.tensor(float(counters["step"]), device=weight.device if weight.is_cuda else "cpu")
+            optimizer.state[weight] = {"step": step, "exp_avg": torch.zeros_like(weight), "exp_avg_sq": second}
     return counters

@@ -22,7 +22,7 @@ from training.mind.voices import EngineVoice, engine_voices
 
 # Records of each task in a shard. Making sound takes most of the time; written chats cost next to nothing.
 SHARD: dict[Task, int] = {"text": 48, "echo": 8, "captions": 2, "talk": 3, "chat": 6}
-SPEECH_SHARD: dict[Task, int] = {"echo": 2, "talk": 3}
+SPEECH_SHARD: dict[Task, int] = {"echo": 4, "talk": 2}
 HELD_OUT: dict[Task, int] = {"text": 16, "echo": 2, "captions": 2, "talk": 2, "chat": 6}  # of each shard held out
 MAX_WAITING = 64  # shards in the folder
 WAIT_S = 0.5

@@ -17,6 +17,7 @@ from models.inputs.audio_sizes import FIRST_UNIT_PADDED, UNIT_SAMPLES
 from models.layers.apm import UNIT_ROWS
 from models.layers.audio_overlap import OVERLAP_UNITS, max_overlap_units, needs_overlap
 from training.mind.voices import Utterance
+from training.mind.words.heard import ROW_S, HeardWords, heard_rows, word_tokens
 from training.scenes.labels import CLASSES, picture_classes
 from training.speech.corpus import NO_PHONE
 from training.timelines.layout import NOTHING, PICTURE, PICTURE_ROWS, SOUND, SOUND_ROWS, RowLayout
@@ -70,6 +71,7 @@ class Record:
         picture_classes: [P, 4] what they show, as `training.scenes.labels.picture_classes`.
         clip: [n] samples of the reference; empty without one.
         replies: speech of whole replies, for the speech model.
+        words: what the person says.
         skill, accepted: of a chat: what was asked for, and all right answers.
     """
 
@@ -85,6 +87,7 @@ class Record:
     picture_classes: npt.NDArray[np.int8]
     clip: npt.NDArray[np.int16]
     replies: tuple[SpeechRecord, ...] = ()
+    words: tuple[HeardWords, ...] = ()
     skill: str = ""
     accepted: tuple[str, ...] = ()
 
@@ -159,7 +162,22 @@ def make_record(
         picture_classes=as_classes(classes),
         clip=as_levels(np.zeros(0, np.float32) if clip is None else clip),
         replies=replies,
+        words=heard_words(timeline, part, layout, kinds, rows.units),
     )
+
+
+def heard_words(
+    timeline: Timeline, part: TimelinePart, layout: RowLayout, kinds: Ints, units: Ints
+) -> tuple[HeardWords, ...]:
+    """What the person says in a part, with the rows that hear it. kinds, units: [T] of the part's rows."""
+    rows = np.flatnonzero((kinds == SOUND) & (units != NOTHING))
+    starts = part.first + ROW_S * np.arange(len(rows))
+    found = []
+    for placed in timeline.placed:
+        if len(heard := heard_rows(starts, placed.start, placed.n_samples)):
+            tokens = word_tokens(layout.encode, placed.text)
+            found.append(HeardWords(rows[heard].astype(np.int32), tokens))
+    return tuple(found)
 
 
 def encoder_phones(timeline: Timeline, n_units: int, utterance: Callable[[str], Utterance] | None) -> Ints:

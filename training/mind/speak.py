@@ -20,6 +20,7 @@ from training.loop import read_weights, weights_file
 from training.mind.examples import DrawnPart, Task
 from training.mind.forward import run_rows
 from training.mind.learner import Learner, fresh_shares
+from training.mind.moments import load_weights
 from training.mind.pool import Pool, Stored
 from training.mind.records import SpeechRecord
 from training.mind.speech import SPEECH_TOKENS_PER_UNIT, collate_replies, predict_speech, speech_rows, spoken_places
@@ -31,7 +32,7 @@ from training.timelines.speech import RATE, Samples
 from training.timelines.timeline import Said, Timeline
 from training.weights import derive, new_tokenizer
 
-SHARES: dict[Task, float] = {"talk": 0.6, "echo": 0.4}
+SHARES: dict[Task, float] = {"talk": 0.5, "echo": 0.5}
 SpeakAll = Callable[[list[str]], list[Samples]]  # texts to samples at 16 kHz
 
 
@@ -133,6 +134,11 @@ class SpeechLearner(Learner):
         ends = replies.targets == self.model.config.tts_config.speech_eos_id
         measured = {"loss": loss, "tokens": (is_right & ~ends).sum() / (~ends).sum()}
         return loss, measured | {"ends": (is_right & ends).sum() / ends.sum()}
+
+    def follow(self, mind: Path) -> float:
+        """Take the mind that another training saved last. Returns: its step."""
+        weights = {name: one for name, one in self.model.named_parameters() if not name.startswith("tts.")}
+        return float(load_weights(mind, "mind", weights)["counters"]["step"])
 
     @property
     def tasks(self) -> tuple[Task, ...]:

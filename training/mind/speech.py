@@ -131,7 +131,7 @@ def predict_speech(model: OmniModel, hidden: Tensor, batch: SpeechBatch, passes:
     begin = tts.emb_text.weight[config.audio_bos_token_id].to(spoken.dtype)
     tokens = tts.emb_code[0](torch.where(is_speech[..., 0], batch.values, 0)).to(spoken.dtype)
     decoder = (passes or Passes()).decoder
-    states = decoder(tts.model, torch.where(is_text, spoken, torch.where(is_speech, tokens, begin)))
+    states, _ = decoder(tts.model, torch.where(is_text, spoken, torch.where(is_speech, tokens, begin)))
     return F.linear(states.flatten(0, 1)[batch.learned], speech_head(model)).float()
 
 

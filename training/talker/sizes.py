@@ -14,7 +14,7 @@ from models.load import expected_tensors
 from training.talker.tokenizer import talker_lexicon
 
 TALKER = Sizes(
-    llm=Stack(width=256, inner=768, n_layers=4, heads=4),
+    llm=Stack(width=256, inner=768, n_layers=6, heads=4),
     kv_heads=2,
     head_dim=64,
     vision=Stack(width=128, inner=384, n_layers=4, heads=4),

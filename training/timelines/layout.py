@@ -4,7 +4,7 @@ A unit is `<unit>`, for a picture `<image>`, its rows and `</image>`, ten rows o
 decides, `</unit>`. The terminator and `</unit>` are rows too; nothing is learned after them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +64,7 @@ class RowLayout:
         self._tokenizer, self._special, self._picture_rows = tokenizer, tokenizer.special, picture_rows
         self._system, self.turn_eos = system, tokenizer.special.turn_eos
         self.marker = tokenizer.encode(MARKER)
+        self.encode: Callable[[str], list[int]] = tokenizer.encode
 
     def prompt(self, n_reference: int = 0) -> PromptRows:
         """The start of a context. n_reference: rows of the reference voice, ten a second."""

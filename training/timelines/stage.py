@@ -59,7 +59,7 @@ class Stage:
         for number, piece in enumerate(pieces):
             at += self._rng.uniform(*PAUSE_S) if number else 0.0
             sound = self._synthesize(piece)
-            self._sounds.append((Placed(piece, at), sound))
+            self._sounds.append((Placed(piece, at, len(sound)), sound))
             at += len(sound) / RATE
         self._script.append(Said("person", text, start, at, skill))
         self._end = max(self._end, at)
