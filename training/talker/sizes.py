@@ -25,7 +25,7 @@ TALKER = Sizes(
 )
 # bfloat16 bytes of the checkpoint: all of it, and what is left for `assets/token2wav` after the parts above.
 MAX_BYTES = 28_000_000
-PART_BYTES = 22_000_000
+PART_BYTES = 25_500_000  # in bfloat16; the checkpoint is stored in int8
 BYTES_PER_WEIGHT = 2
 TABLES = ("embed_tokens", "embed_positions", "position_embedding", "emb_text", "emb_code", "head_code", "lm_head")
 
