@@ -6,15 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.batches import predict
+from tests.training.batches import predict, tiny_model
 from tests.worker.loop.engines import ALOUD, UNIT_TOKENS, loaded, make_sound, short_speech
 from tests.worker.loop.scripted_engine import ScriptedEngine, results
 from training.mind.records import as_levels, make_record
 from training.mind.speech import (
     BEGIN,
+    BLIND_SHARE,
     SPEECH,
     SPOKEN,
+    WRONG_SHARE,
+    SpeechBatch,
     collate_replies,
+    disturbed,
     predict_speech,
     speech_head,
     speech_rows,
@@ -104,3 +108,29 @@ def test_speech_that_is_short_is_filled_and_an_interrupted_one_ends() -> None:
 def test_the_folded_head_is_that_of_serving() -> None:
     model = loaded()[0]
     assert torch.allclose(speech_head(model), model.tts.head_code[0].weight, atol=1e-6)
+
+
+def test_some_speech_tokens_that_are_read_are_wrong_in_training() -> None:
+    end, n = 99, 4000
+    kinds = torch.tensor([SPOKEN, BEGIN, *[SPEECH] * n]).repeat(50, 1)
+    values = torch.where(kinds == SPEECH, torch.arange(n + 2) % 50, 7)
+    targets = torch.tensor([*range(50, 90), end])
+    batch = SpeechBatch(kinds, values, torch.zeros_like(kinds), torch.zeros(41, dtype=torch.int64), targets)
+    changed, sees = disturbed(batch, torch.Generator().manual_seed(0))
+    differs = changed.values != values
+    assert not bool(differs[:, :2].any()), "expected text as it was"
+    share = WRONG_SHARE * 40 / 41
+    assert float(differs[:, 2:].float().mean()) == pytest.approx(share, abs=0.01)
+    assert set(changed.values[differs].tolist()) == set(range(50, 90)), "expected targets other than the end"
+    assert float(sees.float().mean()) == pytest.approx(1 - BLIND_SHARE, abs=0.2)
+
+
+def test_replies_that_see_no_states_depend_on_their_text_alone() -> None:
+    model = tiny_model()
+    kinds = torch.tensor([[SPOKEN, BEGIN, SPEECH]] * 2)
+    parts = (torch.full_like(kinds, 5), torch.zeros_like(kinds), torch.arange(6), torch.arange(6))
+    batch = SpeechBatch(kinds, *parts)
+    hidden = [torch.randn(1, 4, model.config.hidden_size) for _ in range(2)]
+    with torch.no_grad():
+        one, other = (predict_speech(model, states, batch, sees=torch.tensor([True, False])) for states in hidden)
+    assert torch.equal(one[3:], other[3:]) and not torch.equal(one[:3], other[:3])

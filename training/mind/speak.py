@@ -23,7 +23,14 @@ from training.mind.learner import Learner, fresh_shares
 from training.mind.moments import load_weights
 from training.mind.pool import Pool, Stored
 from training.mind.records import SpeechRecord
-from training.mind.speech import SPEECH_TOKENS_PER_UNIT, collate_replies, predict_speech, speech_rows, spoken_places
+from training.mind.speech import (
+    SPEECH_TOKENS_PER_UNIT,
+    collate_replies,
+    disturbed,
+    predict_speech,
+    speech_rows,
+    spoken_places,
+)
 from training.mind.voices import utterances
 from training.sizes import TOKENIZER
 from training.speech.voices import TARGET, VOICES
@@ -128,7 +135,10 @@ class SpeechLearner(Learner):
         if replies is None:
             return torch.zeros((), device=self.plan.device, requires_grad=True), {}
         replies = replies.to(self.plan.device)
-        logits = predict_speech(self.model, hidden, replies, self.passes)
+        sees = None
+        if torch.is_grad_enabled():
+            replies, sees = disturbed(replies, self.generator)
+        logits = predict_speech(self.model, hidden, replies, self.passes, sees)
         loss = F.cross_entropy(logits, replies.targets)
         is_right = logits.argmax(-1) == replies.targets
         ends = replies.targets == self.model.config.tts_config.speech_eos_id

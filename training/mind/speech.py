@@ -6,7 +6,7 @@ unit of a turn may the end token be drawn.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -114,17 +114,49 @@ def collate_replies(records: Sequence[Record], n_rows: int) -> SpeechBatch | Non
     return SpeechBatch(*map(torch.from_numpy, parts))
 
 
-def predict_speech(model: OmniModel, hidden: Tensor, batch: SpeechBatch, passes: Passes | None = None) -> Tensor:
+WRONG_SHARE = 0.1  # of the speech tokens that are read in training
+BLIND_SHARE = 0.4  # of replies whose text is read without the states of the language model
+
+
+def disturbed(batch: SpeechBatch, generator: torch.Generator) -> tuple[SpeechBatch, Tensor]:
+    """The batch with some wrong speech tokens among those that are read, and which replies [R] read states.
+
+    Serving draws tokens, so the model must go on after one that it has not learned from. Without some states it learns
+    sounds from the text; states alone tell which of the known replies it is.
+    """
+    device = batch.values.device
+
+    def chance(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, device=device)
+
+    is_wrong = (batch.kinds == SPEECH) & (chance(*batch.kinds.shape) < WRONG_SHARE)
+    others = batch.targets[(chance(*batch.kinds.shape) * len(batch.targets)).long()]
+    last = others == batch.targets.max()  # the end is not read
+    values = torch.where(is_wrong & ~last, others, batch.values)
+    return replace(batch, values=values), chance(len(batch.kinds)) >= BLIND_SHARE
+
+
+def predict_speech(
+    model: OmniModel,
+    hidden: Tensor,
+    batch: SpeechBatch,
+    passes: Passes | None = None,
+    sees: Tensor | None = None,
+) -> Tensor:
     """Logits [N, speech tokens] float32 after all rows that have a target.
 
     Args:
         hidden: [B, T, D] states of the contexts.
+        sees: [R] replies that read them; None: all.
     """
     tts, config = model.tts, model.config.tts_config
     is_text, is_speech = (batch.kinds == SPOKEN)[..., None], (batch.kinds == SPEECH)[..., None]
+    states = hidden.flatten(0, 1)[batch.places]
+    if sees is not None:
+        states = states * sees[:, None, None]
     spoken = tts.text_rows(
         torch.where(is_text[..., 0], batch.values, 0),
-        hidden.flatten(0, 1)[batch.places],
+        states,
         config.normalize_projected_hidden,
         model.backend,
     )
