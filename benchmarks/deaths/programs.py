@@ -190,7 +190,8 @@ class Programs:
             )
 
     async def _restart(self, name: str) -> None:
-        self._running[name].wait()
+        while self._running[name].poll() is None:  # a process that used a GPU takes a while to end
+            await asyncio.sleep(POLL_S)
         await asyncio.sleep(RESTART_S)
         self._start(name, *self._worker_command(name), "--low-priority-start")
 
