@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -92,6 +92,7 @@ class ChaosClient:
         name: id of the session.
         seed: of the session, and which second of the sound is its first.
         pace_s: between two units.
+        config: settings of the session, except for the seed.
 
     Attributes:
         units: in the order of sending.
@@ -104,6 +105,7 @@ class ChaosClient:
     name: str
     seed: int
     pace_s: float = 1.0
+    config: Mapping[str, Any] = field(default_factory=lambda: CONFIG)
     units: list[Unit] = field(default_factory=list)
     notices: list[FaultSign] = field(default_factory=list)
     moves: list[SessionMoved] = field(default_factory=list)
@@ -128,7 +130,7 @@ class ChaosClient:
             self.session_id = self.name if self.n_begun == 0 else f"{self.name}_{self.n_begun}"
             try:
                 async with connect(self.url, self.session_id, on_connection=self._on_connection) as client:
-                    await client.prepare(config={**CONFIG, "seed": self.seed}, spec=SPEC)
+                    await client.prepare(config={**self.config, "seed": self.seed}, spec=SPEC)
                     self.prepared.set()
                     await begin.wait()
                     await self._talk(client)
@@ -216,11 +218,14 @@ class LiveGroup:
         urls: one for each session.
         name: prefix of their ids.
         pace_s: between two units of a session.
+        config: settings of all sessions, except for the seed.
     """
 
-    def __init__(self, urls: Sequence[str], name: str, pace_s: float = 1.0):
+    def __init__(self, urls: Sequence[str], name: str, pace_s: float = 1.0, config: Mapping[str, Any] = CONFIG):
         # The prefix is that of sessions without pictures.
-        self.clients = [ChaosClient(url, f"adx_{name}_{number}", number, pace_s) for number, url in enumerate(urls)]
+        self.clients = [
+            ChaosClient(url, f"adx_{name}_{number}", number, pace_s, config) for number, url in enumerate(urls)
+        ]
         self._begin = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 

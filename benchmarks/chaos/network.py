@@ -12,6 +12,8 @@ MIN_RETRANSMISSION_S = 0.2  # of TCP, on top of a round trip
 class FaultyProxy:
     """`async with FaultyProxy(port) as proxy:` forwards connections to a port of this machine.
 
+    With several ports, a connection goes to the first one that accepts it, as behind a load balancer.
+
     A loss is a stall of one direction, since TCP keeps the order: what was read at once waits for a retransmission
     timeout of 200 ms and a round trip, which doubles while the retransmission is lost too.
 
@@ -21,9 +23,9 @@ class FaultyProxy:
         loss: probability that a piece, or its retransmission, is lost.
     """
 
-    def __init__(self, target: int, seed: int = 0):
+    def __init__(self, *targets: int, seed: int = 0):
         self.port, self.delay_s, self.loss = 0, 0.0, 0.0
-        self._target, self._dice = target, random.Random(seed)
+        self._targets, self._dice = targets, random.Random(seed)
         self._swallowing: set[asyncio.Task[None]] = set()
         self._serving: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -50,9 +52,11 @@ class FaultyProxy:
         task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:
+        for target in self._targets:
+            with suppress(OSError):
+                there_reader, there_writer = await asyncio.open_connection("127.0.0.1", target)
+                break
+        else:
             writer.transport.abort()
             return
         ways = ((reader, there_writer), (there_reader, writer))

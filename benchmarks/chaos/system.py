@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -45,11 +45,16 @@ SIGNS = {
 
 
 class Tail:
-    """New lines of a file that match a sign, with the times at which they were seen."""
+    """New lines of a file that match a sign, with the times at which they were seen.
 
-    def __init__(self, who: str, path: Path, notices: list[FaultSign]):
+    Args:
+        who: whose file it is.
+        signs: as in `SIGNS`; default: those of `who`.
+    """
+
+    def __init__(self, who: str, path: Path, notices: list[FaultSign], signs: Sequence[str] = ()):
         self._who, self._path, self._notices = who, path, notices
-        self._signs = [re.compile(sign) for sign in SIGNS[who]]
+        self._signs = [re.compile(sign) for sign in signs or SIGNS[who]]
         self._position, self._rest = 0, b""
 
     def read(self) -> None:
@@ -110,7 +115,7 @@ class System:
         command += ["--max-sessions", str(N_SLOTS), *self._flags]
         tails = [Tail("launcher", self._output, self.notices), Tail("gateway", logs / "gateway.log", self.notices)]
         tails += [Tail("worker", logs / f"worker_{index}.log", self.notices) for index in range(N_WORKERS)]
-        self._tailing = asyncio.create_task(_follow(tails), name="logs")
+        self._tailing = asyncio.create_task(follow(tails), name="logs")
         with self._output.open("wb") as output:
             self.process = await asyncio.create_subprocess_exec(
                 *command,
@@ -220,7 +225,8 @@ class System:
         return float(done.read_text())
 
 
-async def _follow(tails: list[Tail]) -> None:
+async def follow(tails: Sequence[Tail]) -> None:
+    """Read files until the task is cancelled."""
     while True:
         for tail in tails:
             tail.read()
