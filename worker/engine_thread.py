@@ -112,7 +112,7 @@ class EngineThread:
 
     def _serve(self) -> None:
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+            torch.cuda.set_device(self.device.index or 0)
         try:
             while self.commands.run_pending(block=all(work.is_idle for work in self._works)):
                 self._run_works()

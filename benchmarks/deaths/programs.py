@@ -58,7 +58,7 @@ class Layout:
         """The settings file of all processes."""
         high = self.context_rows - ROWS_OF_UNIT
         return {
-            "model": {"model_path": str(self.model), "device": "cpu" if self.gpus is None else "cuda"},
+            "model": {"model_path": str(self.model), "device": "cpu" if self.gpus is None else "auto"},
             "service": {"data_dir": str(self.logs / "data"), "limits": NO_LIMITS},
             "duplex": {
                 "context_rows": self.context_rows,
