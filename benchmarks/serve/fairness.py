@@ -23,7 +23,7 @@ import psutil
 import websockets
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.serve.processes import ROOT, ServedProgram, free_port
+from benchmarks.serve.processes import ROOT, ServedProgram, free_port, other_cpu_s
 
 LIMITS = "duologue_gateway_limits"
 MB = 10**6
@@ -136,13 +136,14 @@ def run_case(port: int, programs: Sequence[ServedProgram], case: str, n_units: i
         n_units: units of the client in real time, one a second.
     """
     before, abuser = _limits(port), None
-    begun, cpu_before = time.monotonic(), _other_cpu_s(programs, None)
+    begun, cpu_before = time.monotonic(), other_cpu_s(programs)
     if case != "control":
         command = [sys.executable, "-m", "benchmarks.serve.fairness", "--abuse", case, str(port)]
         abuser = psutil.Popen(command, cwd=ROOT)
     try:
         waits = asyncio.run(real_time_client(port, n_units))
-        other_cpu = (_other_cpu_s(programs, abuser) - cpu_before) / (time.monotonic() - begun)
+        abuse_s = 0.0 if abuser is None else sum(abuser.cpu_times()[:2])
+        other_cpu = (other_cpu_s(programs) - abuse_s - cpu_before) / (time.monotonic() - begun)
     finally:
         if abuser is not None:
             abuser.kill()
@@ -151,14 +152,6 @@ def run_case(port: int, programs: Sequence[ServedProgram], case: str, n_units: i
     late, longest = sum(wait > 1 for wait in waits), round(max(waits), 2)
     figures = {"units": n_units, "late": late, "longest_s": longest, "other_cpu": round(other_cpu, 2)}
     return {"case": case, **figures, "limits": reached}
-
-
-def _other_cpu_s(programs: Sequence[ServedProgram], abuser: psutil.Process | None) -> float:
-    """CPU seconds since the machine's start without those of the servers, the abuse and this process."""
-    times, own = psutil.cpu_times(), time.process_time() + sum(program.cpu_s() for program in programs)
-    if abuser is not None:
-        own += sum(abuser.cpu_times()[:2])
-    return float(times.user + times.nice + times.system - own)
 
 
 def _limits(port: int) -> dict[str, int]:
