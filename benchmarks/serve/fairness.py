@@ -127,7 +127,8 @@ ABUSE: dict[str, Callable[[int], Awaitable[None]]] = {
 def run_case(port: int, programs: Sequence[ServedProgram], case: str, n_units: int) -> dict[str, Any]:
     """One row: late units of the client in real time beside the abuse, and which limits it reached.
 
-    `other_cpu` is the number of cores that further programs of the machine used, which also delay units.
+    `server_cpu` is the number of cores that each server used, and `other_cpu` that of all further programs of the
+    machine, which also delay units.
 
     Args:
         port: of the gateway.
@@ -136,22 +137,26 @@ def run_case(port: int, programs: Sequence[ServedProgram], case: str, n_units: i
         n_units: units of the client in real time, one a second.
     """
     before, abuser = _limits(port), None
-    begun, cpu_before = time.monotonic(), other_cpu_s(programs)
+    begun, others_before = time.monotonic(), other_cpu_s(programs)
+    servers_before = [program.cpu_s() for program in programs]
     if case != "control":
         command = [sys.executable, "-m", "benchmarks.serve.fairness", "--abuse", case, str(port)]
         abuser = psutil.Popen(command, cwd=ROOT)
     try:
         waits = asyncio.run(real_time_client(port, n_units))
         abuse_s = 0.0 if abuser is None else sum(abuser.cpu_times()[:2])
-        other_cpu = (other_cpu_s(programs) - abuse_s - cpu_before) / (time.monotonic() - begun)
+        seconds = time.monotonic() - begun
+        other_cpu = (other_cpu_s(programs) - abuse_s - others_before) / seconds
+        used = [program.cpu_s() - before for program, before in zip(programs, servers_before, strict=True)]
     finally:
         if abuser is not None:
             abuser.kill()
             abuser.wait()
     reached = {name: n - before.get(name, 0) for name, n in _limits(port).items() if n > before.get(name, 0)}
     late, longest = sum(wait > 1 for wait in waits), round(max(waits), 2)
-    figures = {"units": n_units, "late": late, "longest_s": longest, "other_cpu": round(other_cpu, 2)}
-    return {"case": case, **figures, "limits": reached}
+    server_cpu = {program.name: round(one / seconds, 2) for program, one in zip(programs, used, strict=True)}
+    figures = {"late": late, "longest_s": longest, "server_cpu": server_cpu, "other_cpu": round(other_cpu, 2)}
+    return {"case": case, "units": n_units, **figures, "limits": reached}
 
 
 def _limits(port: int) -> dict[str, int]:
