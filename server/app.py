@@ -47,6 +47,7 @@ from server.doors.speech.live_text import LIVE_TEXT_PATH, LiveTextDoor, add_live
 from server.doors.speech.routes import SpeechDoor, speech_routes
 from server.doors.voices import VoiceNames
 from server.live.http_chat import HttpChats
+from server.live.live_client import OtherGateways
 from server.live.live_sessions import LiveSessions
 from server.live.moves.move_watch import MoveWatch
 from server.live.slot_wait import SlotWait
@@ -97,7 +98,7 @@ class Gateway:
     workers. default_voice: sound file for sessions without a voice of their own.
     session_limits: of sessions of the OpenAI API. live_barge_in_ms: speech that silences a GPT-Live reply; 0: none.
     slot_window: context of the workers' slots. picture_urls: fetches pictures from allowed hosts.
-    log_folder: of the launcher.
+    log_folder: of the launcher. others: gateways of a cluster; None: there are none.
     """
 
     dispatcher: Dispatcher
@@ -129,6 +130,7 @@ class Gateway:
     slot_window: SlotWindow = field(default_factory=SlotWindow)
     picture_urls: PictureUrls = field(default_factory=PictureUrls)
     log_folder: Path = Path("tmp")
+    others: OtherGateways | None = None
 
 
 def build_app(gateway: Gateway) -> FastAPI:
@@ -186,6 +188,7 @@ def build_app(gateway: Gateway) -> FastAPI:
         gateway.live_barge_in_ms,
         gateway.slot_window,
         gateway.picture_urls,
+        gateway.others,
     )
     app.include_router(secret_routes(gateway.access, names, voice_names, gateway.transcriber))
     duplex = VllmOmniDoor(door)

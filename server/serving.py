@@ -258,6 +258,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         slot_window=SlotWindow(config.duplex.context_rows, config.duplex.session),
         picture_urls=PictureUrls(config.api.image_hosts),
         log_folder=options.diagnostics_folder,
+        others=forward,
     )
     return gateway, HealthWatch(dispatcher, metrics.record_worker_lost, http, service.worker_timeout_s)
 

@@ -1,6 +1,6 @@
 """Late units of a client in real time beside an abusive one: `python -m benchmarks.serve.fairness`.
 
-The first client sends a unit a second. The abusive one runs in a process of its own, on other cores than
+The first client sends a unit a second. The abusive one runs in a process of its own, by default on other cores than
 the servers where there are four or more. A unit is late if its result comes more than a second after it was sent.
 """
 
@@ -10,24 +10,25 @@ import base64
 import itertools
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import websockets
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.serve.processes import ROOT, ServedProgram, free_port
+from benchmarks.serve.processes import ROOT, ServedProgram, free_port, other_cpu_s
 
 LIMITS = "duologue_gateway_limits"
 MB = 10**6
 ANSWER_S, CLOSE_S = 30.0, 1.0
+CORES = ("auto", "split", "shared")
 SOUND = base64.b64encode(np.zeros(16_000, np.float32).tobytes()).decode()
 CHUNK = json.dumps({"type": "audio_chunk", "audio_base64": SOUND})
 Socket = websockets.ClientConnection
@@ -48,9 +49,9 @@ async def until(socket: Socket, kind: str) -> dict[str, Any]:
                 return message
 
 
-async def real_time_client(port: int, n_units: int) -> int:
-    """Send units in real time. Returns: the number of late ones."""
-    late = 0
+async def real_time_client(port: int, n_units: int) -> list[float]:
+    """Send units in real time. Returns: seconds from each unit to its result."""
+    waits = []
     async with connect(port, "good") as socket:
         await socket.send(json.dumps({"type": "prepare"}))
         await until(socket, "prepared")
@@ -60,8 +61,8 @@ async def real_time_client(port: int, n_units: int) -> int:
             sent_at = time.monotonic()
             await socket.send(CHUNK)
             await until(socket, "result")
-            late += time.monotonic() - sent_at > 1
-    return late
+            waits.append(time.monotonic() - sent_at)
+    return waits
 
 
 # --- abuse ----------------------------------------------------------------------------------------
@@ -123,20 +124,39 @@ ABUSE: dict[str, Callable[[int], Awaitable[None]]] = {
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def run_case(port: int, case: str, n_units: int) -> dict[str, Any]:
-    """One row: late units of the client in real time beside the abuse, and which limits it reached."""
+def run_case(port: int, programs: Sequence[ServedProgram], case: str, n_units: int) -> dict[str, Any]:
+    """One row: late units of the client in real time beside the abuse, and which limits it reached.
+
+    `server_cpu` is the number of cores that each server used, and `other_cpu` that of all further programs of the
+    machine, which also delay units.
+
+    Args:
+        port: of the gateway.
+        programs: the servers.
+        case: `control` or a key of `ABUSE`.
+        n_units: units of the client in real time, one a second.
+    """
     before, abuser = _limits(port), None
+    begun, others_before = time.monotonic(), other_cpu_s(programs)
+    servers_before = [program.cpu_s() for program in programs]
     if case != "control":
         command = [sys.executable, "-m", "benchmarks.serve.fairness", "--abuse", case, str(port)]
-        abuser = subprocess.Popen(command, cwd=ROOT)
+        abuser = psutil.Popen(command, cwd=ROOT)
     try:
-        late = asyncio.run(real_time_client(port, n_units))
+        waits = asyncio.run(real_time_client(port, n_units))
+        abuse_s = 0.0 if abuser is None else sum(abuser.cpu_times()[:2])
+        seconds = time.monotonic() - begun
+        other_cpu = (other_cpu_s(programs) - abuse_s - others_before) / seconds
+        used = [program.cpu_s() - before for program, before in zip(programs, servers_before, strict=True)]
     finally:
         if abuser is not None:
             abuser.kill()
             abuser.wait()
     reached = {name: n - before.get(name, 0) for name, n in _limits(port).items() if n > before.get(name, 0)}
-    return {"case": case, "units": n_units, "late": late, "limits": reached}
+    late, longest = sum(wait > 1 for wait in waits), round(max(waits), 2)
+    server_cpu = {program.name: round(one / seconds, 2) for program, one in zip(programs, used, strict=True)}
+    figures = {"late": late, "longest_s": longest, "server_cpu": server_cpu, "other_cpu": round(other_cpu, 2)}
+    return {"case": case, "units": n_units, **figures, "limits": reached}
 
 
 def _limits(port: int) -> dict[str, int]:
@@ -151,13 +171,21 @@ def _limits(port: int) -> dict[str, int]:
     }
 
 
-def share_cores() -> str:
-    """Leave the upper half of the cores to the abuse. Returns: what was done, for the report."""
+def share_cores(how: str = "auto") -> str:
+    """Leave the upper half of the cores to the abuse.
+
+    Args:
+        how: `split`, `shared`, or `auto`: split where there are four cores or more.
+
+    Returns: what was done, for the report.
+    """
     cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 4:
-        return f"the abuse shares the {len(cores)} cores of the servers"
-    os.sched_setaffinity(0, cores[: len(cores) // 2])
-    return f"servers on {len(cores) // 2} cores, the abuse on the others"
+    least = {"split": 2, "auto": 4, "shared": len(cores) + 1}[how]
+    if len(cores) < least:
+        return f"the abuse shares the cores of the servers: {len(cores)}"
+    kept = cores[: len(cores) // 2]
+    os.sched_setaffinity(0, kept)
+    return f"cores of the servers: {len(kept)}; of the abuse: {len(cores) - len(kept)}"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -165,6 +193,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--units", type=int, default=30, metavar="N", help="units of each case; default: 30")
     parser.add_argument("--cases", nargs="+", choices=["control", *ABUSE], default=["control", *ABUSE])
     parser.add_argument("--model-path", default="assets/tiny", metavar="DIR")
+    parser.add_argument("--cores", choices=CORES, default=CORES[0], help="cores of the abuse; default: auto")
     parser.add_argument("--abuse", nargs=2, metavar=("CASE", "PORT"), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.abuse is not None:
@@ -173,7 +202,7 @@ def main(argv: list[str] | None = None) -> None:
             os.sched_setaffinity(0, cores)
         asyncio.run(_abuse(ABUSE[args.abuse[0]](int(args.abuse[1]))))
         return
-    print(share_cores(), flush=True)
+    print(share_cores(args.cores), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         environ = {"DUOLOGUE_SERVICE_DATA_DIR": folder}
         flags = ("--model-path", args.model_path, "--max-sessions", "2", "--port", "0")
@@ -183,7 +212,8 @@ def main(argv: list[str] | None = None) -> None:
             with ServedProgram("server.main", *flags, environ=environ) as gateway:
                 gateway.wait_ready("/readyz", ready=True)
                 for case in args.cases:
-                    print(json.dumps(run_case(gateway.port, case, args.units)), flush=True)
+                    row = run_case(gateway.port, (worker, gateway), case, args.units)
+                    print(json.dumps(row), flush=True)
 
 
 async def _abuse(running: Awaitable[None]) -> None:

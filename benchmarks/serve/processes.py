@@ -112,6 +112,12 @@ class ServedProgram:
             time.sleep(POLL_S)
 
 
+def other_cpu_s(programs: Sequence[ServedProgram]) -> float:
+    """CPU seconds of all programs since the machine's start, without those of `programs` and of this process."""
+    times, own = psutil.cpu_times(), time.process_time() + sum(program.cpu_s() for program in programs)
+    return float(times.user + times.nice + times.system - own)
+
+
 @dataclass
 class Watched:
     """A program under load. cpu_s: CPU seconds within `wall_s`. peak: peak bytes by kind."""

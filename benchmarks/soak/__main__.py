@@ -20,7 +20,7 @@ import torch
 from benchmarks import report
 from benchmarks.serve.processes import ServedProgram, free_port
 from benchmarks.soak.clients import SoakClients, UnitTime
-from benchmarks.soak.sampler import Sample, Sampler, left_over, unit_windows
+from benchmarks.soak.sampler import Sample, Sampler, left_over, note_other_programs, unit_windows
 from benchmarks.soak.slopes import BoundVerdict, Slope, slope_row
 from models.checkpoint.embedded import TINY
 from models.errors import ModelError
@@ -56,6 +56,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="device of the worker: auto, cpu, cuda, cuda:N")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False, help="compile at start")
     parser.add_argument("--grace-s", type=float, default=10, help="service.resume_grace_s of the gateway")
+    other = "cores of other programs above which a twentieth of the run has no say in the slopes of unit times"
+    parser.add_argument("--max-other-cpu", type=float, default=0.1, help=f"{other}; default: %(default)s")
     parser.add_argument("--json", type=Path, help="result file, rewritten with each sample")
     options = parser.parse_args(arguments)
     if not 0 <= options.warm < options.minutes:
@@ -84,6 +86,7 @@ class Soak:
             "visits": {},
             "faults": [],
             "windows": [],
+            "n_disturbed": 0,
             "samples": [],
         }
 
@@ -97,6 +100,8 @@ class Soak:
         self._save()
         for row in self.result["verdicts"]:
             print(verdict_line(row))
+        if self.result["n_disturbed"]:
+            print(f"{self.result['n_disturbed']} windows of unit times are left out: other programs used more CPU time")
         for line in (*self.result["faults"], *self.result["left_over"]):
             print(f"fault: {line}")
         return not (
@@ -178,7 +183,10 @@ class Soak:
         window_s = (self.options.minutes - self.options.warm) * MINUTE / N_WINDOWS
         self.result["windows"] = unit_windows(self._units, self._began, window_s)
         samples = [row for row in self.result["samples"] if row["s"] >= warm_s]
-        windows = [row for row in self.result["windows"] if row["s"] - window_s / 2 >= warm_s]
+        note_other_programs(self.result["windows"], self.result["samples"], window_s)
+        warm = [row for row in self.result["windows"] if row["s"] - window_s / 2 >= warm_s]
+        windows = [row for row in warm if (row["other_cpu"] or 0.0) <= self.options.max_other_cpu]
+        self.result["n_disturbed"] = len(warm) - len(windows)
         rows = []
         for program, key, title, unit, bound in BOUNDS:
             slope = _slope(samples, program, key)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.serve.processes import ServedProgram
+from benchmarks.serve.processes import ServedProgram, other_cpu_s
 from benchmarks.soak.clients import UnitTime
 
 MB = 2**20
@@ -46,6 +46,7 @@ class Sampler:
         self._programs = {"gateway": (gateway, GATEWAY), "worker": (worker, WORKER)}
         self._began = began
         self._cpu_s: dict[str, float] = {}
+        self._others: tuple[float, float] | None = None  # when the last sample was taken, and `other_cpu_s` then
 
     def sample(self, units: Iterable[UnitTime] = ()) -> Sample:
         """The state now. units: those since the last sample."""
@@ -57,9 +58,16 @@ class Sampler:
             used = cpu_s - self._cpu_s.get(name, cpu_s)
             self._cpu_s[name] = cpu_s
             row[name]["cpu_ms_per_unit"] = 1000 * used / len(listed) if listed else None
+        row["other_cpu"] = self._other_cpu()
         row["units"] = len(listed)
         row["late"] = sum(unit.ms > 1000 for unit in listed)
         return row
+
+    def _other_cpu(self) -> float | None:
+        """Cores that other programs of the machine have used since the last sample; None for the first one."""
+        before, now = self._others, time.monotonic()
+        self._others = now, other_cpu_s([program for program, _ in self._programs.values()])
+        return None if before is None else round((self._others[1] - before[1]) / max(now - before[0], 1e-3), 3)
 
 
 def _process(program: ServedProgram) -> Sample:
@@ -94,6 +102,15 @@ def unit_windows(units: list[UnitTime], began: float, window_s: float) -> list[S
                 row |= {f"{kind}_p50": float(p50), f"{kind}_p99": float(p99)}
         rows.append(row)
     return rows
+
+
+def note_other_programs(windows: list[Sample], samples: list[Sample], window_s: float) -> None:
+    """Add to each window the cores that other programs used in it, which delay units: `other_cpu`."""
+    for window in windows:
+        begin = window["s"] - window_s / 2
+        used = [row["other_cpu"] for row in samples if begin <= row["s"] < begin + window_s]
+        known = [one for one in used if one is not None]
+        window["other_cpu"] = float(np.mean(known)) if known else None
 
 
 def left_over(before: Sample, after: Sample) -> list[str]:

@@ -18,8 +18,7 @@ from server.cluster.messages import TLS_SCHEME
 from server.cluster.shared_dispatcher import SharedDispatcher
 from worker.protocol.codes import CloseCode
 from worker.protocol.connection import MAX_FRAME
-from worker.protocol.gateway_messages import RESUME_QUERY, ResumeSession
-from worker.protocol.messages import write
+from worker.protocol.takeover.message_bytes import Data
 
 LOG = logging.getLogger(__name__)
 NO_TRUST = "it has TLS; this gateway needs service.ssl_cafile, or the same certificate"
@@ -39,13 +38,14 @@ class ResumeForward:
     def __init__(self, dispatcher: SharedDispatcher, secret: str, tls: ssl.SSLContext | None = None):
         self._dispatcher, self._secret, self._tls = dispatcher, secret, tls
 
-    async def serve(self, websocket: WebSocket, session_id: str, request: ResumeSession, identity: Identity) -> bool:
+    async def serve(self, websocket: WebSocket, session_id: str, path: str, first: Data, identity: Identity) -> bool:
         """Serve a connection with the gateway that has its session, until its end.
 
         Args:
             websocket: the client's connection, whose first message is read.
             session_id: of its session.
-            request: that message.
+            path: where gateways resume such sessions, with the query.
+            first: that message.
             identity: of the client.
         Returns:
             False if no other gateway has the session.
@@ -59,7 +59,7 @@ class ResumeForward:
             base = address if has_tls else f"ws://{address}"
             try:
                 link = await connect(
-                    f"{base}/ws/duplex/{session_id}?{RESUME_QUERY}=1",
+                    f"{base}{path}",
                     ssl=self._tls if has_tls else None,
                     additional_headers=headers,
                     compression=None,
@@ -78,7 +78,7 @@ class ResumeForward:
                 continue
             async with link:
                 with suppress(ConnectionClosed):  # `_pass_on` reads the close code
-                    await link.send(write(request))
+                    await link.send(first)
                 await _pass_on(websocket, link)
             return True
         return False

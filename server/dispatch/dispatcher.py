@@ -36,6 +36,7 @@ class PendingSession:
     lease: None while it waits. permit: counts the session for its client. changed: set when its lease, position or
     cancellation may have changed. refusal: why the cluster's authority refuses it; None: it does not. trace: records
     the session; None: nothing does. earlier_s, earlier_units: time and results with workers that it has left.
+    has_begun: it has left a worker, so it is no new session while it waits.
     """
 
     ticket: Ticket
@@ -47,6 +48,7 @@ class PendingSession:
     trace: SessionObserver | None = None
     earlier_s: float = 0.0
     earlier_units: int = 0
+    has_begun: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,7 @@ class Dispatcher:
         """
         lease = self._take_lease(pending)
         if was_used and lease is not None:
+            pending.has_begun = True
             pending.earlier_s += self.elapsed(lease)
             pending.earlier_units += lease.n_units
         self.queue.reinsert(pending.ticket)

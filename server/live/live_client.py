@@ -15,7 +15,6 @@ from server.live.picture_pace import pace_pictures
 from server.live.recorder import Recorder
 from server.metrics import GatewayMetrics
 from worker.protocol.codes import CloseCode
-from worker.protocol.gateway_messages import ResumeSession
 from worker.protocol.takeover.message_bytes import Data
 
 FINAL_CODES = (CloseCode.NORMAL, CloseCode.GOING_AWAY, CloseCode.NO_STATUS)  # of a client that does not come back
@@ -24,13 +23,14 @@ FINAL_CODES = (CloseCode.NORMAL, CloseCode.GOING_AWAY, CloseCode.NO_STATUS)  # o
 class OtherGateways(Protocol):
     """The other gateways of a cluster."""
 
-    async def serve(self, websocket: WebSocket, session_id: str, request: ResumeSession, identity: Identity) -> bool:
+    async def serve(self, websocket: WebSocket, session_id: str, path: str, first: Data, identity: Identity) -> bool:
         """Serve a connection that continues a session, if another gateway has the session.
 
         Args:
             websocket: the client's connection, whose first message is read.
             session_id: of its session.
-            request: that message.
+            path: where gateways resume such sessions, with the query.
+            first: that message.
             identity: of the client.
         Returns:
             False if none has it.

@@ -60,6 +60,11 @@ class LiveSession:
     def lease(self) -> WorkerLease | None:
         return None if self.pending is None else self.pending.lease
 
+    @property
+    def is_new(self) -> bool:
+        """Whether it has had no slot yet, or has none between the turns of a streaming session."""
+        return self.lease is None and (self.pending is None or not self.pending.has_begun)
+
     def touch(self) -> None:
         """Record a message."""
         self.active_at = time.time()
@@ -105,10 +110,10 @@ class LiveSessions:
         return len(found)
 
     def drain(self) -> None:
-        """Refuse new sessions and end those that have no slot."""
+        """Refuse new sessions and end those that wait for their first slot."""
         self.draining = True
         for session in self.all:
-            if session.lease is None:
+            if session.is_new:
                 session.end(DRAINING)
 
     def close_all(self, kept: Collection[LiveSession] = ()) -> None:

@@ -172,8 +172,7 @@ class SlotWait:
         is_notified = False
         while True:
             if pending.lease is None:
-                if self.live.draining:
-                    raise SessionEnd(DRAINING)
+                self._check_drain(pending)
                 await self.answered(pending)
                 is_notified = await self._wait(pending, notify, is_notified=is_notified, needs_model=needs_model)
             if pending.refusal is not None:
@@ -215,6 +214,7 @@ class SlotWait:
         """
         missing_since: float | None = None
         while (position := self.dispatcher.position_of(pending)) is not None:
+            self._check_drain(pending)
             if needs_model:
                 missing_since = self._check_model(pending, missing_since)
             pending.changed.clear()  # a change while this message is sent causes another one
@@ -227,6 +227,18 @@ class SlotWait:
             if pending.lease is None:
                 await asyncio.sleep(min(MAX_SPREAD_S, position.position * SPREAD_S))
         return is_notified
+
+    def _check_drain(self, pending: PendingSession) -> None:
+        """Let a session that moves wait while the gateway drains, if a worker may give it a slot.
+
+        Raises: SessionEnd for another one, and without such a worker.
+        """
+        if not self.live.draining:
+            return
+        labels = pending.ticket.needs.labels
+        able = (one for one in self.dispatcher.workers.all if one.is_ready and not one.is_draining)
+        if not pending.has_begun or not any(labels <= one.labels for one in able):
+            raise SessionEnd(DRAINING)
 
     def _check_model(self, pending: PendingSession, since: float | None) -> float | None:
         """Since when no worker serves the model: `since`, now, or None if one does. Raises: SessionEnd."""

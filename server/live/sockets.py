@@ -52,7 +52,7 @@ from server.recording.recordings import Recordings
 from worker.protocol.codes import CloseReason, ErrorCode
 from worker.protocol.connection import bytes_of, until_gone
 from worker.protocol.gateway_messages import RESUME_QUERY, QueueDone
-from worker.protocol.messages import Error
+from worker.protocol.messages import Error, write
 from worker.protocol.takeover.message_bytes import ByteBudget, Data
 from worker.protocol.takeover.session_journal import MAX_BYTES_TOTAL, SessionJournal
 from worker.protocol.wire import WireError
@@ -138,7 +138,8 @@ class GatewaySockets:
             request = await resume_request(websocket)
             others, identity = self._others, identity_of(websocket)
             is_elsewhere = others is not None and not self._live.find(session_id, Kind.DUPLEX)
-            if is_elsewhere and others and await others.serve(websocket, session_id, request, identity):
+            path = f"/ws/duplex/{session_id}?{RESUME_QUERY}=1"
+            if is_elsewhere and others and await others.serve(websocket, session_id, path, write(request), identity):
                 self._metrics.record_resumption("forwarded")
                 return
             found = self._client_of(session_id, request.token, identity)

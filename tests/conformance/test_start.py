@@ -3,10 +3,13 @@
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from launcher.preflight import port_owner
@@ -19,6 +22,33 @@ from tests.worker.http.client_scripts import QUIET, chunk
 START_S = 200.0
 MARK = "Zq7private"  # in everything that no log may hold
 N_WORKERS = 2
+MAX_ANSWERS = 6  # that are read of one connection: some sessions send sound without end
+SESSION = {"model": "gpt-realtime", "instructions": f"{MARK} words"}
+MESSAGES = [{"role": "user", "content": f"{MARK} question"}]
+# Every socket and route that takes content, with a first message or a body. What they say of it is tested elsewhere.
+SOCKETS: dict[str, dict[str, Any]] = {
+    "/ws/duplex/content": {"type": "prepare", "system_prompt": MARK, "ref_audio_base64": MARK},
+    "/ws/duplex/content?resume=1": {"type": "resume_session", "token": MARK, "received": 0},
+    "/ws/half_duplex/content": {"type": "prepare", "system_content": MESSAGES, "config": {"tts": MARK}},
+    "/ws/chat": {"messages": MESSAGES, "tts": {"ref_audio_data": MARK}},
+    "/ws/streaming": {"type": "prefill", "messages": MESSAGES, "session_id": "content"},
+    "/v1/realtime": {"type": "session.update", "session": {"type": "realtime", "instructions": MARK, "tools": [MARK]}},
+    "/v1/realtime?mode=video": {"type": "session.init", "payload": {"system_prompt": MARK, "ref_audio_base64": MARK}},
+    "/v1/duplex": {"type": "session.update", "session": {"instructions": MARK, "voice": f"{MARK} voice"}},
+    "/v1/live/sessions": {"type": "session.start", "session": SESSION},
+    "/v1/audio/speech/stream": {"type": "session.config", "voice": f"{MARK} voice", "instructions": MARK},
+}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "gpt-realtime", "messages": MESSAGES, "max_tokens": 2},
+    "/v1/audio/speech": {"input": f"{MARK} text", "voice": f"{MARK} voice", "response_format": MARK},
+    "/v1/audio/conversions": {"voice": f"{MARK} voice"},
+    "/v1/realtime/client_secrets": {"session": {"type": "realtime", **SESSION}},
+    "/v1/realtime/calls": {"sdp": MARK, "session": SESSION},
+    "/v1/live/sessions": {"sdp": MARK, "session": SESSION},
+    "/api/chat": {"messages": MESSAGES, "generation": {"max_new_tokens": 2}},
+    "/api/assets/ref_audio": {"name": f"{MARK} voice", "audio_base64": MARK},
+    "/api/sessions/content/comment": {"comment": MARK},
+}
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +148,34 @@ def test_sends_content_keys_and_voice_names_that_no_log_may_hold(http: httpx.Cli
         client.until("conversation.item.done")
 
 
+@pytest.mark.parametrize(("path", "first"), [*SOCKETS.items()])
+def test_sends_content_to_every_socket(launched: Launched, ports: list[int], path: str, first: dict[str, Any]) -> None:
+    """Accepted or not: a first message, an unknown one, fields of wrong types, and a frame that is no JSON."""
+    unknown = {"type": f"{MARK} type", "event_id": MARK, MARK: MARK}
+    wrong = {**first, **dict.fromkeys(("session", "config", "text", "voice", "messages", "audio", "spec"), f"{MARK} x")}
+    answers = []
+    for texts in ([first, unknown, wrong], [wrong], [f'{{"type": "{MARK}', f"{MARK} no JSON"]):
+        url = f"ws://127.0.0.1:{ports[0]}{path}"
+        with (
+            connect(url, proxy=None, max_size=None, open_timeout=60) as connection,
+            suppress(ConnectionClosed, TimeoutError),
+        ):
+            for one in texts:
+                connection.send(one if isinstance(one, str) else json.dumps(one))
+            for _ in range(MAX_ANSWERS):
+                answers.append(connection.recv(0.4))
+    assert answers, "expected an answer"
+
+
+@pytest.mark.parametrize(("path", "body"), [*BODIES.items()])
+def test_sends_content_to_every_route(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    asked = [http.post(path, json=one) for one in (body, {**body, "model": MARK}, {**body, MARK: [MARK]}, [MARK])]
+    asked += [http.post(path, content=f'{{"{MARK}": ', headers={"content-type": "application/json"})]
+    asked += [http.post(path, content=f"v=0 {MARK}", headers={"content-type": "application/sdp"})]
+    asked += [http.post(path, files={"file": (MARK, MARK.encode())}), http.get(f"{path}/{MARK}?{MARK}={MARK}")]
+    assert all(answer.status_code not in (500, 502) for answer in asked), [answer.text for answer in asked]
+
+
 def test_ctrl_c_ends_all_programs(launched: Launched, logs: Path) -> None:
     assert len(launched.family()) >= 1 + N_WORKERS
     launched.send(signal.SIGINT)
@@ -125,6 +183,8 @@ def test_ctrl_c_ends_all_programs(launched: Launched, logs: Path) -> None:
     launched.expect_none_left()
     assert not list(logs.glob("*.pid"))
     written = {file.name: file.read_text() for file in logs.iterdir() if file.is_file()}
-    assert "session logged ended" in written["gateway.log"] and MARK not in launched.output
+    for name in ("logged", "content"):
+        assert f"session {name} ended" in written["gateway.log"], written["gateway.log"]
+    assert MARK not in launched.output
     found = [line for text in written.values() for line in text.splitlines() if MARK in line]
     assert not found, f"expected no content, key or name of a voice in the logs, got {found}"

@@ -31,6 +31,9 @@ def parser() -> argparse.ArgumentParser:
     replay.add_argument(
         "--strip", metavar="TRACE", help="with --replay: only write a copy without sound, pictures, voices and texts"
     )
+    replay.add_argument(
+        "--first", action="store_true", help="with --replay: end after the first unit whose ids or sound differ"
+    )
     parser.add_argument("--out", metavar="WAV", help="write the reply on the file's time line: 24 kHz, mono, 16 bits")
     parser.add_argument("--transcript", metavar="JSON", help="write settings, turns and units")
     parser.add_argument(
@@ -96,8 +99,9 @@ def check(args: argparse.Namespace) -> None:
     """Check the arguments that are not settings. Raises: SettingsError."""
     if (args.file is None) == (args.replay is None):
         raise SettingsError("input", expected="a media file or --replay", got="both" if args.file else "neither")
-    if args.strip and not args.replay:
-        raise SettingsError("--strip", expected="--replay with it", got="none")
+    for name in ("strip", "first"):
+        if getattr(args, name) and not args.replay:
+            raise SettingsError(f"--{name}", expected="--replay with it", got="none")
     check_number("--tail", args.tail, at_least=0, at_most=MAX_TAIL, whole=True)
     check_number("--delay-ms", args.delay_ms, at_least=0, at_most=MAX_DELAY_MS, whole=True)
 

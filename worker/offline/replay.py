@@ -22,6 +22,7 @@ from worker.trace.compare import differences, first_of_each_stage
 from worker.trace.header import header_of
 from worker.trace.recorder import TraceRecorder
 from worker.trace.records import (
+    OUTCOMES,
     Record,
     Trace,
     TraceError,
@@ -48,16 +49,17 @@ class Replay:
         self._error: Exception | None = None
         self._is_done = threading.Event()
 
-    def run(self) -> None:
+    def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
         """Execute all commands, each at the progress of the session that the trace has for it.
 
+        is_over: polled; True ends the session before all commands have run.
         Raises: TraceError for a trace that cannot be executed; EngineError.
         """
         handle = self._engine.open(NAME, None, self._count).result()
         self._session: Session = self._engine.query_session(NAME, lambda session: session).result()
         self._recorder.changed = lambda _: self._schedule()
         try:
-            while not self._is_done.wait(POLL_S):
+            while not self._is_done.wait(POLL_S) and not is_over():
                 self._engine.submit(self._advance).result()
         finally:
             self._recorder.changed = None
@@ -131,13 +133,29 @@ def _unit(command: Record) -> UnitInput:
     return UnitInput(sound, frames, command["force_listen"], time.monotonic(), **flags, decided=decided)
 
 
-def run_again(trace: Trace, config: EngineConfig) -> Trace:
-    """The same session on a new engine. Raises: as `Engine.build` and `Replay.run`."""
+def run_again(trace: Trace, config: EngineConfig, *, only_first: bool = False) -> Trace:
+    """The same session on a new engine.
+
+    Args:
+        trace: the session.
+        config: of the engine.
+        only_first: end after the first unit whose ids or sound differ. What runs until this is noticed is included.
+    Raises: as `Engine.build` and `Replay.run`.
+    """
     records: list[Record] = []
+    n_equal = 0
+
+    def differs() -> bool:
+        nonlocal n_equal
+        got = [record for record in tuple(records) if record.get("kind") in OUTCOMES][n_equal:]
+        expected = trace.outcomes[n_equal : n_equal + len(got)]
+        n_equal += len(got)
+        return len(expected) < len(got) or any(not one.is_rounding for one in differences(expected, got))
+
     recorder = TraceRecorder(lambda _: lambda make: None if make is None else records.append(make()), is_on=True)
     with Engine.build(config, recorder=recorder) as engine:
         recorder.header = header_of(engine.parts, config)
-        Replay(engine, recorder, trace).run()
+        Replay(engine, recorder, trace).run(differs if only_first else lambda: False)
     return Trace.of(records)
 
 
@@ -162,15 +180,24 @@ def replay(args: argparse.Namespace, note: Callable[[str], None]) -> int:
     except OSError as error:
         raise ModelError(args.replay, expected="a trace file", got=str(error.strerror)) from None
     trace = Trace.of(records)
-    again = run_again(trace, replay_config(trace, args.model, args.token2wav, args.device))
+    config = replay_config(trace, args.model, args.token2wav, args.device)
+    again = run_again(trace, config, only_first=args.first)
     for name in ("model", "weights", "device"):
         if (expected := trace.header[name]) != (got := again.header[name]):
             note(f"note: {name}: the trace has {expected}, this run {got}")
     found = differences(trace.outcomes, again.outcomes)
+    first = next((one.unit for one in found if not one.is_rounding), None)
+    if args.first and first is not None:
+        found = [one for one in found if one.unit <= first]  # a session that ended early lacks the units after it
     for one in first_of_each_stage(found):
         print(f"first difference of {one.stage}: {one}")
     changed = [one for one in found if not one.is_rounding]
     n_units, n_changed = len(trace.outcomes), len({one.unit for one in changed})
-    print(f"{n_units} units: {n_changed} differ" if changed else f"{n_units} units: ids and sound are the same")
+    if not changed:
+        print(f"{n_units} units: ids and sound are the same")
+    elif args.first:
+        print(f"{n_units} units: unit {first} differs, later ones are not compared")
+    else:
+        print(f"{n_units} units: {n_changed} differ")
     sys.stdout.flush()
     return 1 if changed else 0

@@ -10,6 +10,7 @@ from server.doors.core.transcriber import Transcriber
 from server.doors.live.truncation import SlotWindow
 from server.doors.model_names import ModelNames
 from server.doors.voices import VoiceNames
+from server.live.live_client import OtherGateways
 from server.live.slot_wait import SlotWait
 from server.recording.recordings import Recordings
 
@@ -33,7 +34,11 @@ class SessionLimits:
 
 @dataclass(frozen=True)
 class DoorContext:
-    """What sessions of the door use. live_barge_in_ms: speech that silences a reply of GPT-Live; 0: none does."""
+    """What sessions of the door use.
+
+    live_barge_in_ms: speech that silences a reply of GPT-Live; 0: none does. others: gateways of a cluster, which may
+    have a session; None: there are none.
+    """
 
     slots: SlotWait
     recordings: Recordings
@@ -47,3 +52,4 @@ class DoorContext:
     live_barge_in_ms: int = 0
     slot: SlotWindow = field(default_factory=SlotWindow)
     picture_urls: PictureUrls = field(default_factory=PictureUrls)
+    others: OtherGateways | None = None

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from benchmarks.soak.sampler import left_over
+from benchmarks.soak.__main__ import Soak, parse
+from benchmarks.soak.clients import UnitTime
+from benchmarks.soak.sampler import left_over, note_other_programs
 from benchmarks.soak.slopes import BoundVerdict, Slope, _student
 
 SECONDS = np.arange(0, 7200, 15.0)
@@ -36,6 +38,26 @@ def test_too_few_samples_have_no_slope() -> None:
 @pytest.mark.parametrize(("free", "expected"), [(3, 3.182), (5, 2.571), (18, 2.101), (1000, 1.962)])
 def test_quantiles_of_student(free: int, expected: float) -> None:
     assert _student(free) == pytest.approx(expected, rel=0.01)
+
+
+def test_windows_know_the_load_of_other_programs() -> None:
+    windows = [{"s": 5.0}, {"s": 15.0}, {"s": 25.0}]
+    samples = [{"s": 1.0, "other_cpu": None}, {"s": 6.0, "other_cpu": 0.5}, {"s": 9.0, "other_cpu": 0.1}]
+    note_other_programs(windows, [*samples, {"s": 12.0, "other_cpu": 0.0}], 10.0)
+    assert [window["other_cpu"] for window in windows] == [pytest.approx(0.3), 0.0, None]
+
+
+def test_disturbed_windows_have_no_say_in_slopes_of_unit_times() -> None:
+    soak = Soak(parse(["--minutes", "20", "--warm", "0"]), [])
+    disturbed = range(300, 600)
+    soak._began = 0.0
+    soak._units = [UnitTime(float(at), 500.0 if at in disturbed else 1.0, False, True) for at in range(1200)]
+    loads = [{"s": float(at), "other_cpu": 1.5 if at in disturbed else 0.0} for at in range(0, 1200, 15)]
+    soak.result["samples"] = [{**row, "gateway": {}, "worker": {}} for row in loads]
+    soak._judge()
+    assert soak.result["n_disturbed"] == 5, soak.result["windows"]
+    [p99] = [row for row in soak.result["verdicts"] if row["name"] == "unit listen p99"]
+    assert (p99["mean"], p99["verdict"]) == (1.0, BoundVerdict.HOLDS), p99
 
 
 def test_what_is_left_over() -> None:

@@ -1,16 +1,20 @@
 """A connection that one gateway passes on to another."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
+import websockets
 from websockets.exceptions import ConnectionClosedError
 from websockets.frames import Close
 
+from benchmarks.serve.fake_worker import FakeWorker
 from server.access.identity import Identity
 from server.cluster import forward
-from tests.server.live_gateway import run
-from worker.protocol.gateway_messages import ResumeSession
+from tests.server.cluster.clusters import SECRET, running_authority, running_gateways
+from tests.server.doors.dialects.vllm_omni.omni_client import SOUND, OmniClient
+from tests.server.live_gateway import RunningGateway, run, wait_until
 
 
 class _ClosedLink:
@@ -51,8 +55,53 @@ def test_close_of_the_other_gateway_before_the_first_message(monkeypatch: pytest
 
         link, client = _ClosedLink(), _Client()
         monkeypatch.setattr(forward, "connect", connect)
-        request = ResumeSession(token="t", received=0)
-        passed = await forward.ResumeForward(_Located(), "secret").serve(client, "omni_a", request, Identity())
+        passed = await forward.ResumeForward(_Located(), "secret").serve(client, "omni_a", "/", "{}", Identity())
         assert passed and client.closed == (1012, "draining"), f"expected its close, got {client.closed}"
 
     run(scenario)
+
+
+def test_a_session_of_the_vllm_omni_dialect_goes_on_through_another_gateway(tmp_path: Path) -> None:
+    """And back; a session that no gateway has is refused as ever."""
+
+    async def scenario() -> None:
+        async with (
+            FakeWorker(slots=1, n_listen=0, n_speak=3) as worker,
+            running_authority(tmp_path / "state", worker, secret=SECRET) as authority,
+            running_gateways(authority.url, ("g0", "g1"), 1, secret=SECRET) as gateways,
+        ):
+
+            async def socket(number: int) -> websockets.ClientConnection:
+                url = f"ws://127.0.0.1:{gateways[number].port}/v1/duplex?resume=true"
+                return await websockets.connect(url, compression=None, proxy=None)
+
+            client = OmniClient(await socket(0))
+            await client.begin()
+            client.abort()
+            stranger = OmniClient(await socket(1))
+            stranger.log = list(client.log)
+            await stranger.resume(stranger.socket, session_id="adx_omni_other")
+            assert (await stranger.until("error"))["error"]["code"] == "session_resume_expired"
+            await stranger.socket.close()
+            for number in (1, 0):
+                await client.resume(await socket(number))
+                await client.until("session.resumed")
+                await client.append()
+                await client.until(SOUND)
+                client.abort()
+            await client.resume(await socket(1))
+            await client.until("session.resumed")
+            await client.send("session.close")
+            assert (await client.until("session.closed"))["reason"] == "client_close"
+            await wait_until(lambda: not authority.service.authority.workers.leases, "the end of the session")
+            expected = [{"resumed": 3}, {"forwarded": 2, "refused": 1}]
+            await wait_until(lambda: [*map(outcomes, gateways)] == expected, f"resumptions {expected}")
+
+    run(scenario)
+
+
+def outcomes(gateway: RunningGateway) -> dict[str, int]:
+    """Resumptions by their outcome."""
+    [family] = [one for one in gateway.gateway.metrics.registry.collect() if one.name.endswith("gateway_resumptions")]
+    found = {one.labels["outcome"]: int(one.value) for one in family.samples if one.name.endswith("_total")}
+    return {outcome: n for outcome, n in found.items() if n}

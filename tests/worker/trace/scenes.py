@@ -16,6 +16,7 @@ from tests.worker.loop.engines import TINY
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.early.trial import EarlyTrial
 from worker.engine import Engine
+from worker.loop.early.early_job import EarlyJob, TakenBackError
 from worker.loop.early.headroom import Headroom
 from worker.loop.prompt.system_prompt import Adjustment, SystemPrompt
 from worker.loop.results import Event, Failure, InsertedText, UnitResult
@@ -89,6 +90,33 @@ def play_all(scene: Scene) -> list[Event]:
     return [*outcomes, scene.unit(5), scene.unit(6)]
 
 
+def play_moved(scene: Scene) -> list[Event]:
+    """An early unit that changed nothing, and after it the context of a session that has moved."""
+
+    def listens(job: EarlyJob, token: int) -> None:
+        raise TakenBackError("the unit listens")
+
+    first = scene.unit(0, force_listen=True)
+    with mock.patch.object(EarlyJob, "on_token", listens):
+        scene.unit(1, 6000, early=EarlyTrial())
+    scene.unit(2, 10_000)
+    second = scene.unit(3)
+    scene.handle.prepare(PROMPT).result(PATIENCE_S)
+    for number, event in ((0, first), (3, second)):
+        assert isinstance(event, UnitResult)
+        rebuilt = scene.unit(number, force_listen=number == 0, decided=event.decided)
+        assert isinstance(rebuilt, UnitResult), rebuilt
+    return [scene.unit(4)]
+
+
+def play_long(scene: Scene) -> list[Event]:
+    """More units than the window holds, so that the context is evicted."""
+    return [scene.unit(number, force_listen=bool(number % 3)) for number in range(18)]
+
+
+SCENES = {"everything": play_all, "moved": play_moved, "long": play_long}
+
+
 def traced(config: EngineConfig = CONFIG, play: Any = play_all) -> tuple[list[Record], list[Event]]:
     """The records and outcomes of a scene on a new engine."""
     records: list[Record] = []
@@ -104,4 +132,6 @@ def traced(config: EngineConfig = CONFIG, play: Any = play_all) -> tuple[list[Re
 
 if __name__ == "__main__":
     CORPUS.mkdir(exist_ok=True)
-    (CORPUS / "everything.trace.jsonl").write_text("".join(map(to_line, traced()[0])), encoding="utf-8")
+    for name, play in SCENES.items():
+        records, _ = traced(play=play)
+        (CORPUS / f"{name}.trace.jsonl").write_text("".join(map(to_line, records)), encoding="utf-8")

@@ -1,16 +1,15 @@
 """A traced session runs again with the same ids and samples, and differences are named by unit and stage."""
 
 import copy
+import itertools
 import json
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
 from tests.worker.loop.engines import TINY
-from tests.worker.trace.scenes import CONFIG, CORPUS, PATIENCE_S, PROMPT, SESSION, Scene, tone, traced
-from worker.early.trial import EarlyEnd, EarlyTrial
-from worker.loop.early.early_job import EarlyJob, TakenBackError
+from tests.worker.trace.scenes import CONFIG, CORPUS, PROMPT, SCENES, SESSION, play_moved, tone, traced
+from worker.early.trial import EarlyEnd
 from worker.loop.results import Event, UnitResult
 from worker.offline.__main__ import main
 from worker.offline.replay import replay_config, run_again
@@ -61,22 +60,7 @@ def test_recorded_values_are_those_of_the_events(recorded: tuple[list[Record], l
 def test_units_that_were_taken_back_or_decided_elsewhere_run_again() -> None:
     """An early unit that changed nothing, and after it the context of a session that has moved."""
 
-    def play(scene: Scene) -> list[Event]:
-        def listens(job: EarlyJob, token: int) -> None:
-            raise TakenBackError("the unit listens")
-
-        first = scene.unit(0, force_listen=True)
-        with mock.patch.object(EarlyJob, "on_token", listens):
-            scene.unit(1, 6000, early=EarlyTrial())
-        scene.unit(2, 10_000)
-        second = scene.unit(3)
-        scene.handle.prepare(PROMPT).result(PATIENCE_S)
-        for number, event in ((0, first), (3, second)):
-            assert isinstance(event, UnitResult)
-            scene.unit(number, decided=event.decided)
-        return [scene.unit(4)]
-
-    records, _ = traced(play=play)
+    records, _ = traced(play=play_moved)
     trace = Trace.of(json.loads(json.dumps(records)))
     assert [one["early"] for one in trace.outcomes[:4]] == [None, EarlyEnd.TAKEN_BACK, None, None], trace.outcomes
     assert trace.outcomes[1]["decision"] == "incomplete" and trace.outcomes[1]["at"] == trace.outcomes[0]["at"]
@@ -106,6 +90,10 @@ def test_changed_input_is_found_in_its_unit(recorded: tuple[list[Record], list[E
     found = differences(trace.outcomes, run_again(trace, CONFIG).outcomes)
     # The fourth outcome is that of the inserted text.
     assert found and (found[0].unit, found[0].stage) == (6, "sound rows"), f"got {[*map(str, found)]}"
+    [first, *_] = [one.unit for one in found if not one.is_rounding]
+    ended = run_again(trace, CONFIG, only_first=True).outcomes
+    assert first <= len(ended) <= len(trace.outcomes), f"expected unit {first} and no more than all, got {len(ended)}"
+    assert differences(trace.outcomes[: len(ended)], ended) == [one for one in found if one.unit <= len(ended)]
 
 
 def test_first_difference_of_each_stage_is_named(recorded: tuple[list[Record], list[Event]], again: Trace) -> None:
@@ -136,17 +124,26 @@ def test_first_difference_of_each_stage_is_named(recorded: tuple[list[Record], l
 # --- the command ------------------------------------------------------------------------------------
 
 
-def test_corpus_gives_the_same_ids(capsys: pytest.CaptureFixture[str]) -> None:
-    status = main(["--replay", str(EVERYTHING)])
+@pytest.mark.parametrize("file", sorted(CORPUS.glob("*.trace.jsonl")), ids=lambda file: file.name.partition(".")[0])
+def test_corpus_gives_the_same_ids(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, n_units = main(["--replay", str(file)]), len(Trace.of(read_records(file)).outcomes)
     out = capsys.readouterr().out
-    assert status == 0 and "8 units: ids and sound are the same" in out, f"expected status 0, got {status}: {out}"
+    assert status == 0 and f"{n_units} units: ids and sound are the same" in out, f"expected 0, got {status}: {out}"
+
+
+def test_corpus_has_the_scenes() -> None:
+    """Also one with evictions, after which the context is shorter than before."""
+    assert {f"{name}.trace.jsonl" for name in SCENES} <= {file.name for file in CORPUS.iterdir()}
+    outcomes = Trace.of(read_records(CORPUS / "long.trace.jsonl")).outcomes
+    lengths = [outcome["context_len"] for outcome in outcomes]
+    assert any(after < before for before, after in itertools.pairwise(lengths)), lengths
 
 
 def test_command_names_differences_and_returns_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unchanged, records = Trace.of(read_records(EVERYTHING)), read_records(EVERYTHING)
-    monkeypatch.setattr("worker.offline.replay.run_again", lambda *_: unchanged)
+    monkeypatch.setattr("worker.offline.replay.run_again", lambda *_, **__: unchanged)
     [*_, last] = [record for record in records[1:] if record["kind"] == "result"]
     last["ids"] = [*last["ids"], 5]
     file = tmp_path / "changed.jsonl"
@@ -155,6 +152,8 @@ def test_command_names_differences_and_returns_1(
     out = capsys.readouterr().out
     assert status == 1 and "first difference of text ids: unit 8, text ids: expected" in out, f"got {status}: {out}"
     assert "8 units: 1 differ" in out, out
+    assert main(["--replay", str(file), "--first"]) == 1
+    assert "8 units: unit 8 differs, later ones are not compared" in capsys.readouterr().out
 
 
 def test_stripped_copy_has_no_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +184,8 @@ def test_unusable_arguments_and_files_are_refused(tmp_path: Path, capsys: pytest
         (["--replay", str(tmp_path / "none")], "expected a trace file"),
         ([], "expected a media file or --replay, got neither"),
         (["a.wav", "--replay", "x"], "got both"),
-        (["a.wav", "--strip", "x"], "expected --replay with it"),
+        (["a.wav", "--strip", "x"], "--strip: expected --replay with it"),
+        (["a.wav", "--first"], "--first: expected --replay with it"),
     ):
         assert main(arguments) == 2, arguments
         assert text in capsys.readouterr().err, f"{arguments}: expected {text!r}"

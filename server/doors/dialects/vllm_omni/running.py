@@ -220,6 +220,7 @@ class OmniRun:
             now, limits, is_draining = time.monotonic(), self._context.limits, self._context.slots.live.draining
             if self._link is None:
                 if is_draining or now - self._detached_at > limits.resume_grace_s:
+                    self._context.slots.metrics.record_resumption("expired")
                     raise SessionOverError(CONNECTION_LOST)
             elif now - self._accepted_at > min(limits.idle_s, self.session.idle_s or limits.idle_s):
                 raise SessionOverError(TIMEOUT)

@@ -17,9 +17,9 @@ from server.access.shares import run_shared
 from server.dispatch.dispatcher import PendingSession
 from server.doors.core.door_needs import needs_asked
 from server.doors.core.door_ticket import accept_socket, ticket_within_wait
-from server.doors.core.event_writer import EventWriter
+from server.doors.core.event_writer import EventWriter, event_text
 from server.doors.core.request_fields import RequestFields
-from server.doors.dialects.choice import TRUE
+from server.doors.dialects.choice import DUPLEX_PATH, TRUE
 from server.doors.dialects.ends import (
     CLIENT_CLOSE,
     CONNECTION_LOST,
@@ -42,6 +42,7 @@ from server.live.live_sessions import LiveSession
 from worker.protocol.codes import CloseCode
 
 LOG = logging.getLogger(__name__)
+RESUME_PATH = f"{DUPLEX_PATH}?resume=true"
 START_S = 30.0  # from the handshake to the first settings
 POLL_S = 0.5
 REPLACED = DoorEnd(CloseCode.NORMAL, "session_replaced", "ended")
@@ -89,6 +90,10 @@ class VllmOmniDoor:
         self._runs[session_id] = run
         run.start(pending, lambda: self._runs.pop(session_id, None))
 
+    def has(self, session_id: str) -> bool:
+        """Whether this gateway has the session."""
+        return session_id in self._runs
+
     def find(self, session_id: str, token: str, identity: Identity) -> OmniRun:
         """The session that a client resumes. Raises: ApiError."""
         run = self._runs.get(session_id)
@@ -116,6 +121,7 @@ class OmniConnection:
         self._websocket, self._door, self._link, self.run = websocket, door, link, run
         self._opened_at = time.monotonic()
         self._begun = asyncio.Event()  # the session runs
+        self._is_elsewhere = False  # another gateway serves the connection, or is looked for
 
     async def serve(self) -> None:
         """Serve the client until the session or the connection is over."""
@@ -125,7 +131,7 @@ class OmniConnection:
             end = await self._run()
         finally:
             self.run.detach(self._link)
-        if not self._begun.is_set():
+        if not self._begun.is_set() and not self._is_elsewhere:
             self._door.context.slots.metrics.record_connection_end(end.how)
         await self._link.writer.close(end.code, end.reason)
 
@@ -148,6 +154,8 @@ class OmniConnection:
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
                     await self._begun.wait()
+            if self._is_elsewhere:
+                continue
             if not self._begun.is_set() and time.monotonic() - self._opened_at > START_S:
                 await self._end(TIMEOUT)
             if not self._begun.is_set() and self._door.context.slots.live.draining:
@@ -199,7 +207,7 @@ class OmniConnection:
         """React to an event. Raises: ApiError; SessionOverError."""
         kind = given.text("type")
         if kind == "session.resume":
-            self._resume(given)
+            await self._resume(given)
             return
         session = self.run.session
         if kind == "session.event_ack":
@@ -225,8 +233,11 @@ class OmniConnection:
         self._door.start(self.run, pending)
         self._begun.set()
 
-    def _resume(self, given: RequestFields) -> None:
-        """Continue a session over this connection. Raises: ApiError; SessionOverError if events are missing."""
+    async def _resume(self, given: RequestFields) -> None:
+        """Continue a session over this connection.
+
+        Raises: ApiError; SessionOverError if events are missing, and after another gateway has served the connection.
+        """
         if self._begun.is_set():
             text = "session.resume: expected it as the first event of a connection, got it later"
             raise ApiError(400, text, code="unsupported_session_resume")
@@ -236,11 +247,26 @@ class OmniConnection:
         except ApiError as error:
             error.code = "invalid_session_resume"
             raise
-        run = self._door.find(session_id, token, self.run.live.identity)
+        identity, metrics = self.run.live.identity, self._door.context.slots.metrics
+        others = self._door.context.others
+        if others is not None and not identity.is_forwarded and not self._door.has(session_id):
+            fields = {"session_id": session_id, "resume_token": token, "last_received_server_event_seq": last_number}
+            first, self._is_elsewhere = event_text({"type": given.text("type"), **fields}), True
+            if await others.serve(self._websocket, session_id, RESUME_PATH, first, identity):
+                metrics.record_resumption("forwarded")
+                raise SessionOverError(GONE)
+            self._is_elsewhere = False
+        try:
+            run = self._door.find(session_id, token, identity)
+        except ApiError:
+            metrics.record_resumption("refused")
+            raise
         if not run.resume(self._link, token, last_number):
+            metrics.record_resumption("refused")
             self._link.writer.put({"type": RESYNC_REQUIRED, "session_id": session_id, "reason": RESYNC.reason})
             run.end(CONNECTION_LOST)
             raise SessionOverError(RESYNC)
+        metrics.record_resumption("resumed")
         self.run.release()
         self.run = run
         self._begun.set()

@@ -171,6 +171,39 @@ def test_a_session_without_another_worker_ends(monkeypatch: pytest.MonkeyPatch) 
     run(scenario)
 
 
+@pytest.mark.parametrize("is_served", [True, False])
+def test_a_session_that_moves_waits_for_a_slot_while_the_gateway_drains(is_served: bool) -> None:
+    """As long as a worker may give it one. A session that waits for its first slot ends."""
+
+    async def scenario() -> None:
+        async with FakeWorker(slots=1) as one, FakeWorker(slots=1) as other, running_gateway(one, other) as gateway:
+            talker = await Talker.prepared(gateway)
+            await talker.client.send(CHUNK)
+            await talker.take("result")
+            first, second = (one, other) if one.sessions else (other, one)
+            neighbour = await (await gateway.connect("omni_neighbour")).prepared()
+            waiting = await gateway.connect("omni_waiting")
+            await waiting.receive("queued")
+            first.crash()
+            await talker.take("session_moving")
+            await wait_until(lambda: len(gateway.gateway.dispatcher.queue) == 2, "both to wait")
+            gateway.gateway.live.drain()
+            assert (await waiting.receive_until("error"))["code"] == "draining"
+            if not is_served:
+                second.crash()
+                assert (await talker.take("error"))["code"] == "draining"
+                assert await talker.client.wait_closed() == (1012, "Shutting down")
+                return
+            await neighbour.send(STOP)
+            await neighbour.receive("stopped")
+            await talker.take("session_moved")
+            await talker.client.send(CHUNK)
+            await talker.take("result")
+            assert talker.units == [1, 2], talker.units
+
+    run(scenario)
+
+
 def test_a_paused_session_leaves_a_worker_that_drains() -> None:
     """It is paused on the other one too, and over another connection. It counts as one session."""
 
