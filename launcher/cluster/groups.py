@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.cluster.members import GroupPlan, Member
-from launcher.cluster.scaling import GroupLoad, ModelLoad, Scaler
+from launcher.cluster.scaling import GroupLoad, Scaler, SlotLoad
 from launcher.restart_policy import RestartBackoff, RestartPolicy
 
 # Models whose slots count. Conversions have a few slots beside those of sessions, and add no workers.
@@ -103,7 +103,7 @@ def loads_of(groups: Sequence[Group], report: ClusterReport) -> list[GroupLoad]:
     ]
 
 
-def _slots_of(model: str, workers: Sequence[dict[str, Any]]) -> ModelLoad:
+def _slots_of(model: str, workers: Sequence[dict[str, Any]]) -> SlotLoad:
     """The slots of one model of these workers."""
     of_model = [one["models"][model] for one in workers if model in one["models"]]
-    return ModelLoad(sum(one["slots"] for one in of_model), sum(one["free"] for one in of_model))
+    return SlotLoad(sum(one["slots"] for one in of_model), sum(one["free"] for one in of_model))

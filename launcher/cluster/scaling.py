@@ -21,7 +21,7 @@ class ScalingPolicy:
 
 
 @dataclass(frozen=True)
-class ModelLoad:
+class SlotLoad:
     """What a group measures of one of its workers' models.
 
     slots: of ready workers: as many sessions as they serve in time, by measured headroom. free: of these slots.
@@ -43,7 +43,7 @@ class GroupLoad:
 
     n_workers: int
     n_starting: int
-    models: tuple[ModelLoad, ...] = ()
+    models: tuple[SlotLoad, ...] = ()
 
 
 class Scaler:
@@ -79,7 +79,7 @@ class Scaler:
         self._idle_since = now
         return load.n_workers - 1
 
-    def _needed(self, model: ModelLoad, n_ready: int) -> int:
+    def _needed(self, model: SlotLoad, n_ready: int) -> int:
         """Workers for every slot in use, every ticket that has waited for long, and the spare slots."""
         each = model.slots / n_ready if n_ready and model.slots else 1.0
         waiting = model.queue_length if model.longest_wait_s >= self.policy.wait_s else 0

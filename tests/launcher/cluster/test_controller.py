@@ -13,7 +13,7 @@ from launcher.cluster.controller import AUTHORITY_MARK, Controller
 from launcher.cluster.members import ClusterPlan, GroupPlan, NodeLostError
 from launcher.cluster.options import make_plan, parser
 from launcher.cluster.program_host import LEFT_OUT, ProgramHost, ProgramSpec, ProgramStatus
-from launcher.cluster.scaling import GroupLoad, ModelLoad, Scaler, ScalingPolicy
+from launcher.cluster.scaling import GroupLoad, Scaler, ScalingPolicy, SlotLoad
 from launcher.plan import RunSecrets
 from models.errors import SettingsError
 from tests.launcher.processes import wait_until
@@ -250,13 +250,13 @@ def test_new_controller_finds_the_workers_of_the_one_before() -> None:
     [
         (GroupLoad(0, 0), 1),
         (GroupLoad(1, 1), 1),  # nothing is measured before the first worker is ready
-        (GroupLoad(1, 0, (ModelLoad(10, 1),)), 1),
-        (GroupLoad(1, 0, (ModelLoad(10, 0),)), 2),  # no slot is left for the next session
-        (GroupLoad(1, 0, (ModelLoad(10, 0, 20, 1.0),)), 2),  # tickets that have waited for a moment do not count
-        (GroupLoad(1, 0, (ModelLoad(10, 0, 20, 3.0),)), 4),
-        (GroupLoad(1, 0, (ModelLoad(10, 0, 90, 3.0),)), 5),
-        (GroupLoad(2, 1, (ModelLoad(10, 0, 5, 3.0),)), 2),  # one is on its way
-        (GroupLoad(2, 0, (ModelLoad(20, 20), ModelLoad(8, 0, 1, 3.0))), 3),  # the fuller model of the same workers
+        (GroupLoad(1, 0, (SlotLoad(10, 1),)), 1),
+        (GroupLoad(1, 0, (SlotLoad(10, 0),)), 2),  # no slot is left for the next session
+        (GroupLoad(1, 0, (SlotLoad(10, 0, 20, 1.0),)), 2),  # tickets that have waited for a moment do not count
+        (GroupLoad(1, 0, (SlotLoad(10, 0, 20, 3.0),)), 4),
+        (GroupLoad(1, 0, (SlotLoad(10, 0, 90, 3.0),)), 5),
+        (GroupLoad(2, 1, (SlotLoad(10, 0, 5, 3.0),)), 2),  # one is on its way
+        (GroupLoad(2, 0, (SlotLoad(20, 20), SlotLoad(8, 0, 1, 3.0))), 3),  # the fuller model of the same workers
     ],
 )
 def test_number_of_workers_follows_slots_and_waits(load: GroupLoad, expected: int) -> None:

@@ -9,7 +9,7 @@ from launcher.cluster.members import GroupPlan
 from launcher.cluster.options import make_plan, parser
 from launcher.cluster.program_host import ProgramSpec
 from launcher.cluster.ray_placement import bundles_of
-from launcher.cluster.scaling import GroupLoad, ModelLoad, ScalingPolicy
+from launcher.cluster.scaling import GroupLoad, ScalingPolicy, SlotLoad
 from launcher.plan import RunSecrets
 from models.errors import ModelError
 from tests.launcher.cluster.test_controller import PlayedProgram, controlled, poll
@@ -71,9 +71,9 @@ def test_tickets_count_with_groups_that_can_serve_them() -> None:
         group.add().address = group.plan.worker.name
     full, small, speech, starting = loads_of(groups, report)
     # Two workers of the first group have room for five of the nine; the others need the second group.
-    assert full == GroupLoad(1, 0, (ModelLoad(4, 1, 5, 5.0),)), f"got {full}"
-    assert small == GroupLoad(1, 0, (ModelLoad(4, 1, 5, 5.0),)), f"got {small}"
-    assert speech == GroupLoad(1, 0, (ModelLoad(4, 1, 2, 5.0),)), f"got {speech}"
+    assert full == GroupLoad(1, 0, (SlotLoad(4, 1, 5, 5.0),)), f"got {full}"
+    assert small == GroupLoad(1, 0, (SlotLoad(4, 1, 5, 5.0),)), f"got {small}"
+    assert speech == GroupLoad(1, 0, (SlotLoad(4, 1, 2, 5.0),)), f"got {speech}"
     assert starting == GroupLoad(1, 1), f"got {starting}"
 
 
