@@ -131,7 +131,8 @@ class RayPlacement:
             num_gpus=spec.n_gpus,
             resources=dict(spec.resources),
             scheduling_strategy="SPREAD",
-            max_restarts=0,  # the controller starts another one, on a node with free resources
+            # Without restarts the controller starts another one, on a node with free resources.
+            max_restarts=-1 if spec.is_restarted else 0,
         )
         return PlacedActor(actor.remote(spec, self._folder, self._archives))
 
@@ -200,7 +201,7 @@ def start_controller(ray: Any, plan: ClusterPlan, folder: Path, level: str) -> A
     """Start the controller on the head node. Raises: SettingsError if there is one."""
     if find_controller(ray) is not None:
         raise SettingsError("up", expected="no running cluster (launcher.cluster down ends it)", got="one")
-    plan = replace(plan, authority=replace(plan.authority, resources=HEAD))
+    plan = replace(plan, authority=replace(plan.authority, resources=HEAD, is_restarted=True))
     actor = ray.remote(ControllerActor).options(
         name=CONTROLLER,
         namespace=NAMESPACE,
