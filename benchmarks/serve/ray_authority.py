@@ -4,8 +4,8 @@
 
 Two gateways, one worker with two slots, two live sessions and a waiting client on one machine. SIGKILL ends, one after
 the other, the authority's process, its actor, and its actor together with the controller's. Each result has the
-seconds until the authority answers and until it assigns slots (`/readyz`), what started it again, its terms, its leases and tickets before
-and after, and the units that were late. Needs the extra `cluster`. Prints one JSON object for each death.
+seconds until the authority answers and until it assigns slots (`/readyz`), what started it again, its terms, leases
+and tickets before and after, and the units that were late. Needs the extra `cluster`. Prints one JSON object for each death.
 """
 
 import argparse
@@ -38,6 +38,13 @@ def _has(process: psutil.Process, text: str) -> bool:
         return False
 
 
+def parent_of(process: psutil.Process) -> psutil.Process:
+    """The process that started it."""
+    found = process.parent()
+    assert found is not None, f"expected a parent of process {process.pid}, got none"
+    return found
+
+
 def kill_program(cluster: LocalCluster) -> None:
     """End the authority's process."""
     authority_of(cluster).kill()
@@ -45,13 +52,13 @@ def kill_program(cluster: LocalCluster) -> None:
 
 def kill_actor(cluster: LocalCluster) -> None:
     """End the actor of the authority, and with it the authority."""
-    authority_of(cluster).parent().kill()
+    parent_of(authority_of(cluster)).kill()
 
 
 def kill_both(cluster: LocalCluster) -> None:
     """End the controller's actor and that of the authority."""
-    actor = authority_of(cluster).parent()
-    controller = next(one for one in actor.parent().children() if _has(one, CONTROLLER))
+    actor = parent_of(authority_of(cluster))
+    controller = next(one for one in parent_of(actor).children() if _has(one, CONTROLLER))
     actor.kill()
     controller.kill()
 
