@@ -5,7 +5,8 @@
 Two gateways, one worker with two slots, two live sessions and a waiting client on one machine. SIGKILL ends, one after
 the other, the authority's process, its actor, and its actor together with the controller's. Each result has the
 seconds until the authority answers and until it assigns slots (`/readyz`), what started it again, its terms, leases
-and tickets before and after, and the units that were late. Needs the extra `cluster`. Prints one JSON object for each death.
+and tickets before and after, and the units that were late. Needs the extra `cluster`. Prints one JSON object for each
+death.
 """
 
 import argparse
