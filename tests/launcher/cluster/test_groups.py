@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launcher.cluster.groups import ClusterReport, Group, loads_of
 from launcher.cluster.members import GroupPlan
@@ -75,6 +77,30 @@ def test_tickets_count_with_groups_that_can_serve_them() -> None:
     assert small == GroupLoad(1, 0, (SlotLoad(4, 1, 5, 5.0),)), f"got {small}"
     assert speech == GroupLoad(1, 0, (SlotLoad(4, 1, 2, 5.0),)), f"got {speech}"
     assert starting == GroupLoad(1, 1), f"got {starting}"
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=4),
+    lengths=st.lists(st.integers(1, 60), max_size=3),
+)
+def test_every_ticket_counts_once_and_with_the_first_group_that_has_room(
+    sizes: list[tuple[int, int, int]], lengths: list[int]
+) -> None:
+    """sizes: of each group: largest number of workers, slots of its one worker, used ones. lengths: of queues."""
+    groups, workers = [], {}
+    for number, (n_max, slots, used) in enumerate(sizes):
+        group = Group(GroupPlan(ProgramSpec("worker", f"g{number}", ("w",)), ScalingPolicy(1, n_max)))
+        group.add().address = f"g{number}"
+        free = max(0, slots - used)
+        workers[f"g{number}"] = {"is_ready": True, "labels": [], "models": {"omni": {"slots": slots, "free": free}}}
+        groups.append(group)
+    loads = loads_of(groups, ClusterReport(workers, [line("omni", n) for n in lengths]))
+    rooms = [n_max * slots - min(slots, used) for n_max, slots, used in sizes]
+    left = sum(lengths)
+    for load, room in zip(loads, rooms, strict=True):
+        (model,) = load.models
+        assert model.queue_length == min(left, room), f"expected {min(left, room)} tickets, got {load}"
+        left -= model.queue_length
 
 
 def test_request_for_nodes_has_the_resources_of_all_groups() -> None:
