@@ -1,6 +1,6 @@
 """Ray's autoscaler adds a node for a worker that a session needs, and removes it after the session.
 
-Needs the extra `cluster`: `python -m pytest -m cluster tests/e2e/test_ray_autoscaler.py`.
+Needs the extra `cluster`: `python -m pytest -m cluster tests/e2e/ray_clusters/test_autoscaler.py`.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The authority of a cluster with Ray ends in three ways under live sessions, and keeps its leases and its queue.
 
-Needs the extra `cluster`: `python -m pytest -m cluster tests/e2e/test_ray_authority.py`.
+Needs the extra `cluster`: `python -m pytest -m cluster tests/e2e/ray_clusters/test_authority.py`.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Workers of an omni model and workers of a speech model in one cluster with Ray, each on nodes of its own.
 
-Needs the extra `cluster`: `python -m pytest -m cluster tests/e2e/test_ray_groups.py`.
+Needs the extra `cluster`: `python -m pytest -m cluster tests/e2e/ray_clusters/test_groups.py`.
 """
 
 import asyncio
