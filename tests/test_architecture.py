@@ -70,7 +70,7 @@ doors.model_routes doors.speech doors.conversion doors.chat doors.realtime doors
 doors.calls
 health_watch loop_watch routes
 cluster.messages cluster.peer_tls
-cluster.records
+cluster.records cluster.reports
 cluster.authority
 cluster.shared_dispatcher cluster.store cluster.outbox
 cluster.link cluster.forward

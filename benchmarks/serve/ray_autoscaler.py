@@ -5,7 +5,7 @@
 Starts a head without room for workers, and Ray's autoscaler, whose nodes are processes on this machine with room for
 one worker each. One live session uses the only slot of the first worker, so a second worker and its node are added;
 after the session has ended, the worker is removed, and Ray removes the node that is then idle. Needs the extra
-`cluster`. At the end it calls `ray stop`, which stops all Ray processes of the machine.
+`cluster`. At the end it kills the processes of this cluster, and of no other one on the machine.
 
 Prints one JSON object.
 """
@@ -18,8 +18,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.chaos.clients import LiveGroup
 from benchmarks.serve.ray_cluster import ON_CPU, WORKER, n_late, until
@@ -72,6 +75,7 @@ class AutoscaledRay:
         head: dict[str, Any] = {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0}
         node = {"resources": {"CPU": 1, WORKER: 1}, "node_config": {}, "min_workers": 0, "max_workers": 2}
         commands = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
+        self._folder = folder / "ray"  # stands in the commands of all of its nodes
         self._config = folder / "autoscaler.json"
         self._config.write_text(
             json.dumps(
@@ -99,12 +103,26 @@ class AutoscaledRay:
 
     def __enter__(self) -> "AutoscaledRay":
         environ = {"AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1", "RAY_worker_niceness": "0"}
-        where = ("--head", "--num-cpus=1", "--num-gpus=0", f"--autoscaling-config={self._config}")
+        files = (f"--autoscaling-config={self._config}", f"--temp-dir={self._folder}")
+        where = ("--head", "--num-cpus=1", "--num-gpus=0", *files)
         subprocess.run([self._ray, "start", *where], check=True, stdout=sys.stderr, env={**os.environ, **environ})
         return self
 
     def __exit__(self, *_: object) -> None:
-        subprocess.run([self._ray, "stop", "--force"], check=False, stdout=sys.stderr)
+        own = [one for one in psutil.process_iter() if self._is_own(one)]
+        for one in list(own):
+            with suppress(psutil.NoSuchProcess):
+                own += one.children(recursive=True)
+        for one in own:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        psutil.wait_procs(own, timeout=10)
+
+    def _is_own(self, process: psutil.Process) -> bool:
+        try:
+            return any(str(self._folder) in part for part in process.cmdline())
+        except psutil.Error:
+            return False
 
 
 def main() -> int:

@@ -6,6 +6,7 @@ Exit status: 0; 1 if workers were not ready in time, or something did not stop; 
 import json
 import os
 import sys
+from collections import Counter
 from typing import Any
 
 from launcher.cluster.options import make_plan, parser
@@ -51,15 +52,19 @@ def _up(args: Any) -> int:
 
     def is_ready() -> bool:
         state = ray.get(controller.describe.remote())
-        ready = [one for one in state["workers"] if one.get("is_ready")]
-        return len(ready) >= args.min_workers and all(one["address"] for one in state["gateways"])
+        ready = Counter(one["group"] for one in state["workers"] if one.get("is_ready"))
+        are_enough = all(ready[group.worker.name] >= group.scaling.min_workers for group in plan.groups)
+        return are_enough and all(one["address"] for one in state["gateways"])
 
     in_time = wait_for(is_ready, args.wait_s)
     for gateway in ray.get(controller.describe.remote())["gateways"]:
         key = "" if secrets.start_key is None else f"#{secrets.start_key}"
         address = gateway["address"] if args.remote else f"localhost:{gateway['address'].rpartition(':')[2]}"
         print(f"{gateway['name']}  http://{address}/{key}")
-    return 0 if in_time else _error(f"expected {args.min_workers} workers within {args.wait_s:g} s; see `status`")
+    if in_time:
+        return 0
+    expected = ", ".join(f"{group.scaling.min_workers} of {group.worker.name}" for group in plan.groups)
+    return _error(f"expected these ready workers within {args.wait_s:g} s: {expected}; see `status`")
 
 
 def _down(ray: Any, controller: Any, wait_s: float) -> int:

@@ -1,4 +1,4 @@
-"""Keeps the programs of a cluster running: one authority, the gateways, and a number of workers within limits.
+"""Keeps the programs of a cluster running: one authority, the gateways, and groups of workers within limits.
 
 Contains no Ray: `Placement` starts programs on nodes. A program whose node dies is started on another one. A worker is
 removed only after it was drained and has no session.
@@ -6,78 +6,20 @@ removed only after it was drained and has no session.
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import httpx
 
-from launcher.cluster.program_host import ProgramSpec, ProgramStatus
-from launcher.cluster.scaling import ClusterLoad, Scaler, ScalingPolicy
+from launcher.cluster.groups import ClusterReport, Group, loads_of
+from launcher.cluster.members import ClusterPlan, Member, NodeLostError, Placement
+from launcher.cluster.program_host import ProgramSpec
 from launcher.restart_policy import RestartBackoff, RestartPolicy
-from models.errors import ModelError
 
 LOG = logging.getLogger(__name__)
 AUTHORITY_MARK = "{authority}"  # in a gateway's command
 PROBE_S = 2.0  # for one request to the authority
-
-
-class NodeLostError(ModelError, RuntimeError):
-    """The program's actor is gone, usually together with its node."""
-
-
-class Placed(Protocol):
-    """A program on some node."""
-
-    def status(self) -> ProgramStatus | None:
-        """Its state; None while it is not known, such as before there is a node for it. Raises: NodeLostError."""
-
-    def terminate(self) -> None:
-        """Ask the program to stop."""
-
-    def remove(self) -> None:
-        """Remove what is left of it."""
-
-
-class Placement(Protocol):
-    """Starts programs on the nodes of a cluster."""
-
-    def place(self, spec: ProgramSpec) -> Placed:
-        """Start a program where its resources are, now or later; one that runs already is found by its name."""
-
-    def request(self, spec: ProgramSpec, n: int) -> None:
-        """Ask for nodes on which `n` of these programs fit."""
-
-
-@dataclass(frozen=True)
-class ClusterPlan:
-    """What the cluster consists of.
-
-    authority, worker: programs; each worker gets a name of its own. gateways: one program each. scaling: numbers of
-    workers. secret_headers: of requests to the authority. archives: of kernels for all nodes, by file name.
-    """
-
-    authority: ProgramSpec
-    gateways: tuple[ProgramSpec, ...]
-    worker: ProgramSpec
-    scaling: ScalingPolicy
-    secret_headers: dict[str, str] = field(default_factory=dict, repr=False)
-    archives: dict[str, bytes] = field(default_factory=dict, repr=False)
-
-
-@dataclass(eq=False)
-class Member:
-    """A program that should run. placed: None while it waits for its next start. is_draining: of a worker."""
-
-    spec: ProgramSpec
-    backoff: RestartBackoff
-    placed: Placed | None = None
-    start_at: float = 0.0
-    address: str = ""
-    node: str = ""
-    reason: str = ""
-    is_draining: bool = False
-    is_stopping: bool = False
 
 
 class Controller:
@@ -100,26 +42,23 @@ class Controller:
         self.plan, self._placement, self._clock = plan, placement, clock
         self._http = http or httpx.Client(trust_env=False, timeout=PROBE_S)
         self._http.headers.update(plan.secret_headers)
-        self._scaler = Scaler(plan.scaling)
         self.authority = self._member(plan.authority)
         self.gateways: list[Member] = []
-        self.workers: list[Member] = []
+        self.groups = [Group(one) for one in plan.groups]
         self._unseen: list[Member] = []  # adopted ones without an address so far
-        self._n_made = 0
         self._is_stopping = False
-        self._requested = -1
+
+    @property
+    def workers(self) -> list[Member]:
+        """The workers of all groups."""
+        return [worker for group in self.groups for worker in group.members]
 
     def _member(self, spec: ProgramSpec) -> Member:
         return Member(spec, RestartBackoff(RestartPolicy()))
 
     def adopt(self, names: list[str]) -> None:
         """Add the workers that an earlier controller has started. names: of all actors."""
-        prefix = f"{self.plan.worker.name}-"
-        for name in names:
-            if name.startswith(prefix) and name[len(prefix) :].isdecimal():
-                self._n_made = max(self._n_made, int(name[len(prefix) :]))
-                self.workers.append(self._member(replace(self.plan.worker, name=name)))
-        self._unseen = list(self.workers)
+        self._unseen = [worker for group in self.groups for worker in group.adopt(names)]
 
     # --- one round -----------------------------------------------------------------------------
 
@@ -135,16 +74,18 @@ class Controller:
             self.gateways.append(self._member(self.plan.gateways[len(self.gateways)]))
         for gateway in self.gateways:
             self._keep(gateway)
-        for worker in list(self.workers):
-            self._keep(worker)
-            if worker.is_stopping and worker.placed is None:
-                self.workers.remove(worker)
-        known = self._known_workers()
-        if known is None:  # the authority starts again
-            self._make(self.plan.scaling.min_workers)
+        for group in self.groups:
+            for worker in list(group.members):
+                self._keep(worker)
+                if worker.is_stopping and worker.placed is None:
+                    group.members.remove(worker)
+        report = self._report()
+        if report is None:  # the authority starts again
+            for group in self.groups:
+                _make(group, group.plan.scaling.min_workers)
             return
-        self._register(known)
-        self._scale(known)
+        self._register(report.workers)
+        self._scale(report)
 
     def _keep(self, member: Member) -> None:
         """Start a program that does not run, and record the end of one that did."""
@@ -188,12 +129,12 @@ class Controller:
 
     # --- workers -------------------------------------------------------------------------------
 
-    def _known_workers(self) -> dict[str, dict[str, Any]] | None:
-        """The authority's state of each worker, by address; None if it does not answer."""
+    def _report(self) -> ClusterReport | None:
+        """The authority's state of the workers and the queue; None if it does not answer."""
         try:
             response = self._http.get(f"http://{self.authority.address}/workers")
             response.raise_for_status()
-            return {one["address"]: one for one in response.json()["workers"]}
+            return ClusterReport.read(response.json())
         except (httpx.HTTPError, ValueError, KeyError):
             return None
 
@@ -223,34 +164,25 @@ class Controller:
                 worker.placed.terminate()
                 LOG.info("%s has no session and is stopped", worker.spec.name)
 
-    def _scale(self, known: dict[str, dict[str, Any]]) -> None:
-        try:
-            health = self._http.get(f"http://{self.authority.address}/health").json()
-        except (httpx.HTTPError, ValueError):
-            return
-        active = [worker for worker in self.workers if not worker.is_draining]
-        ready = [known[one.address] for one in active if one.address in known and known[one.address]["is_ready"]]
-        load = ClusterLoad(
-            n_workers=len(active),
-            n_starting=len(active) - len(ready),
-            slots=sum(one["slots"] for one in ready),
-            free=sum(one["free"] for one in ready),
-            queue_length=health["queue_length"],
-            longest_wait_s=health["longest_wait_s"],
-        )
-        n = self._scaler.desired(load, self._clock())
-        if n != self._requested:
-            self._requested = n
-            self._placement.request(self.plan.worker, n)
-        self._make(n)
-        if n < len(active):
-            self.drain(min(active, key=lambda one: known.get(one.address, {}).get("leases", 0)).spec.name)
+    def _scale(self, report: ClusterReport) -> None:
+        now = self._clock()
+        numbers = [
+            group.scaler.desired(load, now)
+            for group, load in zip(self.groups, loads_of(self.groups, report), strict=True)
+        ]
+        if numbers != [group.requested for group in self.groups]:
+            self._request(numbers)
+        for group, n in zip(self.groups, numbers, strict=True):
+            _make(group, n)
+            if n < len(group.active):
+                leases = {one.spec.name: report.workers.get(one.address, {}).get("leases", 0) for one in group.active}
+                self.drain(min(leases, key=lambda name: leases[name]))
 
-    def _make(self, n: int) -> None:
-        """Make workers until there are `n` that do not drain."""
-        while sum(not worker.is_draining for worker in self.workers) < n:
-            self._n_made += 1
-            self.workers.append(self._member(replace(self.plan.worker, name=f"{self.plan.worker.name}-{self._n_made}")))
+    def _request(self, numbers: Sequence[int]) -> None:
+        """Ask for nodes for these numbers of workers of the groups."""
+        for group, n in zip(self.groups, numbers, strict=True):
+            group.requested = n
+        self._placement.request([(group.plan.worker, group.requested) for group in self.groups])
 
     def drain(self, name: str) -> bool:
         """Drain a worker, or all workers of a node, and remove each once it has no session.
@@ -272,7 +204,7 @@ class Controller:
     def stop(self) -> None:
         """Stop all programs: gateways first, which let their sessions end, then workers, then the authority."""
         self._is_stopping = True
-        self._placement.request(self.plan.worker, 0)  # else Ray's autoscaler keeps the nodes after the end
+        self._request([0] * len(self.groups))  # else Ray's autoscaler keeps the nodes after the end
         self._end(self.gateways)
 
     def _end(self, members: list[Member]) -> None:
@@ -298,11 +230,15 @@ class Controller:
 
     def describe(self) -> dict[str, Any]:
         """The state of all programs, for operators."""
-        known = self._known_workers() if self.authority.address else None
+        report = (self._report() if self.authority.address else None) or ClusterReport()
         return {
             "authority": _describe(self.authority),
             "gateways": [_describe(one) for one in self.gateways],
-            "workers": [{**_describe(one), **(known or {}).get(one.address, {})} for one in self.workers],
+            "workers": [
+                {**_describe(one), "group": group.plan.worker.name, **report.workers.get(one.address, {})}
+                for group in self.groups
+                for one in group.members
+            ],
         }
 
 
@@ -315,6 +251,12 @@ def _describe(member: Member) -> dict[str, Any]:
         "node": member.node,
         "last_end": member.reason,
     }
+
+
+def _make(group: Group, n: int) -> None:
+    """Make workers until there are `n` that do not drain."""
+    while len(group.active) < n:
+        group.add()
 
 
 def _is_empty(known: dict[str, Any]) -> bool:

@@ -4,12 +4,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from launcher.cluster.controller import AUTHORITY_MARK, ClusterPlan
+from launcher.cluster.controller import AUTHORITY_MARK
+from launcher.cluster.group_options import KEYS, GroupOptions, groups_of
 from launcher.cluster.kernels import read_archives
+from launcher.cluster.members import ClusterPlan, GroupPlan
 from launcher.cluster.program_host import HOST_MARK, PORT_MARK, ProgramSpec
 from launcher.cluster.scaling import ScalingPolicy
 from launcher.plan import LOW_PRIORITY, RunSecrets
-from models.errors import SettingsError
 from worker.config.service import ROOT, Config
 from worker.key_text import WORKER_SECRET_HEADER
 
@@ -33,6 +34,14 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME",
         help="Ray resource of which a worker takes one; repeatable",
+    )
+    up.add_argument(
+        "--group",
+        action="append",
+        nargs="+",
+        default=[],
+        metavar=("NAME", "KEY=VALUE"),
+        help=f"workers of one kind, with their own {KEYS}; repeatable; default: one group, worker",
     )
     up.add_argument(
         "--idle-s",
@@ -70,9 +79,7 @@ def parser() -> argparse.ArgumentParser:
 
 def make_plan(config: Config, args: argparse.Namespace, secrets: RunSecrets) -> ClusterPlan:
     """What `up` starts. secrets: of this cluster. Raises: SettingsError."""
-    n_max = args.min_workers if args.max_workers is None else args.max_workers
-    if n_max < args.min_workers:
-        raise SettingsError("--max-workers", expected=f"at least --min-workers, {args.min_workers}", got=n_max)
+    groups = groups_of(args)
     python, service = sys.executable, config.service
     shared = () if args.config is None else ("--config", str(args.config.absolute()))
     level = () if args.log_level is None else ("--log-level", args.log_level)
@@ -87,14 +94,26 @@ def make_plan(config: Config, args: argparse.Namespace, secrets: RunSecrets) -> 
         *(("--remote",) if args.remote else ()),
         *(("--insecure",) if args.insecure else ()),
     )
-    worker = (
-        *(python, "-m", "worker.main", *shared, *level, "--host", HOST_MARK, "--port", PORT_MARK),
-        *(() if args.model_path is None else ("--model-path", args.model_path)),
-        *(() if args.max_sessions is None else ("--max-sessions", str(args.max_sessions))),
-        *(("--no-compile",) if args.no_compile else ()),
-        LOW_PRIORITY,
-    )
     environ = tuple(secrets.worker_environ.items())
+
+    def worker(group: GroupOptions) -> ProgramSpec:
+        command = (
+            *(python, "-m", "worker.main", *shared, *level, "--host", HOST_MARK, "--port", PORT_MARK),
+            *(() if group.model_path is None else ("--model-path", group.model_path)),
+            *(() if group.max_sessions is None else ("--max-sessions", str(group.max_sessions))),
+            *(("--no-compile",) if args.no_compile else ()),
+            LOW_PRIORITY,
+        )
+        return ProgramSpec(
+            "worker",
+            group.name,
+            command,
+            (*environ, *group.environ),
+            n_gpus=group.n_gpus,
+            resources=tuple((name, 1.0) for name in group.resources),
+            cache_dir=service.cache_dir,
+        )
+
     return ClusterPlan(
         ProgramSpec("authority", "authority", authority, environ, args.authority_port),
         tuple(
@@ -107,16 +126,7 @@ def make_plan(config: Config, args: argparse.Namespace, secrets: RunSecrets) -> 
             )
             for index in range(args.gateways)
         ),
-        ProgramSpec(
-            "worker",
-            "worker",
-            worker,
-            environ,
-            n_gpus=args.gpus_per_worker,
-            resources=tuple((name, 1.0) for name in args.resource),
-            cache_dir=service.cache_dir,
-        ),
-        ScalingPolicy(args.min_workers, n_max, idle_s=args.idle_s),
+        tuple(GroupPlan(worker(one), ScalingPolicy(one.n_min, one.n_max, idle_s=args.idle_s)) for one in groups),
         {WORKER_SECRET_HEADER: secrets.worker_secret or ""},
         read_archives(service.cache_dir) if args.push_kernels else {},
     )

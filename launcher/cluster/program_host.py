@@ -24,7 +24,8 @@ class ProgramSpec:
     kind: gateway, worker or authority. name: of its actor, unique. command: with `{host}` and `{port}` where
     the node's address belongs. environ: variables that it gets. port: None: any free one. n_gpus: that it needs.
     resources: further ones, by their names in Ray. cache_dir: folder that gets archives of kernels before the start;
-    None: no folder does.
+    None: no folder does. is_restarted: Ray starts its actor again after the actor's process or node has ended;
+    otherwise the controller places another one.
     """
 
     kind: str
@@ -35,6 +36,7 @@ class ProgramSpec:
     n_gpus: float = 0
     resources: tuple[tuple[str, float], ...] = ()
     cache_dir: Path | None = None
+    is_restarted: bool = False
 
 
 @dataclass(frozen=True)

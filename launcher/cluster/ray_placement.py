@@ -6,13 +6,14 @@ Ray is imported only when a cluster is used, so other commands neither need it n
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from launcher.cluster.controller import ClusterPlan, Controller, NodeLostError, Placed
+from launcher.cluster.controller import Controller
+from launcher.cluster.members import ClusterPlan, NodeLostError, Placed
 from launcher.cluster.program_host import ProgramHost, ProgramSpec, ProgramStatus
 from models.errors import SettingsError
 from worker import log
@@ -130,13 +131,22 @@ class RayPlacement:
             num_gpus=spec.n_gpus,
             resources=dict(spec.resources),
             scheduling_strategy="SPREAD",
-            max_restarts=0,  # the controller starts another one, on a node with free resources
+            # Without restarts the controller starts another one, on a node with free resources.
+            max_restarts=-1 if spec.is_restarted else 0,
         )
         return PlacedActor(actor.remote(spec, self._folder, self._archives))
 
-    def request(self, spec: ProgramSpec, n: int) -> None:
-        needs = {**dict(spec.resources), **({"GPU": spec.n_gpus} if spec.n_gpus else {})}
-        self._sdk.request_resources(bundles=[needs] * n if needs else [])
+    def request(self, needs: Sequence[tuple[ProgramSpec, int]]) -> None:
+        self._sdk.request_resources(bundles=bundles_of(needs))
+
+
+def bundles_of(needs: Sequence[tuple[ProgramSpec, int]]) -> list[dict[str, float]]:
+    """Ray's resources of these numbers of programs, each in a bundle of its own; programs that need none have none."""
+    found: list[dict[str, float]] = []
+    for spec, n in needs:
+        bundle = {**dict(spec.resources), **({"GPU": spec.n_gpus} if spec.n_gpus else {})}
+        found += [bundle] * n if bundle else []
+    return found
 
 
 class ControllerActor:
@@ -191,7 +201,7 @@ def start_controller(ray: Any, plan: ClusterPlan, folder: Path, level: str) -> A
     """Start the controller on the head node. Raises: SettingsError if there is one."""
     if find_controller(ray) is not None:
         raise SettingsError("up", expected="no running cluster (launcher.cluster down ends it)", got="one")
-    plan = replace(plan, authority=replace(plan.authority, resources=HEAD))
+    plan = replace(plan, authority=replace(plan.authority, resources=HEAD, is_restarted=True))
     actor = ray.remote(ControllerActor).options(
         name=CONTROLLER,
         namespace=NAMESPACE,

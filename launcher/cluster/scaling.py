@@ -1,4 +1,4 @@
-"""How many workers a cluster should have. Contains no clock and no I/O."""
+"""How many workers a group of a cluster should have. Contains no clock and no I/O."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 class ScalingPolicy:
     """Limits of the number of workers.
 
-    min_workers, max_workers: of the cluster. wait_s: wait of the oldest ticket from which on workers are added.
+    min_workers, max_workers: of the group. wait_s: wait of the oldest ticket from which on workers are added.
     spare_share: share of all slots that should be free. idle_s: time for which fewer workers have to be enough
     before one is drained.
     """
@@ -21,20 +21,29 @@ class ScalingPolicy:
 
 
 @dataclass(frozen=True)
-class ClusterLoad:
-    """What the cluster measures. Draining workers are left out.
+class SlotLoad:
+    """What a group measures of one of its workers' models.
 
-    n_workers: all, those that start included. n_starting: of them, those that are not ready. slots: of ready workers:
-    as many sessions as they serve in time, by measured headroom. free: of these slots. queue_length: waiting tickets.
-    longest_wait_s: of the oldest one.
+    slots: of ready workers: as many sessions as they serve in time, by measured headroom. free: of these slots.
+    queue_length: tickets that wait for them. longest_wait_s: of the oldest one.
+    """
+
+    slots: int
+    free: int
+    queue_length: int = 0
+    longest_wait_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class GroupLoad:
+    """What a group measures. Draining workers are left out.
+
+    n_workers: all, those that start included. n_starting: of them, those that are not ready. models: with slots.
     """
 
     n_workers: int
     n_starting: int
-    slots: int
-    free: int
-    queue_length: int
-    longest_wait_s: float
+    models: tuple[SlotLoad, ...] = ()
 
 
 class Scaler:
@@ -48,21 +57,19 @@ class Scaler:
         self.policy = policy
         self._idle_since: float | None = None
 
-    def desired(self, load: ClusterLoad, now: float) -> int:
+    def desired(self, load: GroupLoad, now: float) -> int:
         """The number of workers that there should be; one less than now at most. now: monotonic s."""
         policy = self.policy
         n_ready = load.n_workers - load.n_starting
-        each = load.slots / n_ready if n_ready and load.slots else 1.0
-        # Every slot in use, every ticket that has waited for long, and the spare slots.
-        waiting = load.queue_length if load.longest_wait_s >= policy.wait_s else 0
-        needed = (load.slots - load.free + waiting) / (1 - policy.spare_share)
-        wanted = max(policy.min_workers, min(policy.max_workers, math.ceil(needed / each)))
+        # The model that needs the most workers counts.
+        needed = max((self._needed(model, n_ready) for model in load.models), default=0)
+        wanted = max(policy.min_workers, min(policy.max_workers, needed))
         if not n_ready and load.n_workers:  # nothing is measured yet
             wanted = max(policy.min_workers, min(wanted, load.n_workers))
         if wanted >= load.n_workers:
             self._idle_since = None
             return wanted
-        if load.queue_length or load.n_starting:
+        if load.n_starting or any(model.queue_length for model in load.models):
             self._idle_since = None
             return max(policy.min_workers, min(load.n_workers, policy.max_workers))
         if self._idle_since is None:
@@ -71,3 +78,9 @@ class Scaler:
             return load.n_workers
         self._idle_since = now
         return load.n_workers - 1
+
+    def _needed(self, model: SlotLoad, n_ready: int) -> int:
+        """Workers for every slot in use, every ticket that has waited for long, and the spare slots."""
+        each = model.slots / n_ready if n_ready and model.slots else 1.0
+        waiting = model.queue_length if model.longest_wait_s >= self.policy.wait_s else 0
+        return math.ceil((model.slots - model.free + waiting) / (1 - self.policy.spare_share) / each)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from socket import socket as Socket
-from typing import Any
 
 import httpx
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
@@ -39,6 +38,7 @@ from server.cluster.messages import (
 )
 from server.cluster.outbox import Outbox
 from server.cluster.records import GatewayRecord, address_of
+from server.cluster.reports import queue_report, worker_report
 from server.cluster.store import AuthorityStore
 from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue
@@ -232,24 +232,10 @@ class AuthorityService:
         self._store.store_workers([(str(one.address), one.is_draining) for one in self.workers.all])
 
     async def list_workers(self, request: Request) -> Response:
-        """All workers, with their leases."""
-        return JSONResponse({"workers": [self._described(index) for index in range(len(self.workers.all))]})
-
-    def _described(self, index: int) -> dict[str, Any]:
-        worker = self.workers.all[index]
-        return {
-            "worker_id": worker.name,
-            "address": str(worker.address),
-            "state": worker.state,
-            "is_ready": worker.is_ready,
-            "is_draining": worker.is_draining,
-            "slots": worker.n_slots,
-            "free": worker.n_free,
-            "leases": len(worker.leases),
-            "others": worker.n_external,
-            "is_unsure": worker.is_suspended and bool(worker.health),
-            "admission": worker.health.get("admission"),
-        }
+        """All workers, with their leases, and the waiting tickets."""
+        now = time.monotonic()
+        workers = [worker_report(worker) for worker in self.workers.all]
+        return JSONResponse({"workers": workers, "queues": queue_report(self.authority.queue, now)})
 
     async def change_worker(self, request: Request) -> Response:
         """PUT registers a worker, POST drains it, DELETE removes it; 404 for one that is not registered."""

@@ -1,6 +1,7 @@
 """The controller of a cluster, with simulated nodes and a simulated authority; and what uses Ray."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from launcher.cluster.controller import AUTHORITY_MARK, ClusterPlan, Controller, NodeLostError
+from launcher.cluster.controller import AUTHORITY_MARK, Controller
+from launcher.cluster.members import ClusterPlan, GroupPlan, NodeLostError
 from launcher.cluster.options import make_plan, parser
 from launcher.cluster.program_host import LEFT_OUT, ProgramHost, ProgramSpec, ProgramStatus
-from launcher.cluster.scaling import ClusterLoad, Scaler, ScalingPolicy
+from launcher.cluster.scaling import GroupLoad, Scaler, ScalingPolicy, SlotLoad
 from launcher.plan import RunSecrets
 from models.errors import SettingsError
 from tests.launcher.processes import wait_until
@@ -47,13 +49,17 @@ class PlayedProgram:
 
 @dataclass
 class PlayedCluster:
-    """Nodes and an authority. workers: those of the authority. load: of its /health."""
+    """Nodes and an authority. requested: numbers of workers in each request for nodes, by their names.
+
+    workers: those of the authority. queue_length, wait_s: of its queue for the omni model. queues: further ones.
+    """
 
     programs: list[PlayedProgram] = field(default_factory=list)
-    requested: list[int] = field(default_factory=list)
+    requested: list[dict[str, int]] = field(default_factory=list)
     workers: dict[str, dict[str, Any]] = field(default_factory=dict)
     queue_length: int = 0
     wait_s: float = 0.0
+    queues: list[dict[str, Any]] = field(default_factory=list)
     is_down: bool = False
     changes: list[tuple[str, str]] = field(default_factory=list)
 
@@ -64,23 +70,25 @@ class PlayedCluster:
         self.programs.append(PlayedProgram(spec, f"10.0.0.{len(self.programs) + 1}:1"))
         return self.programs[-1]
 
-    def request(self, spec: ProgramSpec, n: int) -> None:
-        self.requested.append(n)
+    def request(self, needs: Sequence[tuple[ProgramSpec, int]]) -> None:
+        self.requested.append({spec.name: n for spec, n in needs})
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         if self.is_down:
             raise httpx.ConnectError("down")
         path, _, address = request.url.path.rpartition("/")
-        if request.url.path == "/health":
-            return httpx.Response(200, json={"queue_length": self.queue_length, "longest_wait_s": self.wait_s})
         if request.url.path == "/workers":
-            return httpx.Response(200, json={"workers": list(self.workers.values())})
+            omni = {"model": "omni", "labels": [], "length": self.queue_length, "longest_wait_s": self.wait_s}
+            queues = ([omni] if self.queue_length else []) + self.queues
+            return httpx.Response(200, json={"workers": list(self.workers.values()), "queues": queues})
         assert path == "/workers" and request.headers["secret"] == "s", f"expected a worker's route, got {request.url}"
         self.changes.append((request.method, address))
         if request.method == "PUT":
+            name = next(one.spec.name for one in self.programs if one.address == address)
+            model = "speech" if name.startswith("speech") else "omni"
             self.workers[address] = {
-                **{"address": address, "is_ready": True, "is_draining": False},
-                **{"slots": 2, "free": 2, "leases": 0, "others": 0, "is_unsure": False},
+                **{"address": address, "is_ready": True, "is_draining": False, "labels": [f"model:{model}"]},
+                **{"models": {model: {"slots": 2, "free": 2}}, "leases": 0, "others": 0, "is_unsure": False},
             }
         elif request.method == "POST":
             self.workers[address]["is_draining"] = True
@@ -88,17 +96,28 @@ class PlayedCluster:
             self.workers.pop(address, None)
         return httpx.Response(200)
 
+    def use(self, address: str, n: int) -> None:
+        """Let sessions use this number of a worker's two slots."""
+        worker = self.workers[address]
+        worker["leases"] = n
+        for model in worker["models"].values():
+            model["free"] = 2 - n
+
     def running(self, kind: str) -> list[PlayedProgram]:
         return [one for one in self.programs if one.spec.kind == kind and not one.is_removed]
 
 
-def controlled(policy: ScalingPolicy, n_gateways: int = 1) -> tuple[PlayedCluster, Controller, Clock]:
+def controlled(
+    policy: ScalingPolicy, n_gateways: int = 1, **others: ScalingPolicy
+) -> tuple[PlayedCluster, Controller, Clock]:
+    """policy: of the group `worker`. others: of further groups, by name."""
     played, clock = PlayedCluster(), Clock()
     plan = ClusterPlan(
         ProgramSpec("authority", "authority", ("a",)),
         tuple(ProgramSpec("gateway", f"gateway-{n}", ("g", AUTHORITY_MARK)) for n in range(n_gateways)),
-        ProgramSpec("worker", "worker", ("w",)),
-        policy,
+        tuple(
+            GroupPlan(ProgramSpec("worker", name, ("w",)), one) for name, one in {"worker": policy, **others}.items()
+        ),
         {"secret": "s"},
     )
     http = httpx.Client(transport=httpx.MockTransport(played.answer))
@@ -141,23 +160,22 @@ def test_worker_that_fails_again_and_again_waits_longer() -> None:
 def test_workers_are_added_under_load_and_removed_without_sessions() -> None:
     played, controller, clock = controlled(ScalingPolicy(1, 3, wait_s=2.0, idle_s=10.0))
     poll(controller, clock)
-    (first,) = played.workers.values()
-    first.update(free=0, leases=2)
+    (first,) = played.workers
+    played.use(first, 2)
     played.queue_length, played.wait_s = 3, 5.0
     poll(controller, clock)
     assert len(played.running("worker")) == 3, "expected the greatest number of workers"
-    assert played.requested[-1] == 3, f"expected a request for 3, got {played.requested}"
+    assert played.requested[-1] == {"worker": 3}, f"expected a request for 3, got {played.requested}"
     played.queue_length = 0
-    for one in played.workers.values():
-        one.update(free=1, leases=1)
+    for address in played.workers:
+        played.use(address, 1)
     poll(controller, clock, 30)
     assert len(played.running("worker")) == 3, "expected no end of workers whose slots are needed"
-    for one in list(played.workers.values())[1:]:
-        one.update(free=2, leases=0)
-    first.update(free=0, leases=2)
+    for address in played.workers:
+        played.use(address, 2 if address == first else 0)
     poll(controller, clock, 40)
     stopped = [one for one in played.running("worker") if one.is_asked]
-    assert stopped and first["address"] not in {one.address for one in stopped}, "expected only unused workers"
+    assert stopped and first not in {one.address for one in stopped}, "expected only unused workers"
     for one in stopped:
         one.ended = "exit status 0"
     poll(controller, clock)
@@ -168,7 +186,7 @@ def test_drain_waits_for_sessions_and_is_told_again_to_a_new_authority() -> None
     played, controller, clock = controlled(ScalingPolicy(1, 1))
     poll(controller, clock)
     (worker,) = played.running("worker")
-    played.workers[worker.address].update(free=1, leases=1)
+    played.use(worker.address, 1)
     assert controller.drain(f"node of {worker.address}") and not controller.drain("nowhere")
     poll(controller, clock)
     assert played.workers[worker.address]["is_draining"] and not worker.is_asked, "expected the session to go on"
@@ -197,7 +215,9 @@ def test_stop_ends_gateways_before_workers_before_the_authority() -> None:
         played.running(kind)[0].ended = "exit status 0"
     poll(controller, clock)
     assert controller.is_stopped
-    assert played.requested == [1, 0], f"expected no request for nodes after the stop, got {played.requested}"
+    assert played.requested == [{"worker": 1}, {"worker": 0}], (
+        f"expected no request for nodes after the stop, got {played.requested}"
+    )
 
 
 def test_new_controller_finds_the_workers_of_the_one_before() -> None:
@@ -207,7 +227,8 @@ def test_new_controller_finds_the_workers_of_the_one_before() -> None:
     (worker,) = played.running("worker")
     assert worker.spec.name == "worker-7", f"expected no further worker, got {worker.spec.name}"
 
-    played.workers[worker.address].update(is_draining=True, free=1, leases=1)
+    played.workers[worker.address]["is_draining"] = True
+    played.use(worker.address, 1)
     again = Controller(controller.plan, played, clock, controller._http)
     again.adopt(["worker-7"])
     worker.is_silent = True
@@ -219,7 +240,7 @@ def test_new_controller_finds_the_workers_of_the_one_before() -> None:
     assert not worker.is_asked and len(played.running("worker")) == 2, (
         "expected another one beside a worker that drains"
     )
-    played.workers[worker.address].update(leases=0)
+    played.use(worker.address, 0)
     poll(again, clock)
     assert worker.is_asked, "expected the end of a worker that drains and has no session"
 
@@ -227,17 +248,18 @@ def test_new_controller_finds_the_workers_of_the_one_before() -> None:
 @pytest.mark.parametrize(
     ("load", "expected"),
     [
-        (ClusterLoad(0, 0, 0, 0, 0, 0.0), 1),
-        (ClusterLoad(1, 1, 0, 0, 9, 9.0), 1),  # nothing is measured before the first worker is ready
-        (ClusterLoad(1, 0, 10, 1, 0, 0.0), 1),
-        (ClusterLoad(1, 0, 10, 0, 0, 0.0), 2),  # no slot is left for the next session
-        (ClusterLoad(1, 0, 10, 0, 20, 1.0), 2),  # tickets that have waited for a moment do not count
-        (ClusterLoad(1, 0, 10, 0, 20, 3.0), 4),
-        (ClusterLoad(1, 0, 10, 0, 90, 3.0), 5),
-        (ClusterLoad(2, 1, 10, 0, 5, 3.0), 2),  # one is on its way
+        (GroupLoad(0, 0), 1),
+        (GroupLoad(1, 1), 1),  # nothing is measured before the first worker is ready
+        (GroupLoad(1, 0, (SlotLoad(10, 1),)), 1),
+        (GroupLoad(1, 0, (SlotLoad(10, 0),)), 2),  # no slot is left for the next session
+        (GroupLoad(1, 0, (SlotLoad(10, 0, 20, 1.0),)), 2),  # tickets that have waited for a moment do not count
+        (GroupLoad(1, 0, (SlotLoad(10, 0, 20, 3.0),)), 4),
+        (GroupLoad(1, 0, (SlotLoad(10, 0, 90, 3.0),)), 5),
+        (GroupLoad(2, 1, (SlotLoad(10, 0, 5, 3.0),)), 2),  # one is on its way
+        (GroupLoad(2, 0, (SlotLoad(20, 20), SlotLoad(8, 0, 1, 3.0))), 3),  # the fuller model of the same workers
     ],
 )
-def test_number_of_workers_follows_slots_and_waits(load: ClusterLoad, expected: int) -> None:
+def test_number_of_workers_follows_slots_and_waits(load: GroupLoad, expected: int) -> None:
     got = Scaler(ScalingPolicy(1, 5)).desired(load, 0.0)
     assert got == expected, f"expected {expected} workers, got {got} for {load}"
 
@@ -258,9 +280,10 @@ def test_options_become_commands() -> None:
         ["up", "--gateways", "2", "--min-workers", "2", "--max-workers", "4", "--gpus-per-worker", "0"]
     )
     plan = make_plan(default_config(), args, RunSecrets("secret"))
-    assert [one.port for one in plan.gateways] == [8006, 8007] and plan.worker.n_gpus == 0
-    assert (plan.scaling.min_workers, plan.scaling.max_workers) == (2, 4)
-    assert "secret" not in " ".join(plan.worker.command), "expected the secret in the environment only"
+    (group,) = plan.groups
+    assert [one.port for one in plan.gateways] == [8006, 8007] and group.worker.n_gpus == 0
+    assert (group.scaling.min_workers, group.scaling.max_workers) == (2, 4)
+    assert "secret" not in " ".join(group.worker.command), "expected the secret in the environment only"
     args.max_workers = 1
     with pytest.raises(SettingsError, match="at least --min-workers, 2"):
         make_plan(default_config(), args, RunSecrets())

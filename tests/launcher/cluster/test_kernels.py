@@ -59,4 +59,4 @@ def test_up_reads_them_on_request(tmp_path: Path) -> None:
         args = parser().parse_args(["up", *flags])
         plan = make_plan(config, args, RunSecrets.make(config, args))
         assert plan.archives == expected, f"expected {expected}, got {plan.archives}"
-        assert plan.worker.cache_dir == config.service.cache_dir
+        assert plan.groups[0].worker.cache_dir == config.service.cache_dir

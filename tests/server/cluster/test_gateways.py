@@ -257,10 +257,14 @@ def test_secret_workers_and_usage_of_keys(tmp_path: Path) -> None:
                 await wait_until(lambda: not state.workers.leases, "no lease of a worker that drains")
                 await wait_until(lambda: n_sessions(worker) == 0, "no session at a worker that drains")
                 assert len(state.queue) == 1, f"expected the ticket to wait, got {len(state.queue)}"
+                reported = (await http.get("/workers")).json()
+                assert [(one["model"], one["labels"], one["length"]) for one in reported["queues"]] == [("omni", [], 1)]
+                (drained,) = reported["workers"]
+                assert drained["models"]["omni"] == {"slots": 1, "free": 0} and drained["is_draining"], drained
                 assert (await http.put(address)).status_code == 200
                 await waiting.with_slot()
                 assert (await http.delete(address)).status_code == 200
-                assert (await http.get("/workers")).json() == {"workers": []}
+                assert (await http.get("/workers")).json() == {"workers": [], "queues": []}
             usages = [one.gateway.access.usage for one in gateways]
             for usage, n in zip(usages, (3, 4), strict=True):
                 used = usage.of("user")

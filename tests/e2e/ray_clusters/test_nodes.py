@@ -1,6 +1,6 @@
 """A cluster with Ray on this machine: a node is killed under live sessions, workers are added and removed.
 
-Needs the extra `cluster`: `python -m pytest -m cluster tests/e2e/test_ray_cluster.py`.
+Needs the extra `cluster`: `python -m pytest -m cluster tests/e2e/ray_clusters/test_nodes.py`.
 """
 
 import json
