@@ -198,7 +198,7 @@ class Converter:
     def _stream(self) -> "torch.cuda.StreamContext | nullcontext[None]":
         if self._device.type != "cuda":
             return nullcontext()
-        torch.cuda.set_device(self._device)
+        torch.cuda.set_device(self._device.index or 0)
         return torch.cuda.stream(torch.cuda.Stream(self._device))
 
     def _built(self) -> S3Synthesizer:
