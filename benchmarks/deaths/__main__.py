@@ -23,7 +23,7 @@ from benchmarks.chaos.clients import CONFIG, LiveGroup
 from benchmarks.chaos.figures import Undisturbed
 from benchmarks.chaos.network import FaultyProxy
 from benchmarks.deaths.outcome import DeathOutcome, agreement, hit_by, lines, outcome_of
-from benchmarks.deaths.programs import CLUSTER, SINGLE, Layout, Programs
+from benchmarks.deaths.programs import CLUSTER, SINGLE, ProgramLayout, Programs
 from benchmarks.serve.processes import ROOT
 
 TINY, REAL = "tiny", "real"
@@ -212,7 +212,9 @@ async def measure(options: argparse.Namespace, result: dict[str, Any]) -> None:
         result["steps_s"]["checkpoint"] = time.monotonic() - report.BEGAN
         report.say("starting workers and gateways")
         cache, logs = options.cache_dir or folder / "cache", options.logs or folder / "logs"
-        layout = Layout(options.gpus, model, options.slots, options.context_rows, cache, logs.absolute(), START_S)
+        layout = ProgramLayout(
+            options.gpus, model, options.slots, options.context_rows, cache, logs.absolute(), START_S
+        )
         left_s = options.budget_s - STOP_S - (time.monotonic() - report.BEGAN)
         async with asyncio.timeout(left_s if math.isfinite(left_s) else None):
             async with Programs(layout) as programs:

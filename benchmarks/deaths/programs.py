@@ -35,7 +35,7 @@ NO_LIMITS = {"sessions": 1000, "sockets": 1000, "requests_per_s": 1000.0}  # all
 
 
 @dataclass(frozen=True)
-class Layout:
+class ProgramLayout:
     """What is started.
 
     gpus: of the workers, by the driver's numbers; None: two workers on the CPU. model: checkpoint folder. slots: of
@@ -77,7 +77,7 @@ class Programs:
         ready_s: seconds from the launch of each worker until it first served.
     """
 
-    def __init__(self, layout: Layout):
+    def __init__(self, layout: ProgramLayout):
         self.layout, self.notices = layout, list[FaultSign]()
         self.workers = [f"worker_{number}" for number in range(layout.n_workers)]
         names = (*self.workers, AUTHORITY, SINGLE, *CLUSTER)

@@ -10,7 +10,7 @@ from benchmarks.chaos.clients import ChaosClient, FaultSign, Fingerprint, Unit
 from benchmarks.chaos.figures import Undisturbed
 from benchmarks.deaths.__main__ import parse
 from benchmarks.deaths.outcome import HEAD, agreement, cells, hit_by, lines, outcome_of
-from benchmarks.deaths.programs import Layout, Programs
+from benchmarks.deaths.programs import ProgramLayout, Programs
 from worker.config.service import load_config
 
 AT = 2.5
@@ -92,7 +92,7 @@ def test_one_worker_has_room_for_all_sessions(capsys: pytest.CaptureFixture[str]
 
 
 def test_settings_load_and_each_worker_has_its_gpu(tmp_path: Path) -> None:
-    layout = Layout((1, 3), tmp_path, 32, 1536, tmp_path / "cache", tmp_path / "logs", 10.0)
+    layout = ProgramLayout((1, 3), tmp_path, 32, 1536, tmp_path / "cache", tmp_path / "logs", 10.0)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(layout.settings()))
     config, notes = load_config(file, flags={}, environ={})
