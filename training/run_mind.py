@@ -40,6 +40,7 @@ MAX_WAIT_S = 60.0  # for records of all tasks
 WAIT_S = 0.1  # between polls for records at the start
 END_S = 6.0  # kept for the last save
 MEASURE_SHARE, MAX_MEASURE_S = 0.06, 40.0  # of a call's time, for the figures at its end
+VOCODER = Path("assets/talker/assets/token2wav")
 FIRST_NUMBER = 10_000_000  # records of a call begin at a multiple of this
 POOL_BYTES = {"cuda": 70e9, "cpu": 1e9}
 HELD_OUT_BYTES = {"cuda": 6e9, "cpu": 5e8}
@@ -62,7 +63,7 @@ class Call:
     device: torch.device
     compiled: bool
     silent: bool
-    vocoder_weights: Path
+    vocoder: Path
     pool_bytes: float
     lesson_s: float
     conversation_s: float
@@ -96,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
         help="compile the model; about a minute at the start",
     )
     parser.add_argument("--silent", action="store_true", help="noise in place of speech: no speech engines needed")
-    parser.add_argument("--vocoder-weights", type=Path, default=Path("training/weights"), help="speech tokenizer")
+    parser.add_argument("--vocoder", type=Path, default=VOCODER, help="folder with the speech tokenizer of the talker")
     parser.add_argument("--pool-bytes", type=float, help="memory of the device for records")
     parser.add_argument("--lesson-s", type=float, default=28.0)
     parser.add_argument("--conversation-s", type=float, default=60.0)
@@ -284,7 +285,7 @@ def _producer_plan(call: Call, examples: Examples, learner: Learner) -> Producer
     if call.stage == "speech":
         shard = dict(SPEECH_SHARD)
         end = learner.model.config.tts_config.speech_eos_id
-        examples = replace(examples, speaker=TargetSpeech(call.vocoder_weights, end))
+        examples = replace(examples, speaker=TargetSpeech(call.vocoder, end))
     if call.task is not None:
         shard = {call.task: shard[call.task]}
     return ProducerPlan(

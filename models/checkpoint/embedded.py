@@ -3,4 +3,4 @@
 from pathlib import Path
 
 TINY = Path("assets/tiny")  # random weights: tests and benchmarks name it
-DEFAULT = TINY  # what programs run without a model
+DEFAULT = Path("assets/talker")  # what programs run without a model

@@ -19,7 +19,7 @@ from training.mind.speak import SHARES, SpeechLearner, TargetSpeech, reply_units
 from training.timelines.speech import Samples, noise_bursts
 from training.timelines.windows import TrainingWindow
 
-WEIGHTS = Path(__file__).parents[2] / "training" / "weights"
+VOCODER = Path(__file__).parents[2] / "assets" / "talker" / "assets" / "token2wav"
 
 
 def bursts(texts: list[str]) -> list[Samples]:
@@ -37,7 +37,7 @@ class Tones(TargetSpeech):
 def examples() -> Examples:
     end = loaded()[0].config.tts_config.speech_eos_id
     window = TrainingWindow(mode="basic", high=100_000, low=100_000)
-    return Examples(TINY, seconds=60.0, window=window, speaker=Tones(WEIGHTS, end, bursts))
+    return Examples(TINY, seconds=60.0, window=window, speaker=Tones(VOCODER, end, bursts))
 
 
 def test_each_reply_has_its_speech(examples: Examples) -> None:
@@ -65,7 +65,7 @@ def test_speech_lies_in_the_context_of_its_reply(examples: Examples) -> None:
 
 
 def test_parts_take_whole_seconds() -> None:
-    speech = TargetSpeech(WEIGHTS, end=0, speak=bursts)
+    speech = TargetSpeech(VOCODER, end=0, speak=bursts)
     text = "I like quiet piano music."
     counted, said, again = speech.tokens([("One,", "two,", "three."), (text,), (text,)])
     assert len(counted) == 75 and said is again

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.errors import ModelError
-from models.quantize import folder_bytes
+from models.quantize import TOKEN2WAV, folder_bytes
 from training.assemble import talker as assemble
 from training.evaluate import __main__ as evaluate
 from training.evaluate import exchange
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m training.assemble.ship", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--weights", type=Path, required=True, help="folder of mind_weights.pt and speech_weights.pt")
-    parser.add_argument("--vocoder-weights", type=Path, default=ROOT / "training/weights")
+    parser.add_argument("--vocoder-weights", type=Path, default=ROOT / TALKER / TOKEN2WAV)
     parser.add_argument("--work", type=Path, default=Path("tmp/ship"), help="folder of voices, logs and the result")
     parser.add_argument("--quick", action="store_true", help="evaluate a small part of the material")
     parser.add_argument("--no-ear", action="store_true", help="evaluate without word errors, which need pocketsphinx")

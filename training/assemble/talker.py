@@ -1,7 +1,8 @@
 """`python -m training.assemble --out assets/talker`: the talker's checkpoint of all trained parts, stored as int8.
 
-Takes hearing, seeing and language from `--mind`, the speech model from `--speech`, and the vocoder from `--weights`; a
-part that is not given has random weights. Prints the bytes of each part. Nothing is written above MAX_BYTES.
+Takes hearing, seeing and language from `--mind`, the speech model from `--speech`, and the vocoder, finished or in
+parts, from `--weights`; a part that is not given has random weights. Prints the bytes of each part. Nothing is written
+above MAX_BYTES.
 """
 
 import argparse
@@ -45,17 +46,23 @@ class Sources:
     Args:
         mind: checkpoint of `training.mind.train`.
         speech: checkpoint of `training.mind.speak`.
-        vocoder: folder with the weights of the vocoder's stages.
+        vocoder: folder with the weights of the vocoder's stages, or the finished vocoder of a checkpoint.
     """
 
     mind: Path | None = None
     speech: Path | None = None
     vocoder: Path | None = None
 
+    @property
+    def has_finished_vocoder(self) -> bool:
+        return self.vocoder is not None and all((self.vocoder / file).exists() for file in STAGE_OF_FILE)
+
     def of(self, part: str) -> str:
         """The source of a part of the model or of the vocoder, in words."""
         if part in STAGE_OF_FILE.values():
-            is_trained = self.vocoder is not None and weights_file(self.vocoder, part).exists()
+            is_trained = self.has_finished_vocoder or (
+                self.vocoder is not None and weights_file(self.vocoder, part).exists()
+            )
             return str(self.vocoder) if is_trained else "random"
         folder = self.speech if part == SPEECH_MODEL else self.mind
         return "random" if folder is None else str(folder)
@@ -66,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint; an earlier one is replaced")
     parser.add_argument("--mind", type=Path, help="checkpoint of training.mind.train")
     parser.add_argument("--speech", type=Path, help="checkpoint of training.mind.speak")
-    parser.add_argument("--weights", type=Path, help="folder of the vocoder's weights, such as training/weights")
+    parser.add_argument("--weights", type=Path, help="folder of the vocoder's weights or files")
     args = parser.parse_args(argv)
     try:
         print(assemble(args.out, Sources(args.mind, args.speech, args.weights)))
@@ -89,7 +96,10 @@ def assemble(out: Path, sources: Sources, max_bytes: int = MAX_BYTES) -> str:
         folder = Path(scratch) / out.name
         folder.mkdir()
         write_text_files(folder, talker_lexicon(), talker_config())
-        write_vocoder(folder / TOKEN2WAV, *trained_networks(sources.vocoder), int8=True)
+        if sources.vocoder is not None and sources.has_finished_vocoder:
+            shutil.copytree(sources.vocoder, folder / TOKEN2WAV)
+        else:
+            write_vocoder(folder / TOKEN2WAV, *trained_networks(sources.vocoder), int8=True)
         write_folder_weights(folder, model_weights(sources).items(), shard_bytes=SHARD_BYTES)
         load_model(folder)
         table, total = size_table(folder, sources), folder_bytes(folder)

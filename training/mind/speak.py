@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.token2wav.load.parts import load_voice_parts
 from models.token2wav.prompt.features import log_mel_128
 from models.token2wav.prompt.s3_tokenizer import S3Tokenizer
-from training.loop import read_weights, weights_file
 from training.mind.examples import DrawnPart, Task
 from training.mind.forward import run_rows
 from training.mind.learner import Learner, fresh_shares
@@ -32,12 +32,10 @@ from training.mind.speech import (
     spoken_places,
 )
 from training.mind.voices import utterances
-from training.sizes import TOKENIZER
 from training.speech.voices import TARGET, VOICES
 from training.timelines.layout import ContextRows
 from training.timelines.speech import RATE, Samples
 from training.timelines.timeline import Said, Timeline
-from training.weights import derive, new_tokenizer
 
 SHARES: dict[Task, float] = {"talk": 0.5, "echo": 0.5}
 SpeakAll = Callable[[list[str]], list[Samples]]  # texts to samples at 16 kHz
@@ -53,7 +51,7 @@ class TargetSpeech:
     """Speech tokens of replies in the target voice.
 
     Args:
-        folder: weights of the vocoder's stages, for the speech tokenizer.
+        folder: of a vocoder, for its speech tokenizer.
         speak: the voice.
         end: the token that ends speech.
         kept: tokens of the replies that were asked for, by their parts.
@@ -66,11 +64,7 @@ class TargetSpeech:
 
     @cached_property
     def _tokenizer(self) -> S3Tokenizer:
-        tokenizer = new_tokenizer(TOKENIZER)
-        tokenizer.load_state_dict(read_weights(weights_file(self.folder, "tokenizer")))
-        with torch.no_grad():
-            derive(tokenizer)
-        return tokenizer.eval()
+        return load_voice_parts(self.folder).speech_tokenizer
 
     def tokens(self, replies: Sequence[tuple[str, ...]]) -> list[list[int]]:
         """Tokens of replies, 25 a second; each of several parts of a reply takes whole seconds."""

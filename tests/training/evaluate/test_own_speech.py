@@ -2,20 +2,15 @@
 
 import re
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from models.checkpoint.embedded import DEFAULT, TINY
 from models.errors import ModelError
-from models.token2wav.prompt.campplus import CampPlus
 from training.evaluate.acts import Case, Happened, HeardUnit, Played, Say
 from training.evaluate.reply_model import reply_model
 from training.evaluate.speech import MINUTE, Ear, replies_of, speaker_encoder, voice_kept
-from training.loop import read_weights, weights_file
-from training.sizes import SPEAKER
-from training.weights import new_speaker_encoder
 from worker.protocol.wire import SOUND_RATE
 
 SILENT = HeardUnit("", np.zeros(0, np.float32), speaks=False, listens=True, ends=False, ms=10.0, is_late=False)
@@ -33,18 +28,8 @@ def conversation(first_hz: float, last_hz: float) -> Played:
     return Played(Case("long", "conversation", "", 0, ()), units)
 
 
-def trained_encoder() -> CampPlus:
-    """Of the weights in the tree, or of the talker that is shipped in their place."""
-    file = weights_file(Path("training/weights"), "speaker")
-    if not file.exists():
-        return speaker_encoder(DEFAULT)
-    encoder = new_speaker_encoder(SPEAKER).eval()
-    encoder.load_state_dict(read_weights(file))
-    return encoder
-
-
 def test_a_voice_that_changes_is_noticed() -> None:
-    encoder = trained_encoder()
+    encoder = speaker_encoder(DEFAULT)
     same, other = voice_kept(conversation(120, 120), encoder), voice_kept(conversation(120, 260), encoder)
     assert same is not None and other is not None
     assert same.n == other.n == 12
