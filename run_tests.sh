@@ -13,6 +13,7 @@ setup_env dev
 if [[ -z $quick ]]; then
     ensure_compiler
     ensure_chromium
+    ensure_flite
     setup_stock_clients
 fi
 step "ruff check"
@@ -20,10 +21,12 @@ step "ruff check"
 step "ruff format --check"
 "$PYTHON" -m ruff format --check .
 bash scripts/audit.sh --offline
-# The type check runs beside the first tests, which leave part of the cores idle.
+# The type check runs beside the first tests, which leave part of the cores idle. It reads the results of earlier checks,
+# also of other checkouts: mypy compares the content of each file.
 types=$(mktemp)
 trap 'rm -f "$types"' EXIT
-"$PYTHON" -m mypy server worker models launcher clients >"$types" 2>&1 &
+types_cache=${XDG_CACHE_HOME:-$HOME/.cache}/duologue-tests/mypy
+"$PYTHON" -m mypy --cache-dir "$types_cache" server worker models launcher clients >"$types" 2>&1 &
 mypy=$!
 # One more process than cores: tests wait for sockets, browsers and other processes some of the time.
 workers=$(($(nproc) + 1))

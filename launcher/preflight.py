@@ -17,7 +17,8 @@ import psutil
 
 from launcher.devices import Device
 from launcher.plan import LOOPBACK, LaunchPlan
-from worker.config.service import Config, has_random_weights
+from worker.config.embedded import has_random_weights, is_talker
+from worker.config.service import Config
 from worker.doctor import checks
 from worker.doctor.facts import UnknownFact
 from worker.doctor.findings import Finding, Level, size
@@ -72,6 +73,10 @@ def run_preflight(plan: LaunchPlan, config: Config, environ: Mapping[str, str]) 
     if has_random_weights(config.model.model_path):
         notes.append(
             "model: the embedded checkpoint has random weights, its output is noise; choose another with --model-path"
+        )
+    elif is_talker(config.model.model_path):
+        notes.append(
+            "model: the embedded talker is small and makes mistakes; real weights: --model-path openbmb/MiniCPM-o-4_5"
         )
     return Preflight(tuple(errors), tuple(notes))
 

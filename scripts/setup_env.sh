@@ -73,6 +73,17 @@ ensure_compiler() {
     fi
 }
 
+# The voices of the evaluation of the embedded talker.
+ensure_flite() {
+    if command -v flite >/dev/null; then return; fi
+    if [[ $(id -u) -eq 0 ]] && command -v apt-get >/dev/null; then
+        step "installing flite (speech for the evaluation of the embedded talker)"
+        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq flite >/dev/null
+    else
+        fail "no flite found; install it, for example with apt-get install flite"
+    fi
+}
+
 # The tests of the page use the system's Chromium.
 ensure_chromium() {
     local name

@@ -1,6 +1,6 @@
 """`python -m training.evaluate.exchange --model DIR`: a written conversation with the served talker, as a document.
 
-A voice that training never uses says the script's sentences, and the camera shows its pictures. Writes OUT/exchange.md,
+A voice says the script's sentences, and the camera shows its pictures. Writes OUT/exchange.md,
 a transcript, and OUT/exchange.ogg, stereo Opus at 24 kHz: the person on the left, the talker on the right.
 """
 
@@ -26,11 +26,13 @@ from training.grammar.camera import Target
 from training.mind.voices import EngineVoice
 from training.scenes.labels import Shown
 from training.scenes.render import draw_look
+from training.speech.voices import VOICES
 from training.timelines.speech import RATE, Samples, Synthesizer
 from training.timelines.timeline import View
 from worker.protocol.wire import SOUND_RATE
 
 NAME = "exchange"
+PERSONS = {voice.name: voice for voice in (*VOICES, *UNSEEN_VOICES)}
 NOISE = 0.002  # standard deviation of the microphone's white noise: training has no digital silence
 MAX_BYTES = 500_000
 COMPRESSION = 0.92  # of libsndfile's Opus encoder, 0 to 1: about 45 kbit/s while both channels have sound
@@ -64,8 +66,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, default=Path("tmp/evaluate"), help="folder of voices, logs and data")
     parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of the files; default: %(default)s")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--voice", choices=sorted(PERSONS), default="awb", help="of the person; kal is in no training")
     options = parser.parse_args(argv)
-    case = draw_exchange(EngineVoice(UNSEEN_VOICES[-1], options.work / "voices"), options.seed)
+    case = draw_exchange(EngineVoice(PERSONS[options.voice], options.work / "voices"), options.seed)
     with ExitStack() as stack:
         url = options.url
         if url is None:

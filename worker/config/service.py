@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from models.checkpoint.embedded import DEFAULT, TINY
+from models.checkpoint.embedded import DEFAULT
 from models.checkpoint.precision import Precision, Weights
 from worker.config.access import ApiKeyEntry, ClientLimits
 from worker.config.api import ApiSection
@@ -41,11 +41,6 @@ UNUSED_KEYS = {
 }
 # model.attn_implementation -> service.compile.attention.
 ATTENTION = {"auto": "auto", "flash_attention_2": "flash", "sdpa": "sdpa", "eager": "eager"}
-
-
-def has_random_weights(model_path: Path) -> bool:
-    """Whether this is the embedded checkpoint for tests."""
-    return model_path == ROOT / TINY
 
 
 class ModelSection(Settings):

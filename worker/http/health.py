@@ -13,7 +13,7 @@ from models.checkpoint.files import converted_to
 from worker.assembly.load_times import Loading
 from worker.compile.compile_engine import count
 from worker.compile.state import CompileResult
-from worker.config.service import has_random_weights
+from worker.config.embedded import has_random_weights
 from worker.engine import Engine
 from worker.http.socket_conversation import SocketConversation
 from worker.loaded import Loaded

@@ -17,6 +17,7 @@ from worker.assembly.backend_flags import resolve_compile
 from worker.assembly.hub import with_local_checkpoint
 from worker.assembly.parts import EngineParts, build, pick_device
 from worker.assembly.solver_steps import with_solver_steps
+from worker.assembly.talker_session import with_talker_session
 from worker.compile.cache import REPORTS, CacheReport, CompileCache, cache_facts
 from worker.compile.compile_engine import compile_engine, set_states
 from worker.compile.prefetch import prefetch_compiler, prefetch_triton
@@ -101,7 +102,7 @@ def start_engine(
     if ref_audio is not None:
         ReferenceSound.read(ref_audio)
     device = pick_device(config.device)
-    config = resolve_compile(config, device.type)
+    config = with_talker_session(resolve_compile(config, device.type), device.type)
     seconds: dict[str, float] = {}
     set_states(targets, config.compile)
     name = config.model_path.name  # of a model id too, whose snapshot folder is named by its commit
