@@ -40,7 +40,7 @@ MAX_WAIT_S = 60.0  # for records of all tasks
 WAIT_S = 0.1  # between polls for records at the start
 END_S = 6.0  # kept for the last save
 MEASURE_SHARE, MAX_MEASURE_S = 0.06, 40.0  # of a call's time, for the figures at its end
-VOCODER = Path("assets/talker/assets/token2wav")
+VOCODER = Path(__file__).parents[1] / "assets/talker/assets/token2wav"
 FIRST_NUMBER = 10_000_000  # records of a call begin at a multiple of this
 POOL_BYTES = {"cuda": 70e9, "cpu": 1e9}
 HELD_OUT_BYTES = {"cuda": 6e9, "cpu": 5e8}
@@ -108,6 +108,8 @@ def main(argv: list[str] | None = None) -> int:
         "--mind", type=Path, help="for speech: OUT of a training of the mind at the same time, whose states it follows"
     )
     args = vars(parser.parse_args(argv))
+    if args["mind"] is not None and args["stage"] != "speech":
+        parser.error("--mind: expected --stage speech with it")
     args["pool_bytes"] = args["pool_bytes"] or POOL_BYTES[args["device"].type]
     signal.signal(signal.SIGTERM, _stop)
     return run(Call(**args))
@@ -213,7 +215,7 @@ def _train(
             log(values | {"ms_per_step": round(1000 * step_s, 1), **counts})
         if now - saved > SAVE_S:
             learner.save(call.out)
-            if call.mind is not None:
+            if call.mind is not None and (call.mind / "mind_weights.pt").exists():
                 log({"mind": learner.follow(call.mind)})
             saved = time.monotonic()
     learner.save(call.out)

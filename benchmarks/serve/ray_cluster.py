@@ -25,6 +25,7 @@ import psutil
 from benchmarks.chaos.clients import ChaosClient, LiveGroup
 from benchmarks.serve.cluster_phases import PhaseLog, cpu_count, is_late
 from launcher.cluster.ray_placement import NAMESPACE, find_controller, load_ray
+from models.checkpoint.embedded import TINY
 from worker.config.service import ROOT
 
 WORKER = "tiny_worker"  # the resource that a worker takes
@@ -51,7 +52,8 @@ class LocalCluster:
         self.n_gpus, self.urls = n_gpus, [f"ws://127.0.0.1:{port + index}" for index in range(2)]
         self._folder = tempfile.TemporaryDirectory()
         self.config = Path(self._folder.name) / "config.json"
-        self.config.write_text(json.dumps({"service": {"gateway_port": port, "data_dir": self._folder.name}}))
+        service = {"gateway_port": port, "data_dir": self._folder.name}
+        self.config.write_text(json.dumps({"model": {"model_path": str(ROOT / TINY)}, "service": service}))
         os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's name
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0})
         self.nodes: dict[str, Any] = {}

@@ -56,7 +56,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="device of the worker: auto, cpu, cuda, cuda:N")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False, help="compile at start")
     parser.add_argument("--grace-s", type=float, default=10, help="service.resume_grace_s of the gateway")
-    other = "cores of other programs above which a twentieth of the run has no say in the slopes of unit times"
+    other = "cores of other programs above which a twentieth of the run is left out of the slopes of unit times"
     parser.add_argument("--max-other-cpu", type=float, default=0.1, help=f"{other}; default: %(default)s")
     parser.add_argument("--json", type=Path, help="result file, rewritten with each sample")
     options = parser.parse_args(arguments)

@@ -236,7 +236,9 @@ class SlotWait:
         if not self.live.draining:
             return
         labels = pending.ticket.needs.labels
-        able = (one for one in self.dispatcher.workers.all if one.is_ready and not one.is_draining)
+        model = model_of(pending.ticket.request_type)
+        ready = (one for one in self.dispatcher.workers.all if one.is_ready and not one.is_draining)
+        able = (one for one in ready if one.n_slots_of(model))
         if not pending.has_begun or not any(labels <= one.labels for one in able):
             raise SessionEnd(DRAINING)
 

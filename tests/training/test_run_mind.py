@@ -12,7 +12,7 @@ from models.load import load_model
 from training import run_mind
 from training.mind import export, produce
 from training.mind.examples import Examples
-from training.mind.moments import HELPS
+from training.mind.moments import AUXILIARY
 from training.mind.produce import ProducerPlan, make_shard
 from training.mind.records import Record
 
@@ -62,7 +62,7 @@ def test_a_call_continues_from_its_files(tmp_path: Path, monkeypatch: pytest.Mon
     export.main(["--weights", str(moved), "--out", str(tmp_path / "talker")])
     exported = load_model(tmp_path / "talker", device="cpu").state_dict()
     for name, weight in torch.load(moved / "mind_weights.pt", weights_only=True).items():
-        if not name.startswith(HELPS):
+        if not name.startswith(AUXILIARY):
             assert torch.allclose(exported[name].float(), weight.float(), atol=1e-2, rtol=1e-2), name
 
 

@@ -12,17 +12,17 @@ from tests.worker.loop.scripted_engine import ScriptedEngine, results
 from training.mind.records import as_levels, make_record
 from training.mind.speech import (
     BEGIN,
-    BLIND_SHARE,
     SPEECH,
     SPOKEN,
+    STATELESS_SHARE,
     WRONG_SHARE,
     SpeechBatch,
     collate_replies,
-    disturbed,
     predict_speech,
     speech_head,
     speech_rows,
     spoken_places,
+    with_noise,
 )
 from training.timelines.layout import NOTHING, RowLayout
 from training.timelines.timeline import Timeline, TimelineUnit
@@ -116,13 +116,13 @@ def test_some_speech_tokens_that_are_read_are_wrong_in_training() -> None:
     values = torch.where(kinds == SPEECH, torch.arange(n + 2) % 50, 7)
     targets = torch.tensor([*range(50, 90), end])
     batch = SpeechBatch(kinds, values, torch.zeros_like(kinds), torch.zeros(41, dtype=torch.int64), targets)
-    changed, sees = disturbed(batch, torch.Generator().manual_seed(0))
+    changed, has_states = with_noise(batch, torch.Generator().manual_seed(0), end)
     differs = changed.values != values
     assert not bool(differs[:, :2].any()), "expected text as it was"
     share = WRONG_SHARE * 40 / 41
     assert float(differs[:, 2:].float().mean()) == pytest.approx(share, abs=0.01)
     assert set(changed.values[differs].tolist()) == set(range(50, 90)), "expected targets other than the end"
-    assert float(sees.float().mean()) == pytest.approx(1 - BLIND_SHARE, abs=0.2)
+    assert float(has_states.float().mean()) == pytest.approx(1 - STATELESS_SHARE, abs=0.2)
 
 
 def test_replies_that_see_no_states_depend_on_their_text_alone() -> None:
@@ -132,5 +132,5 @@ def test_replies_that_see_no_states_depend_on_their_text_alone() -> None:
     batch = SpeechBatch(kinds, *parts)
     hidden = [torch.randn(1, 4, model.config.hidden_size) for _ in range(2)]
     with torch.no_grad():
-        one, other = (predict_speech(model, states, batch, sees=torch.tensor([True, False])) for states in hidden)
+        one, other = (predict_speech(model, states, batch, has_states=torch.tensor([True, False])) for states in hidden)
     assert torch.equal(one[3:], other[3:]) and not torch.equal(one[:3], other[:3])

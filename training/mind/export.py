@@ -8,7 +8,7 @@ import torch
 from models.checkpoint.config import parse_config
 from models.omni import OmniModel
 from models.random_weights import random_model
-from training.mind.moments import HELPS
+from training.mind.moments import AUXILIARY
 from training.talker.checkpoint import write_checkpoint
 from training.talker.sizes import talker_config
 
@@ -35,7 +35,9 @@ def load_parts(model: OmniModel, folder: Path) -> list[str]:
         raise FileNotFoundError(f"{folder}: expected mind_weights.pt or speech_weights.pt, got neither")
     for part in found:
         weights = torch.load(folder / f"{part}_weights.pt", weights_only=True)
-        model.load_state_dict({name: one for name, one in weights.items() if not name.startswith(HELPS)}, strict=False)
+        model.load_state_dict(
+            {name: one for name, one in weights.items() if not name.startswith(AUXILIARY)}, strict=False
+        )
     return found
 
 

@@ -54,6 +54,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--after", type=int, nargs="+", required=True, help="layers that are followed by a new one")
     args = parser.parse_args(argv)
+    if len(set(args.after)) < len(args.after):
+        parser.error(f"--after: expected each layer once, got {args.after}")
     args.out.mkdir(parents=True, exist_ok=True)
     for file in args.weights.glob("speech_*.pt"):
         shutil.copy(file, args.out / file.name)
@@ -61,8 +63,9 @@ def main(argv: list[str] | None = None) -> None:
         grown(torch.load(args.weights / "mind_weights.pt", weights_only=True), args.after),
         args.out / "mind_weights.pt",
     )
-    stored = torch.load(args.weights / "mind_moments.pt", weights_only=True)
-    torch.save(stored | {"moments": moved(stored["moments"], args.after)}, args.out / "mind_moments.pt")
+    if (file := args.weights / "mind_moments.pt").exists():
+        stored = torch.load(file, weights_only=True)
+        torch.save(stored | {"moments": moved(stored["moments"], args.after)}, args.out / file.name)
 
 
 if __name__ == "__main__":

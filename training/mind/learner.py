@@ -27,7 +27,7 @@ from training.mind.device_pictures import degrade_pictures
 from training.mind.device_sound import degrade_all, degrade_mels, unit_mels
 from training.mind.examples import Task
 from training.mind.forward import Inputs, Passes, clip_mels, logits_of, run_rows
-from training.mind.moments import HELPS, load_small, save_small
+from training.mind.moments import AUXILIARY, load_small, save_small
 from training.mind.pool import Pool, Stored
 from training.mind.records import SILENCE
 from training.mind.sight import class_loss
@@ -324,7 +324,7 @@ class Learner:
         named: dict[str, Tensor] = {
             name: one for name, one in self.model.named_parameters() if not name.startswith("tts.")
         }
-        for prefix, module in zip(HELPS, (self.phones, self.sights, self.words), strict=True):
+        for prefix, module in zip(AUXILIARY, (self.phones, self.sights, self.words), strict=True):
             named |= {prefix + name: one for name, one in module.named_parameters()}
         return named
 

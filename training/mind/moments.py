@@ -12,7 +12,7 @@ from torch import Tensor
 
 OCTAVES = 40.0  # below the largest second moment of a tensor; smaller ones are raised to that
 LEVELS = 255
-HELPS = ("phones.", "sights.", "words.")  # what helps training and is not exported
+AUXILIARY = ("phones.", "sights.", "words.")  # what helps training and is not exported
 
 
 def pack_moments(second: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,7 +51,7 @@ def save_small(
 def load_weights(folder: Path, name: str, weights: dict[str, Tensor]) -> dict[str, Any]:
     """Restore the weights of `save_small` without the moments.
 
-    Weights whose name begins with one of HELPS may be missing on either side; those of the model stay as they are.
+    Weights whose name begins with one of AUXILIARY may be missing on either side; those of the model stay as they are.
 
     Returns: the content of the other file; without it, no moments and counters of zero.
     Raises: ValueError for weights of another model.
@@ -59,7 +59,7 @@ def load_weights(folder: Path, name: str, weights: dict[str, Tensor]) -> dict[st
     half = torch.load(folder / f"{name}_weights.pt", weights_only=True)
     file = folder / f"{name}_moments.pt"
     nothing: dict[str, Any] = {"moments": {}, "counters": {"step": 0, "seconds": 0.0, "drawn": 0}}
-    wrong = sorted(key for key in half.keys() ^ weights.keys() if not key.startswith(HELPS))
+    wrong = sorted(key for key in half.keys() ^ weights.keys() if not key.startswith(AUXILIARY))
     if wrong:
         raise ValueError(f"{folder}: expected the weights of this model, got others for {wrong[:5]}")
     with torch.no_grad():
@@ -74,7 +74,7 @@ def load_small(
 ) -> dict[str, float]:
     """Restore what `save_small` wrote; without the moments, which a finished part does not need, the weights alone.
 
-    Weights whose name begins with one of HELPS may be missing and stay as they are.
+    Weights whose name begins with one of AUXILIARY may be missing and stay as they are.
 
     Returns: the counters; `step` is one of them. Raises: ValueError for weights of another model.
     """

@@ -26,10 +26,10 @@ from training.mind.records import SpeechRecord
 from training.mind.speech import (
     SPEECH_TOKENS_PER_UNIT,
     collate_replies,
-    disturbed,
     predict_speech,
     speech_rows,
     spoken_places,
+    with_noise,
 )
 from training.mind.voices import utterances
 from training.speech.voices import TARGET, VOICES
@@ -129,13 +129,13 @@ class SpeechLearner(Learner):
         if replies is None:
             return torch.zeros((), device=self.plan.device, requires_grad=True), {}
         replies = replies.to(self.plan.device)
-        sees = None
+        has_states, end = None, self.model.config.tts_config.speech_eos_id
         if torch.is_grad_enabled():
-            replies, sees = disturbed(replies, self.generator)
-        logits = predict_speech(self.model, hidden, replies, self.passes, sees)
+            replies, has_states = with_noise(replies, self.generator, end)
+        logits = predict_speech(self.model, hidden, replies, self.passes, has_states)
         loss = F.cross_entropy(logits, replies.targets)
         is_right = logits.argmax(-1) == replies.targets
-        ends = replies.targets == self.model.config.tts_config.speech_eos_id
+        ends = replies.targets == end
         measured = {"loss": loss, "tokens": (is_right & ~ends).sum() / (~ends).sum()}
         return loss, measured | {"ends": (is_right & ends).sum() / ends.sum()}
 

@@ -115,14 +115,17 @@ def collate_replies(records: Sequence[Record], n_rows: int) -> SpeechBatch | Non
 
 
 WRONG_SHARE = 0.1  # of the speech tokens that are read in training
-BLIND_SHARE = 0.4  # of replies whose text is read without the states of the language model
+STATELESS_SHARE = 0.4  # of replies whose text is read without the states of the language model
 
 
-def disturbed(batch: SpeechBatch, generator: torch.Generator) -> tuple[SpeechBatch, Tensor]:
+def with_noise(batch: SpeechBatch, generator: torch.Generator, end: int) -> tuple[SpeechBatch, Tensor]:
     """The batch with some wrong speech tokens among those that are read, and which replies [R] read states.
 
     Serving draws tokens, so the model must go on after one that it has not learned from. Without some states it learns
     sounds from the text; states alone tell which of the known replies it is.
+
+    Args:
+        end: the token that ends speech, which is never read.
     """
     device = batch.values.device
 
@@ -131,9 +134,8 @@ def disturbed(batch: SpeechBatch, generator: torch.Generator) -> tuple[SpeechBat
 
     is_wrong = (batch.kinds == SPEECH) & (chance(*batch.kinds.shape) < WRONG_SHARE)
     others = batch.targets[(chance(*batch.kinds.shape) * len(batch.targets)).long()]
-    last = others == batch.targets.max()  # the end is not read
-    values = torch.where(is_wrong & ~last, others, batch.values)
-    return replace(batch, values=values), chance(len(batch.kinds)) >= BLIND_SHARE
+    values = torch.where(is_wrong & (others != end), others, batch.values)
+    return replace(batch, values=values), chance(len(batch.kinds)) >= STATELESS_SHARE
 
 
 def predict_speech(
@@ -141,19 +143,19 @@ def predict_speech(
     hidden: Tensor,
     batch: SpeechBatch,
     passes: Passes | None = None,
-    sees: Tensor | None = None,
+    has_states: Tensor | None = None,
 ) -> Tensor:
     """Logits [N, speech tokens] float32 after all rows that have a target.
 
     Args:
         hidden: [B, T, D] states of the contexts.
-        sees: [R] replies that read them; None: all.
+        has_states: [R] replies that read them; None: all.
     """
     tts, config = model.tts, model.config.tts_config
     is_text, is_speech = (batch.kinds == SPOKEN)[..., None], (batch.kinds == SPEECH)[..., None]
     states = hidden.flatten(0, 1)[batch.places]
-    if sees is not None:
-        states = states * sees[:, None, None]
+    if has_states is not None:
+        states = states * has_states[:, None, None]
     spoken = tts.text_rows(
         torch.where(is_text[..., 0], batch.values, 0),
         states,

@@ -23,9 +23,9 @@ TALKER = Sizes(
     n_text_tokens=1536,
     image_side=448,  # 32 x 32 patches, one row of the position table each
 )
-# bfloat16 bytes of the checkpoint: all of it, and what is left for `assets/token2wav` after the parts above.
+# Bytes of the stored checkpoint, in int8, and of the parts above in bfloat16.
 MAX_BYTES = 28_000_000
-PART_BYTES = 25_500_000  # in bfloat16; the checkpoint is stored in int8
+PART_BYTES = 25_500_000
 BYTES_PER_WEIGHT = 2
 TABLES = ("embed_tokens", "embed_positions", "position_embedding", "emb_text", "emb_code", "head_code", "lm_head")
 
@@ -52,8 +52,7 @@ def size_table() -> str:
     for part, kinds in [*counts.items(), ("sum", sum(counts.values(), Counter()))]:
         mega = BYTES_PER_WEIGHT * kinds.total() / 1e6
         lines.append(f"| {part} | {kinds['layers']:,} | {kinds['tables']:,} | {mega:.2f} |")
-    left = MAX_BYTES - BYTES_PER_WEIGHT * sum(kinds.total() for kinds in counts.values())
-    return "\n".join([*lines, f"| left for token2wav | | | {left / 1e6:.2f} |"])
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""The words that a person says, as a help in training: text tokens from rows of sound, by connectionist temporal
-classification (CTC).
+"""Auxiliary loss (CTC): text tokens of what a person says, from rows of sound.
 
 A reply shows only indirectly which words were heard, and its first tokens alone depend on them. Here states in the
 middle of the language model say at each row of sound which words have ended. Later layers then read words in place of
