@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from models.checkpoint.embedded import DEFAULT
 from models.errors import SettingsError
 from precompile import FAILED, USAGE, gpu, main, parser, settings
 from worker.compile.state import CompileResult, TargetPhase, TargetState
@@ -44,7 +45,7 @@ def test_loads_warms_up_and_writes_reports(root: Path, tmp_path: Path) -> None:
     assert lines[-1] == f"report: {report}"
     written = CompileReport.from_json(report.read_text())
     assert [row.name for row in written.rows] == list(TARGETS) and not written.problems(), written
-    assert written.header.what.endswith("tiny") and written.header.settings["enabled"] is False
+    assert written.header.what.endswith(DEFAULT.name) and written.header.settings["enabled"] is False
     assert (tmp_path / "cache" / "voices").is_dir(), "expected the environment's cache folder to be used"
 
 

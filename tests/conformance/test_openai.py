@@ -12,6 +12,7 @@ import numpy as np
 import openai
 import pytest
 
+from models.checkpoint.embedded import DEFAULT
 from tests.conformance.servers import Servers
 
 TEXT = "Hi."
@@ -33,7 +34,7 @@ def loudest(pcm: bytes) -> float:
 
 def test_models_are_listed_and_aliases_retrieved(client: openai.OpenAI) -> None:
     [model] = client.models.list().data
-    assert model.id == "tiny" and client.models.retrieve("gpt-realtime").id == "gpt-realtime"
+    assert model.id == DEFAULT.name and client.models.retrieve("gpt-realtime").id == "gpt-realtime"
     with pytest.raises(openai.NotFoundError) as refused:
         client.models.retrieve("llama")
     assert refused.value.code == "model_not_found" and refused.value.request_id
@@ -44,10 +45,10 @@ def test_errors_have_the_classes_of_the_sdk(client: openai.OpenAI) -> None:
         client.audio.speech.create(model="tts-1", voice="unknown voice", input=TEXT)
     assert refused.value.param == "voice" and refused.value.type == "invalid_request_error"
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model="tiny", messages=ASKED, n=2)
+        client.chat.completions.create(model=DEFAULT.name, messages=ASKED, n=2)
     assert refused.value.param == "n"
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x " * 9000}])
+        client.chat.completions.create(model=DEFAULT.name, messages=[{"role": "user", "content": "x " * 9000}])
     assert refused.value.code == "context_length_exceeded"
 
 
@@ -100,7 +101,7 @@ def test_chat_speaks_and_takes_pictures_sound_and_tools(client: openai.OpenAI, s
         {"type": "input_audio", "input_audio": {"data": base64.b64encode(sound.getvalue()).decode(), "format": "mp3"}},
     ]
     answer = client.chat.completions.create(
-        model="tiny",
+        model=DEFAULT.name,
         messages=[{"role": "user", "content": parts}],
         max_completion_tokens=3,
         modalities=["text", "audio"],
@@ -115,7 +116,7 @@ def test_chat_speaks_and_takes_pictures_sound_and_tools(client: openai.OpenAI, s
         assert (usage.completion_tokens_details.audio_tokens or 0) > 0
     schema: Any = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
     again = client.chat.completions.create(
-        model="tiny",
+        model=DEFAULT.name,
         messages=[{"role": "user", "content": "Hi"}, {"role": "assistant", "audio": {"id": message.audio.id}}, *ASKED],
         tools=[schema],
         max_completion_tokens=3,
@@ -129,7 +130,7 @@ def test_left_speech_and_chat_free_their_slots(client: openai.OpenAI, servers: S
         model="tts-1", voice="alloy", input="word " * 300, response_format="pcm"
     ) as response:
         next(response.iter_bytes(1))
-    with client.chat.completions.create(model="tiny", messages=ASKED, max_tokens=4000, stream=True) as chunks:
+    with client.chat.completions.create(model=DEFAULT.name, messages=ASKED, max_tokens=4000, stream=True) as chunks:
         next(iter(chunks))
     end = time.monotonic() + 5
     while servers.worker.health()["slots"]["free"] < total:

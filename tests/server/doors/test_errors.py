@@ -8,6 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from models.checkpoint.embedded import DEFAULT
 from server.app import build_app
 from server.doors.errors import ApiError
 from server.doors.model_names import ModelNames
@@ -94,9 +95,9 @@ def test_every_response_has_request_id() -> None:
 def test_lists_one_model_and_retrieves_aliases() -> None:
     listed = response_to("GET", "/v1/models").json()
     [model] = listed["data"]
-    assert listed["object"] == "list" and model["id"] == "tiny" and model["object"] == "model"
+    assert listed["object"] == "list" and model["id"] == DEFAULT.name and model["object"] == "model"
     assert isinstance(model["created"], int) and model["owned_by"]
-    for name in ("tiny", "gpt-realtime-2.1", "gpt-4o-mini-tts", "tts-1-hd", "gpt-4o-mini-realtime-preview"):
+    for name in (DEFAULT.name, "gpt-realtime-2.1", "gpt-4o-mini-tts", "tts-1-hd", "gpt-4o-mini-realtime-preview"):
         found = response_to("GET", f"/v1/models/{name}").json()
         assert found.keys() == model.keys() and found["id"] == name
 
@@ -108,7 +109,7 @@ def test_name_and_aliases_come_from_settings() -> None:
     assert names.resolve("house/omni") == names.resolve("ours-1") == "house/omni"
     alone = ModelNames("house", speech="house", has_omni=False)
     assert alone.resolve_speech("house") == alone.resolve_any("house") == "house", "no omni model has the name"
-    for other in ("tiny", "gpt-realtime", "OURS-1", ""):
+    for other in (DEFAULT.name, "gpt-realtime", "OURS-1", ""):
         with pytest.raises(ApiError) as refused:
             names.resolve(other)
         assert refused.value.status == 404 and refused.value.code == "model_not_found"

@@ -8,10 +8,11 @@ import pytest
 import websockets
 
 from benchmarks.serve.fake_worker import FakeWorker
+from models.checkpoint.embedded import DEFAULT
 from server.doors.core.sound_formats import encoded
 from tests.server.live_gateway import RunningGateway, running_gateway, wait_until
 
-MODEL = "model=tiny"
+MODEL = f"model={DEFAULT.name}"
 WAV = encoded(np.zeros(16_000, np.float32), "wav")
 SOCKETS = (
     f"/v1/realtime?{MODEL}&",
@@ -21,9 +22,9 @@ SOCKETS = (
     "/v1/realtime?mode=audio&",
 )
 REQUESTS: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"json": {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}},
-    "/v1/audio/speech": {"json": {"model": "tiny", "input": "Hi", "voice": "alloy"}},
-    "/v1/audio/conversions": {"data": {"model": "tiny", "voice": "alloy"}, "files": {"file": WAV}},
+    "/v1/chat/completions": {"json": {"model": DEFAULT.name, "messages": [{"role": "user", "content": "Hi"}]}},
+    "/v1/audio/speech": {"json": {"model": DEFAULT.name, "input": "Hi", "voice": "alloy"}},
+    "/v1/audio/conversions": {"data": {"model": DEFAULT.name, "voice": "alloy"}, "files": {"file": WAV}},
     "/api/chat": {"json": {"messages": [{"role": "user", "content": "Hi"}]}},
 }
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from assets.build_tiny_speech import build
+from models.checkpoint.embedded import DEFAULT
 from tests.worker.doctor.machines import (
     EAGER,
     NOTE,
@@ -128,7 +129,7 @@ def test_weights() -> None:
 def test_settings_that_do_not_load_are_a_problem() -> None:
     broken = machine(_loaded=(default_config(), "", "setting x: expected y, got z"))
     check("config", broken, PROBLEM, "setting x: expected y, got z", "docs/configuration.md")
-    check("model", broken, OK, "assets/tiny")
+    check("model", broken, OK, str(DEFAULT))
     check("config", machine(_loaded=(default_config(), "/c\nsetting s has no effect", None)), NOTE, "has no effect")
 
 

@@ -31,7 +31,7 @@ def real(config: Path | None = None, **environ: str) -> Machine:
 
 
 def test_collects_facts_of_this_machine(root: Path, tiny: Path) -> None:
-    here = real()
+    here = real(DUOLOGUE_MODEL_MODEL_PATH=str(tiny))
     assert here.python == sys.version_info[:3] and here.config.model.model_path == tiny
     assert {one.name for one in here.requirements} >= {"torch", "pydantic", "imageio-ffmpeg"}
     assert all(one.installed and fits(one.installed, one.bounds) for one in here.requirements), here.requirements
@@ -68,17 +68,18 @@ def test_reads_the_driver_version(
 
 
 def test_counts_the_numbers_of_a_checkpoint(tiny: Path, tiny_model: Any) -> None:
+    here = real(DUOLOGUE_MODEL_MODEL_PATH=str(tiny))
     expected = sum(tensor.numel() for tensor in tiny_model.state_dict().values())
-    assert real().model.n_values == expected, f"expected {expected} numbers, got {real().model.n_values}"
+    assert here.model.n_values == expected, f"expected {expected} numbers, got {here.model.n_values}"
     layers = tiny_model.llm.model.layers
     matrices = sum(tensor.numel() for tensor in layers.parameters() if tensor.ndim == 2)
-    place_values = real().model.place_values
-    assert place_values["llm"] + place_values["down"] == matrices and real().model.stored == ""
+    place_values = here.model.place_values
+    assert place_values["llm"] + place_values["down"] == matrices and here.model.stored == ""
     assert place_values["down"] == sum(layer.mlp.down_proj.weight.numel() for layer in layers)
-    assert real().model.place_values["head"] == tiny_model.llm.lm_head.weight.numel()
-    assert not real().model.has_side_lane, "expected none in a checkpoint that names none"
+    assert here.model.place_values["head"] == tiny_model.llm.lm_head.weight.numel()
+    assert not here.model.has_side_lane, "expected none in a checkpoint that names none"
     llm = tiny_model.config
-    assert real().model.row_values == 2 * llm.num_hidden_layers * llm.num_key_value_heads * llm.head_dim
+    assert here.model.row_values == 2 * llm.num_hidden_layers * llm.num_key_value_heads * llm.head_dim
 
 
 def broken_model(tiny: Path, folder: Path, change: Callable[[Path], None]) -> tuple[str, ...]:

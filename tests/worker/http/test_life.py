@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from models.checkpoint.embedded import TINY
 from tests.worker.http.processes import WorkerProcess, running
 from tests.worker.http.scripted_client import HandshakeRefused, ScriptedClient
 from worker.config.compile import TARGETS
@@ -80,7 +81,7 @@ def cache(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = folder / "config.json"
     file.write_text(json.dumps(COMPILING), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "precompile.py", "--config", str(file), "--device", "cpu", *FLAGS],
+        [sys.executable, "precompile.py", "--config", str(file), "--model-path", str(TINY), "--device", "cpu", *FLAGS],
         cwd=root,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder)},
         capture_output=True,

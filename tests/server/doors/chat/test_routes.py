@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from models.checkpoint.embedded import DEFAULT
 from server.doors.chat import routes
 from server.doors.core.picture_urls import PictureUrls
 from server.doors.core.sound_formats import encoded
@@ -31,7 +32,7 @@ from tests.server.doors.stub_worker import (
 from tests.server.garbage import without_garbage
 
 PATH = "/v1/chat/completions"
-HI = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+HI = {"model": DEFAULT.name, "messages": [{"role": "user", "content": "Hi"}]}
 WRITTEN: list[Step] = [PREFILLED, chunk("Hello"), chunk(" there."), DONE]
 TOOLS = {"tools": [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]}
 CALLED: list[Step] = [
@@ -64,7 +65,11 @@ def test_answer_has_text_and_usage() -> None:
     async def scenario() -> None:
         async with stub_gateway(WRITTEN) as (gateway, worker):
             got = (await ask(gateway.http, model="gpt-audio")).json()
-            assert got["object"] == "chat.completion" and got["model"] == "tiny" and got["id"].startswith("chatcmpl-")
+            assert (
+                got["object"] == "chat.completion"
+                and got["model"] == DEFAULT.name
+                and got["id"].startswith("chatcmpl-")
+            )
             assert got["choices"] == [
                 {
                     "index": 0,
