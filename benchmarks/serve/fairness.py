@@ -28,6 +28,7 @@ from benchmarks.serve.processes import ROOT, ServedProgram, free_port, other_cpu
 LIMITS = "duologue_gateway_limits"
 MB = 10**6
 ANSWER_S, CLOSE_S = 30.0, 1.0
+METRICS_PAUSE_S = 1.0  # until `/metrics` is asked again after a refusal
 CORES = ("auto", "split", "shared")
 SOUND = base64.b64encode(np.zeros(16_000, np.float32).tobytes()).decode()
 CHUNK = json.dumps({"type": "audio_chunk", "audio_base64": SOUND})
@@ -160,8 +161,10 @@ def run_case(port: int, programs: Sequence[ServedProgram], case: str, n_units: i
 
 
 def _limits(port: int) -> dict[str, int]:
-    text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
-    families = text_string_to_metric_families(text)
+    """How often each limit was reached. The case `metrics` uses up the requests of the last second."""
+    while (answer := httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)).status_code != httpx.codes.OK:
+        time.sleep(METRICS_PAUSE_S)
+    families = text_string_to_metric_families(answer.text)
     return {
         sample.labels["limit"]: int(sample.value)
         for family in families
