@@ -27,6 +27,7 @@ import psutil
 from benchmarks.chaos.clients import LiveGroup
 from benchmarks.serve.ray_cluster import ON_CPU, WORKER, n_late, until
 from launcher.cluster.ray_placement import NAMESPACE, find_controller, load_ray
+from models.checkpoint.embedded import TINY
 from worker.config.service import ROOT
 
 PORT, HEAD = 18_006, "ray.head.default"
@@ -128,7 +129,8 @@ class AutoscaledRay:
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder, AutoscaledRay(Path(folder)):
         config = Path(folder) / "config.json"
-        config.write_text(json.dumps({"service": {"gateway_port": PORT, "data_dir": folder}}))
+        service = {"gateway_port": PORT, "data_dir": folder}
+        config.write_text(json.dumps({"model": {"model_path": str(ROOT / TINY)}, "service": service}))
         limits = ("--min-workers", "1", "--max-workers", "2", "--max-sessions", "1", "--idle-s", "3")
         begun = time.monotonic()
         command("up", "--config", str(config), *limits, *ON_CPU)

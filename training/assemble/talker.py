@@ -44,8 +44,7 @@ class Sources:
     """Where the parts come from; None = random weights.
 
     Args:
-        mind: checkpoint of `training.mind.train`.
-        speech: checkpoint of `training.mind.speak`.
+        mind, speech: checkpoints of `training.mind.export`.
         vocoder: folder with the weights of the vocoder's stages, or the finished vocoder of a checkpoint.
     """
 
@@ -55,6 +54,7 @@ class Sources:
 
     @property
     def has_finished_vocoder(self) -> bool:
+        """Whether the vocoder is that of a checkpoint, which is copied."""
         return self.vocoder is not None and all((self.vocoder / file).exists() for file in STAGE_OF_FILE)
 
     def of(self, part: str) -> str:
@@ -71,8 +71,8 @@ class Sources:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint; an earlier one is replaced")
-    parser.add_argument("--mind", type=Path, help="checkpoint of training.mind.train")
-    parser.add_argument("--speech", type=Path, help="checkpoint of training.mind.speak")
+    parser.add_argument("--mind", type=Path, help="checkpoint of training.mind.export")
+    parser.add_argument("--speech", type=Path, help="the same with a trained speech model")
     parser.add_argument("--weights", type=Path, help="folder of the vocoder's weights or files")
     args = parser.parse_args(argv)
     try:

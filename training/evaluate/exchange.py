@@ -1,7 +1,7 @@
 """`python -m training.evaluate.exchange --model DIR`: a written conversation with the served talker, as a document.
 
-A voice says the script's sentences, and the camera shows its pictures. Writes OUT/exchange.md,
-a transcript, and OUT/exchange.ogg, stereo Opus at 24 kHz: the person on the left, the talker on the right.
+A voice says the script's sentences, and the camera shows its pictures. Writes OUT/exchange.md, a transcript, and
+OUT/exchange.ogg, stereo Opus at 24 kHz: the person on the left, the talker on the right.
 """
 
 import argparse
