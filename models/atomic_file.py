@@ -3,6 +3,7 @@
 import errno
 import os
 import secrets
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,8 +32,10 @@ def check_target(path: Path) -> Path:
         not be replaced.
     """
     path = follow_links(path)
-    if path.exists() and not path.is_file():
-        raise FileExistsError(errno.EEXIST, "something other than a regular file", str(path))
+    # One call of stat: another process may remove the file between two.
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise FileExistsError(errno.EEXIST, "something other than a regular file", str(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
     return path
