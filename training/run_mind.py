@@ -59,6 +59,7 @@ class Call:
     producers: int
     rows: int
     rate: float
+    dropout: float
     task: Task | None
     device: torch.device
     compiled: bool
@@ -88,6 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--producers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--rows", type=int, default=49_152, help="of the language model in a step")
     parser.add_argument("--rate", type=float, default=1e-3, help="highest learning rate")
+    parser.add_argument("--dropout", type=float, default=0.1, help="share of what layers add that training leaves out")
     parser.add_argument("--task", choices=get_args(Task), help="one task instead of the curriculum")
     parser.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
@@ -268,6 +270,7 @@ def _learner(call: Call, examples: Examples) -> tuple[Learner, str]:
         rate=call.rate,
         task=call.task,
         compiled=call.compiled,
+        dropout=call.dropout,
     )
     special = examples.tokenizer.special
     mind = Learner(model, special, plan)

@@ -43,8 +43,8 @@ def records(examples: Examples) -> list[Record]:
     return make_shard(examples, [(task, 1) for task in TASKS], 0, 0)
 
 
-def learner(work: Path, examples: Examples, task: Task | None = "text") -> Learner:
-    plan = LearnPlan(work, CPU, plan_seconds=1000, rows=128, rate=3e-3, task=task)
+def learner(work: Path, examples: Examples, task: Task | None = "text", dropout: float = 0.0) -> Learner:
+    plan = LearnPlan(work, CPU, plan_seconds=1000, rows=128, rate=3e-3, task=task, dropout=dropout)
     return Learner(tiny_model(), examples.tokenizer.special, plan)
 
 
@@ -114,13 +114,31 @@ def test_records_that_are_used_often_wait_for_new_ones(
     while pool.is_fresh("echo"):
         assert "echo" in mind._shares(pool)
         pool.draw("echo", 1, random.Random(0))
-    assert pool.uses["echo"] == pytest.approx(MAX_USES, abs=MIN_BATCH)
+    assert pool.uses["echo"] == pytest.approx(MAX_USES["echo"], abs=MIN_BATCH)
     assert set(mind._shares(pool)) == set(TASKS) - {"echo"}
     pool.add([one for one in records if one.task == "echo"])
     assert set(mind._shares(pool)) == set(TASKS)
+    pool.n_drawn["talk"] = MAX_USES["talk"]
+    assert MAX_USES["talk"] < MAX_USES["echo"] and not pool.is_fresh("talk")
     while any(map(pool.is_fresh, TASKS)):
         pool.draw(next(filter(pool.is_fresh, TASKS)), 1, random.Random(0))
     assert set(mind._shares(pool)) == set(TASKS), "expected used records rather than no step"
+
+
+def test_rows_are_dropped_with_gradients_only(examples: Examples, records: list[Record], tmp_path: Path) -> None:
+    mind, usual = (learner(tmp_path, examples, None, dropout=dropout) for dropout in (0.3, 0.0))
+    pool = pool_of(records)
+    drawn = pool.draw("talk", 1, random.Random(0))
+
+    def loss(one: Learner, seed: int) -> float:
+        torch.manual_seed(seed)
+        one.generator.manual_seed(0)  # of the sound's degradation
+        return float(one.loss(pool, drawn)[0].detach())
+
+    assert loss(mind, 1) == loss(mind, 1) != loss(mind, 2)
+    with torch.no_grad():
+        assert loss(mind, 1) == loss(mind, 2) == loss(usual, 1), "expected nothing to be dropped in an evaluation"
+    assert loss(usual, 1) == loss(usual, 2)
 
 
 def test_training_layers_missing_in_a_file_are_zero(examples: Examples, records: list[Record], tmp_path: Path) -> None:
@@ -154,15 +172,16 @@ def test_a_step_that_is_not_finite_is_left_out(examples: Examples, records: list
     mind.save()
 
 
-def test_a_run_continues_exactly(examples: Examples, records: list[Record], tmp_path: Path) -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_run_continues_exactly(examples: Examples, records: list[Record], tmp_path: Path, dropout: float) -> None:
     pool = pool_of(records)
-    straight, begun = (learner(tmp_path / name, examples) for name in ("straight", "begun"))
+    straight, begun = (learner(tmp_path / name, examples, dropout=dropout) for name in ("straight", "begun"))
     for one in (straight, begun):
         one.plan.work.mkdir()
         one.step(pool)
         one.seconds = 7.0
     begun.save()
-    again = learner(begun.plan.work, examples)
+    again = learner(begun.plan.work, examples, dropout=dropout)
     assert again.restore(None).endswith("mind.pt")
     assert (again.step_number, again.seconds, again.n_drawn) == (1, 7.0, straight.n_drawn)
     again.first_step = 0  # no second rise of the rate, to compare

@@ -114,10 +114,11 @@ def test_degraded_sound_keeps_its_speech() -> None:
     assert unit_mels(LogMel(), heard[:2]).shape == (2, 3, 80, 104)
 
 
-def test_one_program_serves_all_numbers_of_rows() -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_one_program_serves_all_numbers_of_rows(dropout: float) -> None:
     model = loaded()[0]
     counter = CompileCounter()
-    passes = Passes.compiled(counter)
+    passes = Passes.compiled(dropout, counter)
     width, bins = model.config.hidden_size, 80
     # Sizes that equal each other and those of the model, in the first call above all.
     for n, length in ((2, width), (width, 2), (3, 64)):

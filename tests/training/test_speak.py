@@ -93,9 +93,9 @@ def test_records_that_were_used_too_often_are_left_out() -> None:
     assert fresh_shares(SHARES, pool) == {}
     pool.n_added["talk"] = pool.n_added["echo"] = 2
     assert fresh_shares(SHARES, pool) == SHARES
-    pool.n_drawn["talk"] = 2 * MAX_USES
+    pool.n_drawn["talk"] = 2 * MAX_USES["talk"]
     assert fresh_shares(SHARES, pool) == {"echo": SHARES["echo"]}
-    pool.n_drawn["echo"] = 2 * MAX_USES
+    pool.n_drawn["echo"] = 2 * MAX_USES["echo"]
     assert fresh_shares(SHARES, pool) == SHARES, "expected all: none is fresh"
 
 

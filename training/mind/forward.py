@@ -6,6 +6,7 @@ the audio encoder of one unit sees all units up to it.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -96,11 +97,15 @@ def logits_of(model: OmniModel, hidden: Tensor, places: Tensor) -> Tensor:
     return F.linear(hidden.flatten(0, 1)[places], model.llm.lm_head.weight).float()
 
 
-def run_decoder(stack: Backbone, embeds: Tensor) -> tuple[Tensor, Tensor]:
+def run_decoder(stack: Backbone, embeds: Tensor, drop: nn.Dropout | None = None) -> tuple[Tensor, Tensor]:
     """States [B, T, D] of a decoder over sequences that begin at position 0; later rows do not change earlier ones.
 
+    Args:
+        drop: leaves out some of what attention and the feed-forward network add to a row, with gradients only. The
+            chance is that of torch's own generator.
     Returns: normed states after all layers, and states after half of them.
     """
+    drop = drop if torch.is_grad_enabled() else None
     positions = torch.arange(embeds.shape[1], device=embeds.device)
     cos, sin = (part[:, None] for part in rotary_angles(positions, stack.frequencies))
     x = middle = embeds
@@ -119,8 +124,10 @@ def run_decoder(stack: Backbone, embeds: Tensor) -> tuple[Tensor, Tensor]:
         k, v = (rows.repeat_interleave(groups, dim=2) if groups > 1 else rows for rows in (k, v))
         q, k, v = (rows.transpose(1, 2) for rows in (q, k, v))
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + attention.o_proj(seen.transpose(1, 2).flatten(2))
-        x = x + layer.mlp(_norm(layer.post_attention_layernorm, x))
+        attended = attention.o_proj(seen.transpose(1, 2).flatten(2))
+        x = x + (attended if drop is None else drop(attended))
+        added = layer.mlp(_norm(layer.post_attention_layernorm, x))
+        x = x + (added if drop is None else drop(added))
         if number + 1 == len(stack.layers) // 2:
             middle = x
     return _norm(stack.norm, x), middle
@@ -251,19 +258,30 @@ class Passes:
     pads_pictures: bool = False
 
     @classmethod
-    def compiled(cls, backend: str | Callable[..., Any] = "inductor") -> "Passes":
-        """Compiled once for every number of rows above one, and for one number of pictures."""
+    def eager(cls, dropout: float) -> "Passes":
+        """Not compiled. dropout: of the decoder."""
+        return cls(partial(run_decoder, drop=_drop(dropout)))
+
+    @classmethod
+    def compiled(cls, dropout: float = 0.0, backend: str | Callable[..., Any] = "inductor") -> "Passes":
+        """Compiled once for every number of rows above one, and for one number of pictures. dropout: of the decoder."""
+        drop = _drop(dropout)
         decoder = torch.compile(run_decoder, dynamic=True, backend=backend)
         audio = torch.compile(encode_segments, dynamic=True, backend=backend)
 
         def decode(stack: Backbone, embeds: Tensor) -> tuple[Tensor, Tensor]:
-            hidden, middle = decoder(stack, _of_any_size(embeds))
+            hidden, middle = decoder(stack, _of_any_size(embeds), drop)
             return hidden, middle
 
         def hear(model: OmniModel, mel: Tensor, first: Tensor, end: Tensor) -> Tensor:
             return audio(model, *map(_of_any_size, (mel, first, end)))
 
         return cls(decode, hear, torch.compile(encode_part, dynamic=False, backend=backend), pads_pictures=True)
+
+
+def _drop(share: float) -> nn.Dropout | None:
+    """A module in place of a number, which the compiler would take as one that changes."""
+    return nn.Dropout(share) if share else None
 
 
 def _of_any_size(x: Tensor) -> Tensor:

@@ -66,6 +66,7 @@ class LearnPlan:
         task: one task instead of the curriculum.
         degrades: sound and pictures are made worse.
         compiled: the parts that take most of the time are compiled.
+        dropout: share of what the layers of a language model add to a row that is left out in training.
     """
 
     work: Path
@@ -76,6 +77,7 @@ class LearnPlan:
     task: Task | None = None
     degrades: bool = True
     compiled: bool = False
+    dropout: float = 0.0
     seed: int = 0
 
 
@@ -122,7 +124,7 @@ class Learner:
         self.model, self.plan, self.special = model, plan, special
         device = plan.device
         self.log_mel = LogMel(device)
-        self.passes = Passes.compiled() if plan.compiled else Passes()
+        self.passes = (Passes.compiled if plan.compiled else Passes.eager)(plan.dropout)
         # A help in training that no checkpoint has: phonemes from states of the audio encoder.
         self.phones = nn.Linear(model.config.audio_config.d_model, len(PHONES), device=device)
         nn.init.zeros_(self.phones.weight)
@@ -214,6 +216,7 @@ class Learner:
         rate = self.plan.rate * rate_at(self.progress, self.step_number - self.first_step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        torch.manual_seed(self.plan.seed + self.step_number)  # of dropout: a run that continues drops the same
         for task, rows in self._next_tasks(pool).items():
             drawn = pool.draw(task, round(rows), self.random)
             self.n_drawn += len(drawn)

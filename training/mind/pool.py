@@ -19,7 +19,8 @@ from training.timelines.speech import RATE
 
 BUCKET_ROWS = 64  # records of a batch differ in length by less than this
 SPARE = 0.02  # of a ring: its oldest rows are not drawn any more
-MAX_USES = 10  # of a record on average; with more, the model memorizes replies instead of learning from sound
+# Uses of a record of each task on average; with more, the model memorizes replies instead of learning from sound.
+MAX_USES = {"text": 10, "echo": 10, "captions": 10, "talk": 4, "chat": 4}
 MIN_BATCH, MAX_BATCH = 2, 512  # sequences; the compiler makes a program of its own for one
 
 
@@ -119,8 +120,8 @@ class Pool:
         return {task: round(self.n_drawn[task] / n, 1) for task, n in added.items() if n}
 
     def is_fresh(self, task: str) -> bool:
-        """Whether the records of a task have been used less than MAX_USES times on average."""
-        return self.n_drawn[task] < MAX_USES * self.n_added[task]
+        """Whether the records of a task have been used less than MAX_USES says, on average."""
+        return self.n_drawn[task] < MAX_USES[task] * self.n_added[task]
 
     def draw(self, task: str, n_rows: int, rng: random.Random) -> list[Stored]:
         """Records of one task and of similar length with about `n_rows` rows in all, at least one."""
