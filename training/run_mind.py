@@ -32,6 +32,7 @@ from training.mind.pool import Pool, PoolSizes, Stored
 from training.mind.produce import SHARD, SPEECH_SHARD, ProducerPlan, Producers
 from training.mind.sight import SightTrainer
 from training.mind.speak import SpeechLearner, TargetSpeech
+from training.mind.words.written import WRITTEN
 from training.talker.checkpoint import write_random
 
 SAVE_S = 60.0
@@ -60,6 +61,7 @@ class Call:
     rows: int
     rate: float
     dropout: float
+    written: float
     task: Task | None
     device: torch.device
     compiled: bool
@@ -90,6 +92,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=49_152, help="of the language model in a step")
     parser.add_argument("--rate", type=float, default=1e-3, help="highest learning rate")
     parser.add_argument("--dropout", type=float, default=0.1, help="share of what layers add that training leaves out")
+    parser.add_argument("--written", type=float, default=0.25, help="share of utterances given as text in training")
     parser.add_argument("--task", choices=get_args(Task), help="one task instead of the curriculum")
     parser.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
@@ -112,6 +115,8 @@ def main(argv: list[str] | None = None) -> int:
     args = vars(parser.parse_args(argv))
     if args["mind"] is not None and args["stage"] != "speech":
         parser.error("--mind: expected --stage speech with it")
+    if args["task"] == WRITTEN and not args["written"]:
+        parser.error(f"--task {WRITTEN}: expected a --written above zero with it")
     args["pool_bytes"] = args["pool_bytes"] or POOL_BYTES[args["device"].type]
     signal.signal(signal.SIGTERM, _stop)
     return run(Call(**args))
@@ -271,6 +276,7 @@ def _learner(call: Call, examples: Examples) -> tuple[Learner, str]:
         task=call.task,
         compiled=call.compiled,
         dropout=call.dropout,
+        written=call.written,
     )
     special = examples.tokenizer.special
     mind = Learner(model, special, plan)
@@ -286,7 +292,7 @@ def _learner(call: Call, examples: Examples) -> tuple[Learner, str]:
 
 def _producer_plan(call: Call, examples: Examples, learner: Learner) -> ProducerPlan:
     """What the producers make: other records than those of earlier calls."""
-    shard = dict(SHARD)
+    shard = {task: n for task, n in SHARD.items() if task != WRITTEN or call.written}
     if call.stage == "speech":
         shard = dict(SPEECH_SHARD)
         end = learner.model.config.tts_config.speech_eos_id

@@ -30,7 +30,7 @@ from training.mind.produce import make_shard
 from training.mind.records import Record, read_records, write_records
 
 CPU = torch.device("cpu")
-TASKS: tuple[Task, ...] = ("text", "echo", "captions", "talk", "chat")
+TASKS: tuple[Task, ...] = ("text", "echo", "captions", "talk", "written", "chat")
 
 
 @pytest.fixture(scope="module")

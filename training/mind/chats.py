@@ -1,5 +1,6 @@
 """Turn-based chats as training sequences: the served chat template; a written, spoken or shown last question."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from training.grammar import camera, turns
 from training.grammar.phrases import Split
 from training.grammar.turns import Exchange, ToldFacts
 from training.mind.records import REFERENCE, Record, as_classes, as_levels
-from training.mind.words.heard import HeardWords, word_tokens
+from training.mind.words.heard import ROW_S, heard_words
 from training.scenes.labels import CLASSES, UNKNOWN, picture_classes
 from training.scenes.random_scenes import draw_shown
 from training.scenes.render import draw_look, render
@@ -58,7 +59,8 @@ class ChatMaker:
             question = [render(shown, draw_look(shown, rng)), written(chat[-1].said, rng)]
         if medium == "sound":
             before, after = (np.zeros(round(RATE * rng.uniform(*SILENCE_S)), np.float32) for _ in range(2))
-            question = [np.concatenate((before, voice(chat[-1].said), after))]
+            spoken = voice(chat[-1].said)
+            question = [np.concatenate((before, spoken, after))]
         messages: list[dict[str, object]] = []
         if rng.random() < 0.5:
             messages.append({"role": "system", "content": "You are a helpful assistant."})
@@ -72,8 +74,9 @@ class ChatMaker:
         accepted = chat[-1].accepted or (chat[-1].text,)
         record = replace(record, skill=skill, accepted=accepted, picture_classes=as_classes(classes))
         if medium == "sound":
-            rows = np.flatnonzero(record.kinds == REFERENCE).astype(np.int32)
-            record = replace(record, words=(HeardWords(rows, word_tokens(self.tokenizer.encode, chat[-1].said)),))
+            rows, step = np.flatnonzero(record.kinds == REFERENCE), RATE * ROW_S
+            first, last = int(len(before) / step), min(len(rows), math.ceil((len(before) + len(spoken)) / step))
+            record = replace(record, words=(heard_words(self.tokenizer.encode, chat[-1].said, rows, first, last),))
         return record, chat[-1]
 
     def record(self, messages: list[dict[str, object]], answer: str, is_voiced: bool, task: str = "chat") -> Record:

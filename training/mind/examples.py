@@ -13,15 +13,16 @@ from training.grammar.phrases import Split
 from training.mind.chats import ChatMaker, Medium
 from training.mind.records import Record, SpeechRecord, make_record
 from training.mind.voices import EngineVoice, Utterance, draw_voice
+from training.mind.words.written import WRITTEN
 from training.scenes.drawing import has_things
 from training.timelines.conversations import draw_timeline
 from training.timelines.layout import SYSTEM, ContextRows, RowLayout
 from training.timelines.lessons import CAPTION_SYSTEM, ECHO_SYSTEM, draw_captions, draw_echo
-from training.timelines.speech import RATE, Samples, Synthesizer, noise_bursts
+from training.timelines.speech import RATE, Samples, Synthesizer, noise_bursts, quiet
 from training.timelines.timeline import Timeline
 from training.timelines.windows import TimelinePart, TrainingWindow, part_rows, split_parts
 
-Task = Literal["text", "echo", "captions", "talk", "chat"]
+Task = Literal["text", "echo", "captions", "talk", "written", "chat"]
 MAX_REFERENCE_S = 5
 HELD_OUT_SCENES = 1_000_000_000  # first seed of lessons of pictures that training never sees
 REFERENCE_TEXT = "This is how I sound when I talk to you. It is nice to meet you."
@@ -33,6 +34,7 @@ SYSTEMS = (
     "You are a friendly companion. Answer briefly.",
     "Listen, look and talk with the user.",
 )
+QUIET_SPEEDS = (0.7, 1.3)
 ReplySpeaker = Callable[["DrawnPart", ContextRows], tuple[SpeechRecord, ...]]
 
 
@@ -88,7 +90,7 @@ class Examples:
     def record(self, task: Task, index: int) -> Record:
         """One sequence."""
         rng = random.Random(f"{task} {self.split} {index}")
-        voice, utterance = self._voice(rng)
+        voice, utterance = (quiet(rng.uniform(*QUIET_SPEEDS)), None) if task == WRITTEN else self._voice(rng)
         if task in ("text", "chat"):
             media: tuple[Medium, ...] = ("text",) if task == "text" else ("sound", "picture")
             return self.chats.make(rng, voice, media=media, split=self.split, things=has_things())[0]

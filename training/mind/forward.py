@@ -21,6 +21,8 @@ from models.layers.rotary import rotary_angles, rotate
 from models.layers.transformer import Backbone, DecoderLayer, RMSNorm
 from models.omni import OmniModel
 from training.mind.batches import PLACES_OF_CLIP, Batch, to_device
+from training.mind.words.written import WrittenRows
+from training.timelines.layout import NOTHING
 
 CLIP_CHUNK_ROWS = 50  # encoder rows that a row of a clip sees ahead at most
 PICTURE_SIDE = 32  # patches
@@ -36,12 +38,14 @@ class Inputs:
         mel: [B, U, 80, 104] of units.
         clip_mel: [R, 80, F] of clips. clip_samples: [R] on the host.
         pictures: [P, 448, 448, 3] levels.
+        written: rows of words in place of sound.
     """
 
     mel: Tensor
     clip_mel: Tensor
     clip_samples: Tensor
     pictures: Tensor
+    written: WrittenRows | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,9 @@ def embed_rows(
     if len(batch.picture):
         seen = encode_pictures(model, inputs.pictures, passes.pictures, is_padded=passes.pads_pictures)
         flat = flat.index_copy(0, batch.picture, seen.flatten(0, 1)[batch.picture_sources].to(flat.dtype))
+    if (written := inputs.written) is not None:
+        words = model.llm.model.embed_tokens(written.tokens.clamp_min(0)) * (written.tokens != NOTHING)[:, None]
+        flat = flat.index_copy(0, written.places, words.to(flat.dtype))
     # No view: the compiled decoder is made for tensors of their own.
     return flat.view_as(embeds).clone(), heard, seen
 

@@ -32,6 +32,7 @@ from training.mind.pool import Pool, Stored
 from training.mind.records import SILENCE
 from training.mind.sight import class_loss
 from training.mind.words.loss import collate_words, word_loss
+from training.mind.words.written import WRITTEN, draw_written
 from training.scenes.labels import CLASSES
 from training.speech.corpus import NO_PHONE, PHONES
 
@@ -48,10 +49,10 @@ TASKS_OF_A_STEP = 2  # the more, the more operations of small batches
 MAX_TASK_ROWS = 2 / 3  # of a step's rows; bounds memory where few tasks have fresh records
 # Shares of rows at parts of the schedule; between them they change evenly.
 CURRICULUM: tuple[tuple[float, dict[Task, float]], ...] = (
-    (0.0, {"text": 0.20, "echo": 0.45, "captions": 0.25, "talk": 0.05, "chat": 0.05}),
-    (0.15, {"text": 0.20, "echo": 0.35, "captions": 0.15, "talk": 0.25, "chat": 0.05}),
-    (0.45, {"text": 0.18, "echo": 0.30, "captions": 0.08, "talk": 0.37, "chat": 0.07}),
-    (1.0, {"text": 0.14, "echo": 0.16, "captions": 0.06, "talk": 0.56, "chat": 0.08}),
+    (0.0, {"text": 0.18, "echo": 0.43, "captions": 0.24, "talk": 0.05, "written": 0.05, "chat": 0.05}),
+    (0.15, {"text": 0.18, "echo": 0.33, "captions": 0.14, "talk": 0.21, "written": 0.09, "chat": 0.05}),
+    (0.45, {"text": 0.16, "echo": 0.27, "captions": 0.08, "talk": 0.30, "written": 0.12, "chat": 0.07}),
+    (1.0, {"text": 0.12, "echo": 0.14, "captions": 0.06, "talk": 0.45, "written": 0.14, "chat": 0.09}),
 )
 
 
@@ -67,6 +68,7 @@ class LearnPlan:
         degrades: sound and pictures are made worse.
         compiled: the parts that take most of the time are compiled.
         dropout: share of what the layers of a language model add to a row that is left out in training.
+        written: share of utterances that training gives as text, see `words.written`; 0: no task of it either.
     """
 
     work: Path
@@ -78,6 +80,7 @@ class LearnPlan:
     degrades: bool = True
     compiled: bool = False
     dropout: float = 0.0
+    written: float = 0.0
     seed: int = 0
 
 
@@ -252,7 +255,8 @@ class Learner:
 
     def loss(self, pool: Pool, drawn: Sequence[Stored]) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of one batch, and what is logged of it."""
-        batch, inputs = self.inputs(pool, drawn, degrades=self.plan.degrades)
+        written = self.plan.written if torch.is_grad_enabled() else 0.0
+        batch, inputs = self.inputs(pool, drawn, degrades=self.plan.degrades, written=written)
         states = run_rows(self.model, batch, inputs, self.passes)
         logits = logits_of(self.model, states.hidden, batch.learned)
         each = F.cross_entropy(logits, batch.targets, reduction="none")
@@ -293,8 +297,8 @@ class Learner:
         return (each * weight).sum() / weight.sum().clamp_min(1e-6), errors
 
     @torch.no_grad()
-    def inputs(self, pool: Pool, drawn: Sequence[Stored], degrades: bool) -> tuple[Batch, Inputs]:
-        """A batch, and what its encoders read."""
+    def inputs(self, pool: Pool, drawn: Sequence[Stored], degrades: bool, written: float = 0.0) -> tuple[Batch, Inputs]:
+        """A batch, and what its encoders read. written: share of utterances that are given as text."""
         device = self.plan.device
         batch = pool.batch(drawn).to(device)
         clips, n_clip = pool.clips_of(drawn)
@@ -308,11 +312,12 @@ class Learner:
         if len(clips):
             clips = clip_mels(self.log_mel, degrade_all(clips, self.generator) if degrades else clips, n_clip)
             clips = degrade_mels(clips, self.generator) if degrades else clips
-        return batch, Inputs(mel, clips, n_clip, pictures)
+        words = draw_written([one.record for one in drawn], batch.ids.shape[1], written, self.random)
+        return batch, Inputs(mel, clips, n_clip, pictures, None if words is None else words.to(device))
 
     def phone_targets(self, pool: Pool, drawn: Sequence[Stored], batch: Batch) -> Tensor | None:
         """Phonemes [S * K * 50] at the encoder's rows; None for a task without speech."""
-        if all(one.record.task == "captions" for one in drawn):
+        if all(one.record.task in ("captions", WRITTEN) for one in drawn):
             return None
         units = pool.phones_of(drawn, NO_PHONE).unflatten(1, (-1, 50)).flatten(0, 1)
         phones = units[batch.segments.clamp_min(0)]
@@ -321,7 +326,9 @@ class Learner:
     @property
     def tasks(self) -> tuple[Task, ...]:
         """Tasks of the steps."""
-        return (self.plan.task,) if self.plan.task else tuple(CURRICULUM[0][1])
+        if self.plan.task:
+            return (self.plan.task,)
+        return tuple(task for task in CURRICULUM[0][1] if task != WRITTEN or self.plan.written)
 
     def _weights(self) -> dict[str, Tensor]:
         named: dict[str, Tensor] = {

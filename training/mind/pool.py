@@ -20,7 +20,7 @@ from training.timelines.speech import RATE
 BUCKET_ROWS = 64  # records of a batch differ in length by less than this
 SPARE = 0.02  # of a ring: its oldest rows are not drawn any more
 # Uses of a record of each task on average; with more, the model memorizes replies instead of learning from sound.
-MAX_USES = {"text": 10, "echo": 10, "captions": 10, "talk": 4, "chat": 4}
+MAX_USES = {"text": 10, "echo": 10, "captions": 10, "talk": 4, "written": 4, "chat": 4}
 MIN_BATCH, MAX_BATCH = 2, 512  # sequences; the compiler makes a program of its own for one
 
 

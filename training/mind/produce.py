@@ -21,9 +21,16 @@ from training.mind.records import Record, read_records, write_records
 from training.mind.voices import EngineVoice, engine_voices
 
 # Records of each task in a shard. Making sound takes most of the time; written chats cost next to nothing.
-SHARD: dict[Task, int] = {"text": 48, "echo": 8, "captions": 2, "talk": 3, "chat": 6}
+SHARD: dict[Task, int] = {"text": 48, "echo": 8, "captions": 2, "talk": 3, "written": 3, "chat": 6}
 SPEECH_SHARD: dict[Task, int] = {"echo": 4, "talk": 2}
-HELD_OUT: dict[Task, int] = {"text": 16, "echo": 2, "captions": 2, "talk": 2, "chat": 6}  # of each shard held out
+HELD_OUT: dict[Task, int] = {
+    "text": 16,
+    "echo": 2,
+    "captions": 2,
+    "talk": 2,
+    "written": 2,
+    "chat": 6,
+}  # of each shard held out
 MAX_WAITING = 64  # shards in the folder
 WAIT_S = 0.5
 MAX_FAILURES = 10  # shards of one producer

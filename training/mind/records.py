@@ -17,7 +17,7 @@ from models.inputs.audio_sizes import FIRST_UNIT_PADDED, UNIT_SAMPLES
 from models.layers.apm import UNIT_ROWS
 from models.layers.audio_overlap import OVERLAP_UNITS, max_overlap_units, needs_overlap
 from training.mind.voices import Utterance
-from training.mind.words.heard import ROW_S, HeardWords, heard_rows, word_tokens
+from training.mind.words.heard import ROW_S, HeardWords, heard_rows, heard_words
 from training.scenes.labels import CLASSES, picture_classes
 from training.speech.corpus import NO_PHONE
 from training.timelines.layout import NOTHING, PICTURE, PICTURE_ROWS, SOUND, SOUND_ROWS, RowLayout
@@ -162,11 +162,11 @@ def make_record(
         picture_classes=as_classes(classes),
         clip=as_levels(np.zeros(0, np.float32) if clip is None else clip),
         replies=replies,
-        words=heard_words(timeline, part, layout, kinds, rows.units),
+        words=words_of_part(timeline, part, layout, kinds, rows.units),
     )
 
 
-def heard_words(
+def words_of_part(
     timeline: Timeline, part: TimelinePart, layout: RowLayout, kinds: Ints, units: Ints
 ) -> tuple[HeardWords, ...]:
     """What the person says in a part, with the rows that hear it. kinds, units: [T] of the part's rows."""
@@ -175,8 +175,8 @@ def heard_words(
     found = []
     for placed in timeline.placed:
         if len(heard := heard_rows(starts, placed.start, placed.n_samples)):
-            tokens = word_tokens(layout.encode, placed.text)
-            found.append(HeardWords(rows[heard].astype(np.int32), tokens))
+            last = int((starts[heard] < placed.start + placed.n_samples / RATE).sum())
+            found.append(heard_words(layout.encode, placed.text, rows[heard], 0, last))
     return tuple(found)
 
 

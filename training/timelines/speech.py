@@ -28,6 +28,11 @@ def noise_bursts(text: str) -> Samples:
     return (swell * sound).astype(np.float32)
 
 
+def quiet(speed: float) -> Synthesizer:
+    """Silence in place of a voice, as long as a text takes, for words that are not given as sound."""
+    return lambda text: np.zeros(round(spoken_s(text) / speed * RATE), np.float32)
+
+
 def degrade(sound: Samples, rng: random.Random) -> Samples:
     """A conversation's sound as microphones give it: a room's echo, a band, noise at 5 to 25 dB, a level of +-12 dB.
 

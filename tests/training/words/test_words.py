@@ -42,7 +42,8 @@ def test_the_loss_is_low_for_the_right_words_only() -> None:
         states[1, row, token] = 9.0
 
     def said(*tokens: int) -> list[list[HeardWords]]:
-        return [[], [HeardWords(np.arange(6, dtype=np.int32), np.array(tokens, np.int16))]]
+        bounds = np.arange(len(tokens) + 1, dtype=np.int16)
+        return [[], [HeardWords(np.arange(6, dtype=np.int32), np.array(tokens, np.int16), bounds)]]
 
     right, wrong = (collate_words(said(*tokens), 6) for tokens in ((2, 0), (0, 2)))
     assert right is not None and wrong is not None
