@@ -9,12 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from models.errors import ModelError
 from training.mind import voices
+from training.speech import voices as engines
 from training.speech.corpus import NO_PHONE, PHONES
-from training.speech.voices import VOICES
+from training.speech.festival import Festival
+from training.speech.voices import TARGET, VOICES
 from training.timelines.speech import RATE
 
 VOWELS = ("ih", "ae")
+TARGET_VOICE = next(one for one in VOICES if one.name == TARGET)
 FLITE = next(one for one in VOICES if one.engine == "flite")
 
 
@@ -54,14 +58,16 @@ def test_an_utterance_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return voices.Utterance(np.zeros(800, np.float32), np.zeros(0, np.int64), np.zeros(0))
 
     monkeypatch.setattr(voices, "utterance", utterance)
-    voice = voices.EngineVoice(FLITE)
+    voice = voices.EngineVoice(FLITE).with_memory(3 * 800 * 4)
     for _ in range(2):
         assert len(voice("hello")) == 800
     assert made == ["hello"]
     assert voice.utterance("hello").phones_at(np.zeros(3)).tolist() == [NO_PHONE] * 3
-    for number in range(voices.N_KEPT):
-        voice(f"{number}")
-    assert len(voice("hello")) == 800 and made[-1] == "hello"
+    for text in ("one", "two", "hello", "three"):
+        voice(text)
+    assert list(voice.kept) == ["two", "hello", "three"], "expected the latest used"
+    assert len(voice("one")) == 800 and made[-1] == "one" and made.count("hello") == 1
+    assert not voice.with_memory(100).kept and len(voice.kept) == 3
 
 
 def test_sound_is_kept_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,3 +89,30 @@ def test_each_engine_has_its_share() -> None:
     drawn = Counter(voices.draw_voice(rng, all_voices).voice.engine for _ in range(2000))
     for engine, share in voices.ENGINE_SHARES.items():
         assert drawn[engine] / 2000 == pytest.approx(share, abs=0.05)
+
+
+@pytest.mark.skipif(shutil.which("festival") is None, reason="needs festival")
+def test_festival_goes_on_with_its_next_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_festivals", running := {})
+    first = voices.utterance(TARGET_VOICE, "six cats")
+    assert {PHONES[phone] for phone in first.phones.tolist()} >= {"s", "ih", "k", "ae", "t"}
+    (process,) = running.values()
+    (again,) = voices.utterances(TARGET_VOICE, ["six cats"])
+    assert np.array_equal(first.wave, again.wave) and list(running.values()) == [process] and process.n_texts == 2
+    process._process.kill()
+    with pytest.raises(ModelError, match="expected a running process"):
+        voices.utterance(TARGET_VOICE, "six cats")
+    assert not running, "expected the next text to start another process"
+
+
+def test_a_festival_that_does_not_start_is_told() -> None:
+    with pytest.raises(ModelError, match="expected a running process"):
+        Festival(["true"], "voice")
+
+
+def test_festival_without_sound_is_told(tmp_path: Path) -> None:
+    # Like festival after an error: it goes on, and there is no file.
+    one = Festival(["sh", "-c", "while read line; do case $line in *format*) echo done;; esac; done"], "voice")
+    with pytest.raises(ModelError, match="none of 'hello'"):
+        one.speak("hello", tmp_path / "a.wav", tmp_path / "a.segs")
+    one.close()

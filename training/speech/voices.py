@@ -1,4 +1,4 @@
-"""The voices that speak the training sentences, and one call of each engine: text to samples and timed phonemes.
+"""The voices that speak the training sentences, and how each engine is called: text to samples and timed phonemes.
 
 Engines: flite and festival print the time of every phoneme (both of the CMU phone set), espeak-ng does not. The speaker
 kal of any engine is never used, so that it stays unseen.
@@ -20,11 +20,13 @@ import soundfile
 import soxr
 
 from models.errors import ModelError
+from training.speech.festival import Festival
 
 RATE = 24_000
 TOKEN_SAMPLES = 960
 LEVEL = 0.08  # root mean square of every utterance
 PEAK = 0.95
+MAX_TEXTS = 500  # of one festival process
 
 Engine = Literal["festival", "flite", "espeak-ng"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
@@ -104,19 +106,34 @@ def _flite(voice: SpeechVoice, text: str, folder: Path) -> Spoken:
 
 
 def _festival(voice: SpeechVoice, texts: Sequence[str], folder: Path) -> list[Spoken]:
-    script = [f"({voice.voice})"]
-    for n, text in enumerate(texts):
-        quoted = text.replace("\\", "").replace('"', "")
-        script.append(f'(set! utt (utt.synth (Utterance Text "{quoted}")))')
-        script.append(f'(utt.save.wave utt "{folder}/{n}.wav" \'riff)')
-        script.append(f'(utt.save.segs utt "{folder}/{n}.segs")')
-    (folder / "say.scm").write_text("\n".join(script), encoding="utf-8")
-    _run([*tool("festival"), "-b", str(folder / "say.scm")])
     spoken = []
-    for n in range(len(texts)):
+    for n, text in enumerate(texts):
+        try:
+            _running_festival(voice.voice).speak(text, folder / f"{n}.wav", folder / f"{n}.segs")
+        except ModelError:
+            _end_festival(voice.voice)
+            raise
         rows = (line.split() for line in (folder / f"{n}.segs").read_text().splitlines() if line != "#")
         spoken.append(_finished(voice, folder / f"{n}.wav", [Segment(row[2], float(row[0])) for row in rows]))
     return spoken
+
+
+_festivals: dict[tuple[int, str], Festival] = {}  # by process, so that none is shared after a fork, and voice
+
+
+def _running_festival(voice: str) -> Festival:
+    """The festival of this process with a voice; a new one after MAX_TEXTS, because it keeps memory of each."""
+    key = (os.getpid(), voice)
+    if key in _festivals and _festivals[key].n_texts >= MAX_TEXTS:
+        _end_festival(voice)
+    if key not in _festivals:
+        _festivals[key] = Festival(tool("festival"), voice)
+    return _festivals[key]
+
+
+def _end_festival(voice: str) -> None:
+    if (running := _festivals.pop((os.getpid(), voice), None)) is not None:
+        running.close()
 
 
 def _espeak(voice: SpeechVoice, text: str, folder: Path) -> Spoken:
