@@ -1,12 +1,13 @@
 """Lessons: what is heard is repeated, what appears is named."""
 
+import random
 from pathlib import Path
 
 import pytest
 
 from models.inputs.tokens import Tokenizer
 from training.scenes.labels import Shown
-from training.timelines.lessons import caption, draw_captions, draw_echo
+from training.timelines.lessons import ENDS, caption, draw_captions, draw_echo, draw_read
 from training.timelines.speech import noise_bursts
 
 TINY = Path(__file__).parents[2] / "assets" / "tiny"
@@ -43,3 +44,14 @@ def test_captions_tell_the_whole_label() -> None:
     assert caption(Shown("shape", "circle", "blue", 3)) == "three blue circles"
     assert caption(Shown("digit", "eight", "black")) == "an eight in black in the middle"
     assert caption(Shown("thing", "dog", None, 2)) == "two dogs"
+
+
+def test_sentences_for_the_speech_model_are_of_many_kinds(tokenizer: Tokenizer) -> None:
+    rng = random.Random(0)
+    drawn = [draw_read(rng, "train") for _ in range(400)]
+    assert len(set(drawn)) > 350 and 0.3 < sum(text[-1] in ENDS for text in drawn) / 400 < 0.7
+    held_out = {draw_read(rng, "held_out") for _ in range(400)}
+    assert len({text for text in drawn if text[-1] in ENDS} & held_out) < 40, "expected few short ones in both"
+    text = "What is it? It is blue."
+    timeline = draw_echo(0, 9, tokenizer.encode, tokenizer.special, noise_bursts, lambda _: text)
+    assert {one.text for one in timeline.script if one.by == "model"} == {text}

@@ -10,7 +10,7 @@ import torch
 
 from tests.training.batches import SIZES, tiny_model
 from tests.worker.loop.engines import TINY, loaded
-from training.mind.examples import Examples
+from training.mind.examples import Examples, Source
 from training.mind.learner import Learner, LearnPlan, fresh_shares
 from training.mind.measure import measure_loss
 from training.mind.moments import save_small
@@ -43,7 +43,7 @@ def examples() -> Examples:
 def test_each_reply_has_its_speech(examples: Examples) -> None:
     special, n_cut = examples.tokenizer.special, 0
     for index in range(6):
-        drawn = examples.scene("talk", index, random.Random(index), noise_bursts)
+        drawn = examples.scene("talk", index, random.Random(index), Source(noise_bursts))
         script = [said for said in drawn.timeline.script if said.by == "model"]
         for said in script:
             units = reply_units(drawn.timeline, said, special.turn_eos)

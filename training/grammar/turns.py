@@ -5,7 +5,7 @@ Contains no time and no sound: `training.timelines` places turns on units.
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from training.grammar import words
 from training.grammar.phrases import Split, fill, intents, small_talk
@@ -119,7 +119,13 @@ def draw_plain(skill: str, rng: random.Random, split: Split, **slots: str) -> Ex
     """A turn of a block whose answers need no more than these slots; a block without answers is met by silence."""
     intent = intents()[skill]
     reply = (fill(intent.answer(rng), **slots),) if intent.answers else ()
-    return Exchange(skill, fill(intent.draw(rng, split), **slots), reply)
+    accepted = tuple(fill(one, **slots) for one in intent.answers)
+    return Exchange(skill, fill(intent.draw(rng, split), **slots), reply, accepted)
+
+
+def answered_anew(turn: Exchange, rng: random.Random) -> Exchange:
+    """A turn with any of its right answers."""
+    return replace(turn, reply=(rng.choice(turn.accepted),)) if turn.accepted else turn
 
 
 def _answers(templates: Sequence[str], slots: dict[str, str]) -> list[str]:

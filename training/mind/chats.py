@@ -2,11 +2,12 @@
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from models.checkpoint.config import PreprocessorConfig
@@ -16,13 +17,15 @@ from models.inputs.tokens import Tokenizer
 from training.grammar import camera, turns
 from training.grammar.phrases import Split
 from training.grammar.turns import Exchange, ToldFacts
-from training.mind.records import REFERENCE, Record, as_classes, as_levels
+from training.mind.records import REFERENCE, Record, as_classes, as_levels, rendered
 from training.mind.words.heard import ROW_S, heard_words
 from training.scenes.labels import CLASSES, UNKNOWN, picture_classes
 from training.scenes.random_scenes import draw_shown
-from training.scenes.render import draw_look, render
+from training.scenes.render import draw_look
 from training.timelines.layout import NOTHING, PICTURE, TOKEN
+from training.timelines.recurring import Recurring
 from training.timelines.speech import RATE, Synthesizer
+from training.timelines.timeline import Picture
 
 MAX_TURNS = 5
 SILENCE_S = (0.1, 0.5)  # before and after a spoken question
@@ -45,19 +48,36 @@ class ChatMaker:
         media: Sequence[Medium] = ("text", "sound", "picture"),
         split: Split = "train",
         things: bool = True,
+        phrases: Recurring | None = None,
+        views: Recurring | None = None,
+        render: Callable[[Picture], npt.NDArray[np.uint8]] = rendered,
     ) -> tuple[Record, Exchange]:
-        """A chat whose last answer is learned. media: of its question. Returns: the record and the last turn."""
+        """A chat whose last answer is learned.
+
+        Args:
+            media: of its question.
+            phrases, views: where what is said and shown recurs.
+            render: makes pictures.
+        Returns: the record and the last turn.
+        """
         memory = ToldFacts()
-        chat = [draw_turn(rng, split, memory) for _ in range(rng.randint(1, MAX_TURNS))]
+        chat = [draw_turn(rng, split, memory) for _ in range(rng.randint(0, MAX_TURNS - 1))]
+        told = dict(memory.facts)
+        chat.append(draw_turn(rng, split, memory))
         medium = rng.choice(media)
         classes: list[tuple[int, ...]] = []
         question: list[MessagePart] = [written(chat[-1].said, rng)]
         if medium == "picture":
-            shown = draw_shown(rng, things)
+            source = (views or Recurring()).source("chat", rng)
+            shown = draw_shown(source, things)
             chat[-1] = camera.draw_question(rng, split, shown)
             classes = [picture_classes(shown, is_still=True)]
-            question = [render(shown, draw_look(shown, rng)), written(chat[-1].said, rng)]
+            picture = Image.fromarray(render(Picture(shown, draw_look(shown, source), 0)))
+            question = [picture, written(chat[-1].said, rng)]
         if medium == "sound":
+            if phrases is not None:
+                memory.facts = told
+                chat[-1] = draw_turn(rng, split, memory, phrases)
             before, after = (np.zeros(round(RATE * rng.uniform(*SILENCE_S)), np.float32) for _ in range(2))
             spoken = voice(chat[-1].said)
             question = [np.concatenate((before, spoken, after))]
@@ -115,9 +135,15 @@ class ChatMaker:
         )
 
 
-def draw_turn(rng: random.Random, split: Split, memory: ToldFacts) -> Exchange:
-    """A turn that makes sense without a camera and without time."""
+def draw_turn(rng: random.Random, split: Split, memory: ToldFacts, phrases: Recurring | None = None) -> Exchange:
+    """A turn that makes sense without a camera and without time. phrases: where what is said recurs."""
     kind = rng.choices(("talk", "sum", "repeat", "unknown", "told", "recall", "count"), (5, 2, 1, 2, 2, 2, 1))[0]
+    if phrases is None:
+        return _turn_of(kind, rng, split, memory)
+    return turns.answered_anew(_turn_of(kind, phrases.source(kind, rng), split, memory), rng)
+
+
+def _turn_of(kind: str, rng: random.Random, split: Split, memory: ToldFacts) -> Exchange:
     match kind:
         case "talk":
             return turns.draw_small_talk(rng, split)

@@ -7,19 +7,31 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from models.checkpoint.config import OmniConfig, load_config, load_preprocessor_config
 from models.inputs.tokens import Tokenizer
 from training.grammar.phrases import Split
 from training.mind.chats import ChatMaker, Medium
-from training.mind.records import Record, SpeechRecord, make_record
+from training.mind.records import Record, SpeechRecord, make_record, rendered
+from training.mind.stock import Stock
 from training.mind.voices import EngineVoice, Utterance, draw_voice
 from training.mind.words.written import WRITTEN
 from training.scenes.drawing import has_things
 from training.timelines.conversations import draw_timeline
 from training.timelines.layout import SYSTEM, ContextRows, RowLayout
-from training.timelines.lessons import CAPTION_SYSTEM, ECHO_SYSTEM, draw_captions, draw_echo
+from training.timelines.lessons import (
+    CAPTION_SYSTEM,
+    ECHO_SYSTEM,
+    draw_captions,
+    draw_echo,
+    draw_read,
+    draw_sentence,
+)
+from training.timelines.recurring import Recurring
 from training.timelines.speech import RATE, Samples, Synthesizer, noise_bursts, quiet
-from training.timelines.timeline import Timeline
+from training.timelines.timeline import Picture, Timeline
 from training.timelines.windows import TimelinePart, TrainingWindow, part_rows, split_parts
 
 Task = Literal["text", "echo", "captions", "talk", "written", "chat"]
@@ -35,7 +47,22 @@ SYSTEMS = (
     "Listen, look and talk with the user.",
 )
 QUIET_SPEEDS = (0.7, 1.3)
+SILENT: tuple[Task, ...] = ("text", "captions")  # tasks in which no one speaks
 ReplySpeaker = Callable[["DrawnPart", ContextRows], tuple[SpeechRecord, ...]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a record is made with: a voice, the same with phonemes if it has them, and what is said and shown again.
+
+    is_silent: the voice stands for words that are given as text.
+    """
+
+    voice: Synthesizer
+    utterance: Callable[[str], Utterance] | None = None
+    phrases: Recurring | None = None
+    views: Recurring | None = None
+    is_silent: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +92,7 @@ class Examples:
         voices: of the person; without any, noise stands in for speech.
         window: of the session that will serve the model.
         speaker: makes the speech of replies, for the speech model.
+        stock: voices and pictures that are used again, in place of `voices`; records then depend on earlier ones.
     """
 
     folder: Path
@@ -74,6 +102,7 @@ class Examples:
     split: Split = "train"
     window: TrainingWindow = WINDOW
     speaker: ReplySpeaker | None = None
+    stock: Stock | None = None
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -90,11 +119,20 @@ class Examples:
     def record(self, task: Task, index: int) -> Record:
         """One sequence."""
         rng = random.Random(f"{task} {self.split} {index}")
-        voice, utterance = (quiet(rng.uniform(*QUIET_SPEEDS)), None) if task == WRITTEN else self._voice(rng)
+        source = self._source(task, rng)
         if task in ("text", "chat"):
             media: tuple[Medium, ...] = ("text",) if task == "text" else ("sound", "picture")
-            return self.chats.make(rng, voice, media=media, split=self.split, things=has_things())[0]
-        drawn = self.scene(task, index, rng, voice)
+            return self.chats.make(
+                rng,
+                source.voice,
+                media=media,
+                split=self.split,
+                things=has_things(),
+                phrases=source.phrases,
+                views=source.views,
+                render=self._render,
+            )[0]
+        drawn = self.scene(task, index, rng, source)
         replies = () if self.speaker is None else self.speaker(drawn, drawn.rows)
         return make_record(
             task,
@@ -102,17 +140,19 @@ class Examples:
             drawn.part,
             drawn.layout,
             self.config,
-            utterance=utterance,
+            utterance=source.utterance,
             clip=drawn.clip,
+            render=self._render,
+            is_silent=source.is_silent,
             replies=replies,
         )
 
-    def scene(self, task: Task, index: int, rng: random.Random, voice: Synthesizer) -> DrawnPart:
+    def scene(self, task: Task, index: int, rng: random.Random, source: Source) -> DrawnPart:
         """A part of a lesson or conversation."""
-        timeline, system = self._draw(task, index, rng, voice)
+        timeline, system = self._draw(task, index, rng, source)
         clip = None
         if rng.random() < 0.7:  # serving has a reference voice in the prompt unless the client leaves it out
-            clip = self._voice(rng)[0](REFERENCE_TEXT)
+            clip = self._source("talk", rng).voice(REFERENCE_TEXT)
             clip = clip[: min(len(clip) * 10 // RATE, 10 * MAX_REFERENCE_S) * RATE // 10]
         layout = RowLayout(self.tokenizer, system=system)
         n_clip = 0 if clip is None else 10 * len(clip) // RATE
@@ -121,21 +161,54 @@ class Examples:
         kept = replace(timeline, sound=timeline.sound[: RATE * part.end], units=timeline.units[: part.end])
         return DrawnPart(kept, part, layout, clip)
 
-    def _voice(self, rng: random.Random) -> tuple[Synthesizer, Callable[[str], Utterance] | None]:
-        """A voice, and the same with phonemes if it has them."""
-        if not self.voices:
-            return noise_bursts, None
-        voice = draw_voice(rng, self.voices)
-        return voice, voice.utterance
+    @property
+    def _render(self) -> Callable[[Picture], npt.NDArray[np.uint8]]:
+        return rendered if self.stock is None else self.stock.render
 
-    def _draw(self, task: Task, index: int, rng: random.Random, voice: Synthesizer) -> tuple[Timeline, str]:
+    def _source(self, task: Task, rng: random.Random) -> Source:
+        """The voice of a record, and what recurs in it."""
+        views = None if self.stock is None else self.stock.views
+        # The speech model needs no recordings of the person: they would take the time of the talker's sentences.
+        if task == WRITTEN or (task == "echo" and self.speaker is not None):
+            return Source(quiet(rng.uniform(*QUIET_SPEEDS)), views=views, is_silent=True)
+        if self.stock is not None and task in SILENT:
+            return Source(noise_bursts, views=views)
+        if self.stock is not None:
+            spoken = self.stock.draw(rng)
+            return Source(spoken.voice, spoken.voice.utterance, spoken.phrases.get(task), views)
+        if not self.voices:
+            return Source(noise_bursts)
+        voice = draw_voice(rng, self.voices)
+        return Source(voice, voice.utterance)
+
+    def _draw(self, task: Task, index: int, rng: random.Random, source: Source) -> tuple[Timeline, str]:
         """A timeline and the system text that it is learned with."""
         encode, special, things = self.tokenizer.encode, self.tokenizer.special, has_things()
         if task == "echo":
-            return draw_echo(index, self.lesson_s, encode, special, voice, self.split), ECHO_SYSTEM
+            draw = draw_sentence if self.speaker is None else draw_read
+            return draw_echo(
+                index,
+                self.lesson_s,
+                encode,
+                special,
+                source.voice,
+                lambda rng: draw(rng, self.split),
+                split=self.split,
+                phrases=source.phrases,
+            ), ECHO_SYSTEM
         if task == "captions":
             seed = index if self.split == "train" else HELD_OUT_SCENES + index
-            return draw_captions(seed, self.lesson_s / 2, encode, special, things), CAPTION_SYSTEM
+            return draw_captions(seed, self.lesson_s / 2, encode, special, things, source.views), CAPTION_SYSTEM
         (length,) = rng.choices((0.5, 1.0, 1.5), (4, 4, 1))
-        timeline = draw_timeline(index, length * self.seconds, encode, special, voice, split=self.split, things=things)
+        timeline = draw_timeline(
+            index,
+            length * self.seconds,
+            encode,
+            special,
+            source.voice,
+            split=self.split,
+            things=things,
+            phrases=source.phrases,
+            views=source.views,
+        )
         return timeline, rng.choice(SYSTEMS)

@@ -317,7 +317,7 @@ class Learner:
 
     def phone_targets(self, pool: Pool, drawn: Sequence[Stored], batch: Batch) -> Tensor | None:
         """Phonemes [S * K * 50] at the encoder's rows; None for a task without speech."""
-        if all(one.record.task in ("captions", WRITTEN) for one in drawn):
+        if all(one.record.task == "captions" or one.record.is_silent for one in drawn):
             return None
         units = pool.phones_of(drawn, NO_PHONE).unflatten(1, (-1, 50)).flatten(0, 1)
         phones = units[batch.segments.clamp_min(0)]

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,19 +18,14 @@ import torch
 from models.errors import ModelError
 from training.mind.examples import Examples, Task
 from training.mind.records import Record, read_records, write_records
+from training.mind.stock import Stock
 from training.mind.voices import EngineVoice, engine_voices
 
 # Records of each task in a shard. Making sound takes most of the time; written chats cost next to nothing.
 SHARD: dict[Task, int] = {"text": 48, "echo": 8, "captions": 2, "talk": 3, "written": 3, "chat": 6}
 SPEECH_SHARD: dict[Task, int] = {"echo": 4, "talk": 2}
-HELD_OUT: dict[Task, int] = {
-    "text": 16,
-    "echo": 2,
-    "captions": 2,
-    "talk": 2,
-    "written": 2,
-    "chat": 6,
-}  # of each shard held out
+# Of each shard that is held out.
+HELD_OUT: dict[Task, int] = {"text": 16, "echo": 2, "captions": 2, "talk": 2, "written": 2, "chat": 6}
 MAX_WAITING = 64  # shards in the folder
 WAIT_S = 0.5
 MAX_FAILURES = 10  # shards of one producer
@@ -114,10 +109,14 @@ def make_shard(examples: Examples, shard: Iterable[tuple[Task, int]], first: int
     return [examples.record(task, first + number * n + i) for task, n in shard for i in range(n)]
 
 
-def started(plan: ProducerPlan) -> Examples:
-    """The examples of a plan with their voices."""
-    voices: Sequence[EngineVoice] = () if plan.silent else engine_voices()
-    return replace(plan.examples, voices=tuple(voices))
+def started(plan: ProducerPlan, number: int) -> tuple[Examples, Examples]:
+    """The examples of a producer with voices, and those that are held out, which are the same in every run."""
+    voices: tuple[EngineVoice, ...] = () if plan.silent else engine_voices()
+    spoken = replace(plan.examples, voices=voices)
+    # The speech model learns from texts, of which no two should be the same.
+    has_stock = bool(voices) and spoken.speaker is None
+    stock = Stock(voices, f"{plan.first} {number}") if has_stock else None
+    return replace(spoken, stock=stock), replace(spoken, split="held_out")
 
 
 def _produce(plan: ProducerPlan, number: int, n: int) -> None:
@@ -125,8 +124,7 @@ def _produce(plan: ProducerPlan, number: int, n: int) -> None:
     with contextlib.suppress(OSError):
         os.nice(5)
     torch.set_num_threads(1)
-    examples, parent = started(plan), os.getppid()
-    held_out = replace(examples, split="held_out")
+    (examples, held_out), parent = started(plan, number), os.getppid()
     failures = 0
     tasks = [(task, n) for task, n in HELD_OUT.items() if task in dict(plan.shard)]
     while os.getppid() == parent:

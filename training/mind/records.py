@@ -22,7 +22,7 @@ from training.scenes.labels import CLASSES, picture_classes
 from training.speech.corpus import NO_PHONE
 from training.timelines.layout import NOTHING, PICTURE, PICTURE_ROWS, SOUND, SOUND_ROWS, RowLayout
 from training.timelines.speech import RATE, Samples
-from training.timelines.timeline import Timeline, TimelineUnit
+from training.timelines.timeline import Picture, Timeline, TimelineUnit
 from training.timelines.windows import TimelinePart, part_rows
 
 REFERENCE = 3  # kind of rows of a whole clip: the reference voice, or a chat's spoken question
@@ -72,6 +72,7 @@ class Record:
         clip: [n] samples of the reference; empty without one.
         replies: speech of whole replies, for the speech model.
         words: what the person says.
+        is_silent: the words are not in the sound; they are always given as text, see `words.written`.
         skill, accepted: of a chat: what was asked for, and all right answers.
     """
 
@@ -88,6 +89,7 @@ class Record:
     clip: npt.NDArray[np.int16]
     replies: tuple[SpeechRecord, ...] = ()
     words: tuple[HeardWords, ...] = ()
+    is_silent: bool = False
     skill: str = ""
     accepted: tuple[str, ...] = ()
 
@@ -122,6 +124,8 @@ def make_record(
     *,
     utterance: Callable[[str], Utterance] | None = None,
     clip: Samples | None = None,
+    render: Callable[[Picture], npt.NDArray[np.uint8]] | None = None,
+    is_silent: bool = False,
     replies: tuple[SpeechRecord, ...] = (),
 ) -> Record:
     """The record of one part of a conversation.
@@ -129,6 +133,8 @@ def make_record(
     Args:
         utterance: the person's voice, for phonemes; None: they are not known.
         clip: [n] samples at 16 kHz of the reference voice, whole tenths of a second.
+        render: makes pictures; None: `rendered`.
+        is_silent: see `Record`.
     """
     n_clip = 0 if clip is None else len(clip) * 10 // RATE
     rows = part_rows(timeline.units, part, layout, n_clip)
@@ -142,7 +148,7 @@ def make_record(
         for number, one in enumerate(segments)
         for unit in range(one.first, one.end)
     }
-    pictures, classes, shown = _pictures(timeline.units[part.first : part.end])
+    pictures, classes, shown = _pictures(timeline.units[part.first : part.end], render or rendered)
     kinds, sources = rows.kinds.copy(), np.zeros(len(rows), np.int64)
     kinds[(kinds == SOUND) & (rows.units == NOTHING)] = REFERENCE
     sources[kinds == REFERENCE] = np.arange(n_clip)
@@ -162,6 +168,7 @@ def make_record(
         picture_classes=as_classes(classes),
         clip=as_levels(np.zeros(0, np.float32) if clip is None else clip),
         replies=replies,
+        is_silent=is_silent,
         words=words_of_part(timeline, part, layout, kinds, rows.units),
     )
 
@@ -219,7 +226,14 @@ def as_classes(classes: Sequence[tuple[int, ...]]) -> npt.NDArray[np.int8]:
     return np.array(classes, np.int8).reshape(-1, len(CLASSES))
 
 
-def _pictures(units: Sequence[TimelineUnit]) -> tuple[npt.NDArray[np.uint8], list[tuple[int, ...]], list[int]]:
+def rendered(picture: Picture) -> npt.NDArray[np.uint8]:
+    """[448, 448, 3] levels of a picture."""
+    return np.asarray(picture.render())
+
+
+def _pictures(
+    units: Sequence[TimelineUnit], render: Callable[[Picture], npt.NDArray[np.uint8]]
+) -> tuple[npt.NDArray[np.uint8], list[tuple[int, ...]], list[int]]:
     """The distinct pictures of units, their classes, and the number of the picture of each unit that has one."""
     numbers: dict[object, int] = {}
     drawn: list[npt.NDArray[np.uint8]] = []
@@ -231,7 +245,7 @@ def _pictures(units: Sequence[TimelineUnit]) -> tuple[npt.NDArray[np.uint8], lis
         key = (one.shown, one.look, one.at, one.frame // FRAMES_OF_A_VIEW)
         if key not in numbers:
             numbers[key] = len(drawn)
-            drawn.append(np.asarray(one.render()))
+            drawn.append(render(one))
             classes.append(picture_classes(one.shown, is_still=one.at is None))
         shown.append(numbers[key])
     return np.stack(drawn) if drawn else np.zeros((0, 448, 448, 3), np.uint8), classes, shown

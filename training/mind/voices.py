@@ -22,7 +22,7 @@ from training.timelines.speech import RATE, Samples
 
 TEMPOS = (0.87, 0.94, 1.0, 1.07, 1.14)  # of each voice; pitch follows
 AUDIBLE = 0.02  # of the peak: quieter ends are silence
-N_KEPT = 64  # utterances of a voice
+KEPT_BYTES = 6_000_000  # of the utterances that a voice keeps, about 64
 # Shares of the engines. Starting festival takes longer than flite needs for a sentence.
 ENGINE_SHARES = {"flite": 0.77, "espeak-ng": 0.2, "festival": 0.03}
 
@@ -54,11 +54,13 @@ class EngineVoice:
 
     Args:
         cache: folder of finished sound, which processes may share; None keeps none.
-        kept: utterances by text, the oldest first.
+        kept_bytes: of `kept`.
+        kept: utterances by text, the latest used last.
     """
 
     voice: SpeechVoice
     cache: Path | None = None
+    kept_bytes: int = KEPT_BYTES
     kept: "OrderedDict[str, Utterance]" = field(default_factory=OrderedDict, compare=False)
 
     def __call__(self, text: str) -> Samples:
@@ -79,9 +81,15 @@ class EngineVoice:
         """Samples and phonemes. Raises: ModelError if the engine fails."""
         if text not in self.kept:
             self.kept[text] = utterance(self.voice, text)
-            if len(self.kept) > N_KEPT:
-                self.kept.popitem(last=False)
+            total = sum(one.wave.nbytes for one in self.kept.values())
+            while total > self.kept_bytes and len(self.kept) > 1:
+                total -= self.kept.popitem(last=False)[1].wave.nbytes
+        self.kept.move_to_end(text)
         return self.kept[text]
+
+    def with_memory(self, n_bytes: int) -> "EngineVoice":
+        """The same voice, which has said nothing and keeps this much."""
+        return replace(self, kept_bytes=n_bytes, kept=OrderedDict())
 
 
 def utterance(voice: SpeechVoice, text: str) -> Utterance:

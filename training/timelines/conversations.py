@@ -15,6 +15,7 @@ from training.scenes.labels import Shown
 from training.scenes.random_scenes import draw_movement, draw_shown
 from training.scenes.render import draw_look
 from training.timelines.pacing import Encode
+from training.timelines.recurring import WINDOW, Recurring
 from training.timelines.speech import Synthesizer
 from training.timelines.stage import Stage, answer_unit, heard_in
 from training.timelines.timeline import FORCED_UNITS, Timeline, View
@@ -22,6 +23,7 @@ from training.timelines.timeline import FORCED_UNITS, Timeline, View
 BACKCHANNELS = ("mhm", "uh huh", "right", "yes", "ah", "oh")
 RECENT_S = 12.0  # earlier pictures that the model did not name are asked for within this time
 LONG_IDLE_UNITS = (10, 60)
+PHRASES_OF_A_LABEL = 2  # at a time, where phrases recur: questions about one label of pictures
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class RandomConversation:
         split: Split = "train",
         things: bool = True,
         habits: Habits | None = None,
+        phrases: Recurring | None = None,
+        views: Recurring | None = None,
     ):
         """
         Args:
@@ -72,10 +76,12 @@ class RandomConversation:
             synthesize: the person's voice.
             split: phrases that the person uses.
             things: the camera shows things, which need a font.
+            phrases, views: where what is said and shown recurs.
         """
+        self._phrases, self._views = phrases or Recurring(), views or Recurring()
         self._rng, self._split, self._things = rng, split, things
         self._habits = habits or Habits()
-        self._stage = Stage(rng, encode, special, synthesize)
+        self._stage = Stage(rng, encode, special, synthesize, self._phrases)
         self._state = _State(now=rng.uniform(0.3, 3.0), has_camera=rng.random() < self._habits.camera)
         if self._state.has_camera:
             self._show(None, 0)
@@ -90,7 +96,7 @@ class RandomConversation:
         """One random action."""
         state = self._state
         if state.is_quiet and self._rng.random() < 0.35:
-            self._exchange(turns.draw_plain("speak_again", self._rng, self._split))
+            self._exchange(self._plain("speak_again"))
             return
         if state.target is not None and self._rng.random() < 0.5:
             self._see_target()
@@ -115,17 +121,17 @@ class RandomConversation:
     # --- actions -------------------------------------------------------------------------------
 
     def _talk(self) -> None:
-        rng, split, memory = self._rng, self._split, self._state.memory
-        # There is nothing to stop: no answer.
-        draws = [
-            *turns.weighted_draws(rng, split, memory),
-            (lambda: turns.draw_plain("stop", rng, split), 0.3),
-        ]
-        (draw,) = rng.choices([one for one, _ in draws], [weight for _, weight in draws])
-        self._exchange(draw())
+        def draws(rng: random.Random) -> list[tuple[Callable[[], Exchange], float]]:
+            # There is nothing to stop: no answer.
+            stop = (lambda: turns.draw_plain("stop", rng, self._split), 0.3)
+            return [*turns.weighted_draws(rng, self._split, self._state.memory), stop]
+
+        weights = [weight for _, weight in draws(self._rng)]
+        (number,) = self._rng.choices(range(len(weights)), weights)
+        self._exchange(self._drawn(f"talk {number}", lambda source: draws(source)[number][0]()))
 
     def _count(self) -> None:
-        turn = turns.draw_counting(self._rng, self._split)
+        turn = self._drawn("count", lambda source: turns.draw_counting(source, self._split))
         self._exchange(turn, interruption=1.0 if turn.skill == "count_freely" else 0.5)
 
     def _ask_camera(self) -> None:
@@ -134,46 +140,53 @@ class RandomConversation:
             self._change_view()
         if state.has_camera and state.shown is None:
             skill = self._rng.choice(("show_thing", "show_color"))
-            self._exchange(camera.draw_nothing(self._rng, self._split, skill))
+            self._exchange(self._drawn(skill, lambda source: camera.draw_nothing(source, self._split, skill)))
         else:
-            self._exchange(camera.draw_question(self._rng, self._split, state.shown))
+            window = WINDOW if state.shown is None else PHRASES_OF_A_LABEL
+            kind, draw = f"ask {state.shown}", lambda source: camera.draw_question(source, self._split, state.shown)
+            self._exchange(self._drawn(kind, draw, window))
 
     def _change_view(self) -> None:
         """Show something else, or nothing, from the next unit on."""
-        shown = None if self._rng.random() < 0.15 else draw_shown(self._rng, self._things)
+        source = self._views.source("view", self._rng)
+        shown = None if source.random() < 0.15 else draw_shown(source, self._things)
         if self._state.target is not None and self._state.target.matches(shown):
             return
-        self._show(shown, heard_in(self._state.now) + 1)
+        self._show(shown, heard_in(self._state.now) + 1, source)
         self._state.now += self._rng.uniform(1.0, 4.0)
 
     def _watch_motion(self) -> None:
         """Something crosses the picture; then the person asks where it went."""
-        n_units = self._rng.randint(3, 6)
-        movement = draw_movement(self._rng, n_units, self._things)
+        source = self._views.source("motion", self._rng)
+        n_units = source.randint(3, 6)
+        movement = draw_movement(source, n_units, self._things)
         if self._state.target is not None and self._state.target.matches(movement.shown):
             return
         start = heard_in(self._state.now) + 1
         self._remember_view(start)
-        look = draw_look(movement.shown, self._rng)
+        look = draw_look(movement.shown, source)
         self._stage.show(View(movement.shown, look, start, movement), start)
         self._state.shown = movement.shown
         self._state.now = start + n_units - self._rng.uniform(0.0, 1.0)
-        self._exchange(camera.draw_motion(self._rng, self._split, movement.shown, movement.motion))
+        asked = self._phrases.source(f"motion {movement.shown.name}", self._rng, PHRASES_OF_A_LABEL)
+        self._exchange(camera.draw_motion(asked, self._split, movement.shown, movement.motion))
 
     def _ask_before(self) -> None:
         state = self._state
         is_known = state.before is not None and state.now - state.before_until < RECENT_S
         if is_known or state.before is None:
-            self._exchange(camera.draw_shown_before(self._rng, self._split, state.before))
+            asked = self._phrases.source("before", self._rng)
+            self._exchange(camera.draw_shown_before(asked, self._split, state.before))
 
     def _watch(self) -> None:
-        target = camera.draw_target(self._rng)
+        source = self._phrases.source("watch", self._rng)
+        target = camera.draw_target(source)
         if not self._things and target.is_thing:
             return
         if target.matches(self._state.shown):
             self._show(None, heard_in(self._state.now) + 1)
             self._state.now += 1.0
-        self._exchange(camera.draw_watch(self._rng, self._split, target), interruption=0.0)
+        self._exchange(camera.draw_watch(source, self._split, target), interruption=0.0)
         self._state.target = target
 
     def _see_target(self) -> None:
@@ -182,7 +195,7 @@ class RandomConversation:
         assert target is not None
         state.target = None
         if self._rng.random() < 0.15:
-            self._exchange(turns.draw_plain("watch_cancel", self._rng, self._split))
+            self._exchange(self._plain("watch_cancel"))
             return
         state.now += self._rng.expovariate(1 / 4)
         unit = max(heard_in(state.now) + 1, FORCED_UNITS, self._stage.next_free)
@@ -197,7 +210,7 @@ class RandomConversation:
 
     def _quiet(self) -> None:
         if not self._state.is_quiet:
-            self._exchange(turns.draw_plain("quiet", self._rng, self._split), interruption=0.0)
+            self._exchange(self._plain("quiet"), interruption=0.0)
             self._state.is_quiet = True
 
     def _idle(self) -> None:
@@ -212,7 +225,7 @@ class RandomConversation:
             interruption: share of such replies that are interrupted; None: by habit.
         """
         rng, state, habits = self._rng, self._state, self._habits
-        end = self._stage.hear(turn.said, state.now, turn.skill, rng.random() < habits.pause)
+        end = self._stage.hear(turn.said, state.now, turn.skill, habits.pause)
         if state.is_quiet and turn.skill == "speak_again":
             state.is_quiet = False
         elif state.is_quiet or not turn.reply:
@@ -229,6 +242,15 @@ class RandomConversation:
             # A quick person begins before the sound of the reply ends; its text has ended by then.
             state.now = max(until + self._gap(), last + 1.0)
 
+    def _drawn(self, kind: str, draw: Callable[[random.Random], Exchange], window: int = WINDOW) -> Exchange:
+        """A turn of a kind, whose phrase may recur; its answer is drawn anew."""
+        source = self._phrases.source(kind, self._rng, window)
+        turn = draw(source)
+        return turn if source is self._rng else turns.answered_anew(turn, self._rng)
+
+    def _plain(self, skill: str) -> Exchange:
+        return self._drawn(skill, lambda source: turns.draw_plain(skill, source, self._split))
+
     def _interrupt(self, first: int, last: int) -> None:
         """The person speaks while text is left: to stop it, or to say something else."""
         # From the first sound of the reply on, to the latest moment that is noticed in its last unit.
@@ -237,7 +259,7 @@ class RandomConversation:
             raise ValueError(f"interruption at {start:.1f} s: expected text until unit {last}")
         self._state.now = start
         if self._rng.random() < 0.6:
-            self._exchange(turns.draw_plain("stop", self._rng, self._split))
+            self._exchange(self._plain("stop"))
         else:
             self._talk()
 
@@ -247,9 +269,9 @@ class RandomConversation:
 
     # --- views ---------------------------------------------------------------------------------
 
-    def _show(self, shown: Shown | None, unit: int) -> None:
+    def _show(self, shown: Shown | None, unit: int, source: random.Random | None = None) -> None:
         self._remember_view(unit)
-        self._stage.show(View(shown, draw_look(shown, self._rng), unit), unit)
+        self._stage.show(View(shown, draw_look(shown, source or self._rng), unit), unit)
         self._state.shown = shown
 
     def _remember_view(self, until: int) -> None:
@@ -268,8 +290,12 @@ def draw_timeline(
     split: Split = "train",
     things: bool = True,
     habits: Habits | None = None,
+    phrases: Recurring | None = None,
+    views: Recurring | None = None,
 ) -> Timeline:
     """A conversation of about this length. Arguments as for `RandomConversation`."""
     rng = random.Random(f"{split} {seed}")
-    conversation = RandomConversation(rng, encode, special, synthesize, split=split, things=things, habits=habits)
+    conversation = RandomConversation(
+        rng, encode, special, synthesize, split=split, things=things, habits=habits, phrases=phrases, views=views
+    )
     return conversation.run(seconds)

@@ -14,7 +14,9 @@ from training.grammar.phrases import Split, fill
 from training.scenes.labels import Shown
 from training.scenes.random_scenes import draw_shown
 from training.scenes.render import draw_look
+from training.speech.sentences import sentence
 from training.timelines.pacing import Encode
+from training.timelines.recurring import Recurring
 from training.timelines.speech import Synthesizer, noise_bursts
 from training.timelines.stage import PAUSE_S, Stage, answer_unit
 from training.timelines.timeline import FORCED_UNITS, Timeline, View
@@ -25,29 +27,58 @@ NOTHING_SEEN = "Nothing."
 MIXED_SHARE = 0.65  # of sentences to repeat, in training
 SPLICED_SHARE = 0.5  # of those: two sentences' halves; the others are words in any order
 MAX_MIXED_WORDS = 12
+READ_SHARE = 0.5  # of sentences for the speech model that are not of the grammar of conversations
+READ_SEEDS: dict[Split, int] = {"train": 101, "held_out": 102}
+ENDS = (".", "?", "!")  # of a sentence that is repeated as it is
 
 
 def draw_echo(
-    seed: int, seconds: float, encode: Encode, special: SpecialTokens, synthesize: Synthesizer, split: Split = "train"
+    seed: int,
+    seconds: float,
+    encode: Encode,
+    special: SpecialTokens,
+    synthesize: Synthesizer,
+    draw: Callable[[random.Random], str] | None = None,
+    *,
+    split: Split = "train",
+    phrases: Recurring | None = None,
 ) -> Timeline:
-    """Sentences of conversations, each of which the model repeats."""
-    rng = random.Random(f"echo {split} {seed}")
-    stage, now = Stage(rng, encode, special, synthesize), rng.uniform(0.3, 2.5)
+    """Sentences, each of which the model repeats.
+
+    Args:
+        draw: a sentence; None: `draw_sentence` of the split.
+        phrases: where sentences recur.
+    """
+    rng, phrases = random.Random(f"echo {split} {seed}"), phrases or Recurring()
+    stage, now = Stage(rng, encode, special, synthesize, phrases), rng.uniform(0.3, 2.5)
     while now < seconds:
-        text = mixed(rng) if split == "train" and rng.random() < MIXED_SHARE else draw_said(rng, split)
-        end = stage.hear(text, now, "echo", pause=rng.random() < 0.3)
-        _, until = stage.speak([fill("{Text}.", text=text)], max(answer_unit(end), stage.next_free), "echo")
+        source = phrases.source("echo", rng)
+        text = draw_sentence(source, split) if draw is None else draw(source)
+        end = stage.hear(text, now, "echo", pause=0.3)
+        reply = text if text[-1] in ENDS else fill("{Text}.", text=text)
+        _, until = stage.speak([reply], max(answer_unit(end), stage.next_free), "echo")
         now = max(until + rng.uniform(PAUSE_S[0], 2.0), float(stage.next_free))
     return stage.build(now)
 
 
-def draw_captions(seed: int, seconds: float, encode: Encode, special: SpecialTokens, things: bool = True) -> Timeline:
-    """Pictures, each of which the model names in the unit in which it appears. There is no sound."""
-    rng = random.Random(f"captions {seed}")
+def draw_captions(
+    seed: int,
+    seconds: float,
+    encode: Encode,
+    special: SpecialTokens,
+    things: bool = True,
+    views: Recurring | None = None,
+) -> Timeline:
+    """Pictures, each of which the model names in the unit in which it appears. There is no sound.
+
+    views: where pictures recur.
+    """
+    rng, views = random.Random(f"captions {seed}"), views or Recurring()
     stage, unit = Stage(rng, encode, special, noise_bursts), 0
     while unit < seconds:
-        shown: Shown | None = None if rng.random() < 0.1 else draw_shown(rng, things)
-        stage.show(View(shown, draw_look(shown, rng), unit), unit)
+        source = views.source("caption", rng)
+        shown: Shown | None = None if source.random() < 0.1 else draw_shown(source, things)
+        stage.show(View(shown, draw_look(shown, source), unit), unit)
         unit = max(unit, FORCED_UNITS)
         text = NOTHING_SEEN if shown is None else caption(shown)
         _, until = stage.speak([fill("{Text}.", text=text.rstrip("."))], unit, "caption")
@@ -62,6 +93,18 @@ def caption(shown: Shown) -> str:
         return f"{number} {name}" if shown.color is None else f"{number} {shown.color} {name}"
     color = f" in {shown.color}" if shown.kind in ("digit", "letter") else ""
     return f"{shown.words}{color} {shown.place}"
+
+
+def draw_sentence(rng: random.Random, split: Split) -> str:
+    """What is said in a lesson to repeat."""
+    return mixed(rng) if split == "train" and rng.random() < MIXED_SHARE else draw_said(rng, split)
+
+
+def draw_read(rng: random.Random, split: Split) -> str:
+    """A sentence for the speech model: one as people write it, of many words, or as in a lesson to repeat."""
+    if rng.random() < READ_SHARE:
+        return sentence(READ_SEEDS[split], rng.getrandbits(48))
+    return draw_sentence(rng, split)
 
 
 def mixed(rng: random.Random) -> str:

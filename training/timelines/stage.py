@@ -15,6 +15,7 @@ import numpy as np
 from models.inputs.tokens import SpecialTokens
 from training.grammar.phrases import intents
 from training.timelines.pacing import Encode, pace, playback_s
+from training.timelines.recurring import Recurring
 from training.timelines.speech import RATE, Samples, Synthesizer
 from training.timelines.timeline import FORCED_UNITS, Placed, Said, Timeline, TimelineUnit, View
 
@@ -27,12 +28,21 @@ FILLERS = ("um", "uh", "well")
 class Stage:
     """A conversation that is being laid out."""
 
-    def __init__(self, rng: random.Random, encode: Encode, special: SpecialTokens, synthesize: Synthesizer):
+    def __init__(
+        self,
+        rng: random.Random,
+        encode: Encode,
+        special: SpecialTokens,
+        synthesize: Synthesizer,
+        phrases: Recurring | None = None,
+    ):
         """
         Args:
             encode: text to token ids, as the tokenizer of the checkpoint.
             synthesize: the person's voice.
+            phrases: that recur, always with the same pause.
         """
+        self._phrases = phrases or Recurring()
         self._rng, self._encode, self._special, self._synthesize = rng, encode, special, synthesize
         self._sounds: list[tuple[Placed, Samples]] = []
         self._tokens: dict[int, tuple[int, ...]] = {}
@@ -47,13 +57,14 @@ class Stage:
         """The first unit after all in which the model speaks."""
         return max(self._tokens, default=-1) + 1
 
-    def hear(self, text: str, start: float, skill: str = "", pause: bool = False) -> float:
-        """Place a sentence. pause: with a thinking pause between two of its words. Returns: its end."""
+    def hear(self, text: str, start: float, skill: str = "", pause: float = 0.0) -> float:
+        """Place a sentence. pause: chance of a thinking pause between two of its words. Returns: its end."""
         words = text.split()
         pieces = [text]
-        if pause and (cuts := pause_places(words)):
-            cut = self._rng.choice(cuts)
-            filler = [self._rng.choice(FILLERS)] if self._rng.random() < 0.3 else []
+        rng = self._phrases.of_text(text, self._rng)
+        if pause and rng.random() < pause and (cuts := pause_places(words)):
+            cut = rng.choice(cuts)
+            filler = [rng.choice(FILLERS)] if rng.random() < 0.3 else []
             pieces = [" ".join(words[:cut] + filler), " ".join(words[cut:])]
         at = start
         for number, piece in enumerate(pieces):

@@ -85,7 +85,7 @@ def test_a_share_of_utterances_is_written(examples: Examples, record: Record) ->
     assert found is not None
     records, n_utterances = found.places // 4000, 200 * len(record.words)
     assert 0 < len(records.unique()) < 200 and len(found.places.unique()) == len(found.places)
-    all_rows = draw_written([replace(record, task=WRITTEN)] * 2, 4000, 0.0, rng)
+    all_rows = draw_written([replace(record, is_silent=True)] * 2, 4000, 0.0, rng)
     assert all_rows is not None
     spoken = [token for one in record.words for token in one.tokens.tolist()]
     got = all_rows.tokens[(all_rows.places < 4000) & (all_rows.tokens != NOTHING)]
@@ -100,7 +100,8 @@ def test_written_rows_are_read_in_place_of_sound(tmp_path: Path, examples: Examp
     with torch.no_grad():
         batch, spoken = mind.inputs(pool, stored, degrades=False)
         _, inputs = mind.inputs(pool, stored, degrades=False, written=1.0)
-        assert spoken.written is None and (written := inputs.written) is not None
+        written = inputs.written
+        assert spoken.written is None and written is not None
         rows = [embed_rows(mind.model, batch, one)[0].flatten(0, 1) for one in (spoken, inputs)]
         changed = torch.zeros(len(rows[0]), dtype=torch.bool)
         changed[written.places] = True
@@ -125,7 +126,7 @@ def test_only_training_writes(tmp_path: Path, examples: Examples, record: Record
 
 def test_conversations_of_words_alone(tmp_path: Path, examples: Examples) -> None:
     made = examples.record(WRITTEN, 1)
-    assert made.task == WRITTEN and made.words and not made.wave.any()
+    assert made.task == WRITTEN and made.is_silent and made.words and not made.wave.any()
     held_out = replace(examples, split="held_out").record(WRITTEN, 1)
     assert not np.array_equal(made.ids, held_out.ids)
     assert WRITTEN in CURRICULUM[0][1]

@@ -39,12 +39,12 @@ def draw_written(records: Sequence[Record], n_rows: int, share: float, rng: rand
 
     Args:
         n_rows: of a sequence in the batch.
-        share: of utterances; of the records of WRITTEN all are written.
+        share: of utterances; in silent records all are written.
     """
     found: dict[int, int] = {}
     for number, record in enumerate(records):
         for said in record.words:
-            if record.task == WRITTEN:
+            if record.is_silent:
                 part = range(len(said.tokens))
             elif rng.random() < share:
                 part = draw_part(len(said.tokens), rng)
