@@ -29,9 +29,10 @@ from training.mind.filling import PoolFiller
 from training.mind.learner import Learner, LearnPlan, quiet_start
 from training.mind.measure import measure, measure_loss
 from training.mind.pool import Pool, PoolSizes, Stored
-from training.mind.produce import SHARD, SPEECH_SHARD, ProducerPlan, Producers
+from training.mind.produce import SHARD, SPEECH_SHARD, SPOKEN_LESSONS, ProducerPlan, Producers
 from training.mind.sight import SightTrainer
-from training.mind.speak import SpeechLearner, TargetSpeech
+from training.mind.speak import VOCODER, SpeechLearner, TargetSpeech
+from training.mind.spoken import load_spoken
 from training.mind.words.written import WRITTEN
 from training.talker.checkpoint import write_random
 
@@ -41,7 +42,6 @@ MAX_WAIT_S = 60.0  # for records of all tasks
 WAIT_S = 0.1  # between polls for records at the start
 END_S = 6.0  # kept for the last save
 MEASURE_SHARE, MAX_MEASURE_S = 0.06, 40.0  # of a call's time, for the figures at its end
-VOCODER = Path(__file__).parents[1] / "assets/talker/assets/token2wav"
 FIRST_NUMBER = 10_000_000  # records of a call begin at a multiple of this
 POOL_BYTES = {"cuda": 70e9, "cpu": 1e9}
 HELD_OUT_BYTES = {"cuda": 6e9, "cpu": 5e8}
@@ -67,6 +67,7 @@ class Call:
     compiled: bool
     silent: bool
     vocoder: Path
+    spoken: list[Path]
     pool_bytes: float
     lesson_s: float
     conversation_s: float
@@ -103,6 +104,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--silent", action="store_true", help="noise in place of speech: no speech engines needed")
     parser.add_argument("--vocoder", type=Path, default=VOCODER, help="folder with the speech tokenizer of the talker")
+    parser.add_argument("--spoken", type=Path, nargs="*", default=[], help="for speech: files of training.mind.spoken")
     parser.add_argument("--pool-bytes", type=float, help="memory of the device for records")
     parser.add_argument("--lesson-s", type=float, default=28.0)
     parser.add_argument("--conversation-s", type=float, default=60.0)
@@ -113,8 +115,9 @@ def main(argv: list[str] | None = None) -> int:
         "--mind", type=Path, help="for speech: OUT of a training of the mind at the same time, whose states it follows"
     )
     args = vars(parser.parse_args(argv))
-    if args["mind"] is not None and args["stage"] != "speech":
-        parser.error("--mind: expected --stage speech with it")
+    for name in ("mind", "spoken"):
+        if args[name] and args["stage"] != "speech":
+            parser.error(f"--{name}: expected --stage speech with it")
     if args["task"] == WRITTEN and not args["written"]:
         parser.error(f"--task {WRITTEN}: expected a --written above zero with it")
     args["pool_bytes"] = args["pool_bytes"] or POOL_BYTES[args["device"].type]
@@ -296,7 +299,11 @@ def _producer_plan(call: Call, examples: Examples, learner: Learner) -> Producer
     if call.stage == "speech":
         shard = dict(SPEECH_SHARD)
         end = learner.model.config.tts_config.speech_eos_id
-        examples = replace(examples, speaker=TargetSpeech(call.vocoder, end))
+        spoken = load_spoken(call.spoken)
+        speaker = TargetSpeech(call.vocoder, end, kept=spoken)
+        examples = replace(examples, speaker=speaker, sentences=tuple(text for (text,) in spoken))
+        if spoken:  # lessons of these sentences take little time
+            shard["echo"] = SPOKEN_LESSONS
     if call.task is not None:
         shard = {call.task: shard[call.task]}
     return ProducerPlan(

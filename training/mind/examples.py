@@ -93,6 +93,7 @@ class Examples:
         window: of the session that will serve the model.
         speaker: makes the speech of replies, for the speech model.
         stock: voices and pictures that are used again, in place of `voices`; records then depend on earlier ones.
+        sentences: of lessons for the speech model, in place of drawn ones.
     """
 
     folder: Path
@@ -103,6 +104,7 @@ class Examples:
     window: TrainingWindow = WINDOW
     speaker: ReplySpeaker | None = None
     stock: Stock | None = None
+    sentences: tuple[str, ...] = ()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -181,18 +183,23 @@ class Examples:
         voice = draw_voice(rng, self.voices)
         return Source(voice, voice.utterance)
 
+    def _sentence(self, rng: random.Random) -> str:
+        """What is said in a lesson."""
+        if self.sentences:
+            return rng.choice(self.sentences)
+        return draw_sentence(rng, self.split) if self.speaker is None else draw_read(rng, self.split)
+
     def _draw(self, task: Task, index: int, rng: random.Random, source: Source) -> tuple[Timeline, str]:
         """A timeline and the system text that it is learned with."""
         encode, special, things = self.tokenizer.encode, self.tokenizer.special, has_things()
         if task == "echo":
-            draw = draw_sentence if self.speaker is None else draw_read
             return draw_echo(
                 index,
                 self.lesson_s,
                 encode,
                 special,
                 source.voice,
-                lambda rng: draw(rng, self.split),
+                self._sentence,
                 split=self.split,
                 phrases=source.phrases,
             ), ECHO_SYSTEM

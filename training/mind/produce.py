@@ -23,7 +23,8 @@ from training.mind.voices import EngineVoice, engine_voices
 
 # Records of each task in a shard. Making sound takes most of the time; written chats cost next to nothing.
 SHARD: dict[Task, int] = {"text": 48, "echo": 8, "captions": 2, "talk": 3, "written": 3, "chat": 6}
-SPEECH_SHARD: dict[Task, int] = {"echo": 4, "talk": 2}
+SPEECH_SHARD: dict[Task, int] = {"echo": 6, "talk": 2}
+SPOKEN_LESSONS = 24  # in place of `echo` where the sentences of lessons are there already
 # Of each shard that is held out.
 HELD_OUT: dict[Task, int] = {"text": 16, "echo": 2, "captions": 2, "talk": 2, "written": 2, "chat": 6}
 MAX_WAITING = 64  # shards in the folder
@@ -116,7 +117,7 @@ def started(plan: ProducerPlan, number: int) -> tuple[Examples, Examples]:
     # The speech model learns from texts, of which no two should be the same.
     has_stock = bool(voices) and spoken.speaker is None
     stock = Stock(voices, f"{plan.first} {number}") if has_stock else None
-    return replace(spoken, stock=stock), replace(spoken, split="held_out")
+    return replace(spoken, stock=stock), replace(spoken, split="held_out", sentences=())
 
 
 def _produce(plan: ProducerPlan, number: int, n: int) -> None:

@@ -37,7 +37,8 @@ from training.timelines.layout import ContextRows
 from training.timelines.speech import RATE, Samples
 from training.timelines.timeline import Said, Timeline
 
-SHARES: dict[Task, float] = {"talk": 0.5, "echo": 0.5}
+SHARES: dict[Task, float] = {"talk": 0.4, "echo": 0.6}
+VOCODER = Path(__file__).parents[2] / "assets/talker/assets/token2wav"
 SpeakAll = Callable[[list[str]], list[Samples]]  # texts to samples at 16 kHz
 
 
