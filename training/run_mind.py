@@ -60,12 +60,14 @@ class Call:
     producers: int
     rows: int
     rate: float
+    restart: bool
     dropout: float
     written: float
     task: Task | None
     device: torch.device
     compiled: bool
     silent: bool
+    stock: bool
     vocoder: Path
     spoken: list[Path]
     pool_bytes: float
@@ -92,6 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--producers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--rows", type=int, default=49_152, help="of the language model in a step")
     parser.add_argument("--rate", type=float, default=1e-3, help="highest learning rate")
+    parser.add_argument("--restart", action="store_true", help="the rate begins anew and falls until --plan-seconds")
     parser.add_argument("--dropout", type=float, default=0.1, help="share of what layers add that training leaves out")
     parser.add_argument("--written", type=float, default=0.25, help="share of utterances given as text in training")
     parser.add_argument("--task", choices=get_args(Task), help="one task instead of the curriculum")
@@ -103,6 +106,12 @@ def main(argv: list[str] | None = None) -> int:
         help="compile the model; about a minute at the start",
     )
     parser.add_argument("--silent", action="store_true", help="noise in place of speech: no speech engines needed")
+    parser.add_argument(
+        "--stock",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="utterances and pictures of the mind's records recur in new conversations",
+    )
     parser.add_argument("--vocoder", type=Path, default=VOCODER, help="folder with the speech tokenizer of the talker")
     parser.add_argument("--spoken", type=Path, nargs="*", default=[], help="for speech: files of training.mind.spoken")
     parser.add_argument("--pool-bytes", type=float, help="memory of the device for records")
@@ -276,6 +285,7 @@ def _learner(call: Call, examples: Examples) -> tuple[Learner, str]:
         plan_seconds=call.plan_seconds,
         rows=call.rows,
         rate=call.rate,
+        restarts=call.restart,
         task=call.task,
         compiled=call.compiled,
         dropout=call.dropout,
@@ -312,6 +322,7 @@ def _producer_plan(call: Call, examples: Examples, learner: Learner) -> Producer
         first=FIRST_NUMBER * (1 + int(learner.seconds)),
         shard=tuple(shard.items()),
         silent=call.silent,
+        stock=call.stock and call.stage == "mind",  # no two texts of the speech model should be the same
         n_held_out=call.producers,
     )
 

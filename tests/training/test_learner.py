@@ -216,6 +216,23 @@ def test_small_files_keep_weights_and_moments(examples: Examples, records: list[
     assert torch.allclose(bare.weights["llm.lm_head.weight"], mind.weights["llm.lm_head.weight"], rtol=2e-3, atol=1e-6)
 
 
+def test_the_rate_may_begin_anew(examples: Examples, tmp_path: Path) -> None:
+    begun = learner(tmp_path, examples)
+    begun.seconds = 600.0
+    begun.save()
+    rates = {}
+    for restarts in (False, True):
+        again = learner(tmp_path, examples)
+        again.plan = replace(again.plan, restarts=restarts)
+        again.restore(None)
+        again.step_number += RE_WARMUP_STEPS
+        first = again.rate
+        again.seconds = 800.0
+        rates[restarts] = (first, again.rate)
+    assert rates[False] == tuple(3e-3 * rate_at(along, RE_WARMUP_STEPS) for along in (0.6, 0.8))
+    assert rates[True] == pytest.approx([3e-3 * rate_at(along, RE_WARMUP_STEPS) for along in (0.0, 0.5)])
+
+
 def test_moments_of_eight_bits() -> None:
     second = 10 ** torch.linspace(-14, -2, 1000)
     kept = unpack_moments(*pack_moments(second))

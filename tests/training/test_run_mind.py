@@ -12,9 +12,11 @@ from models.load import load_model
 from training import run_mind
 from training.mind import export, produce
 from training.mind.examples import Examples
+from training.mind.learner import Learner, LearnPlan
 from training.mind.moments import AUXILIARY
 from training.mind.produce import ProducerPlan, make_shard
 from training.mind.records import Record
+from training.mind.words.written import WRITTEN
 
 
 class OneShard:
@@ -75,6 +77,31 @@ def test_a_call_that_is_stopped_saves(tmp_path: Path, monkeypatch: pytest.Monkey
     common = ["--seconds", "60", "--rows", "64", "--device", "cpu", "--pool-bytes", "1e7"]
     assert run_mind.main(["--work", str(tmp_path / "work"), "--out", str(tmp_path / "out"), *common]) == 0
     assert (tmp_path / "out" / "mind_weights.pt").exists() and (tmp_path / "work" / "mind.pt").exists()
+
+
+def test_arguments_say_how_the_model_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[tuple[LearnPlan, ProducerPlan]] = []
+
+    class Planned(OneShard):
+        def __init__(self, plan: ProducerPlan, n: int):
+            super().__init__(plan, n)
+            self.plan = plan
+
+    def train(_: object, learner: Learner, producers: Planned, *__: object) -> int:
+        plans.append((learner.plan, producers.plan))
+        return 1
+
+    monkeypatch.setattr(run_mind, "Producers", Planned)
+    monkeypatch.setattr(run_mind, "_train", train)
+    monkeypatch.setattr(run_mind, "_measure", lambda *_: {})
+    common = ["--work", str(tmp_path), "--out", str(tmp_path), "--device", "cpu", "--pool-bytes", "1e7"]
+    for more in ([], ["--dropout", "0", "--written", "0", "--no-stock"], ["--restart", "--dropout", "0.2"]):
+        assert run_mind.main([*common, *more]) == 0
+    (usual, made), (bare, bare_made), (other, _) = plans
+    assert (usual.dropout, usual.written, usual.restarts, made.stock) == (0.1, 0.25, False, True)
+    assert (bare.dropout, bare.written, bare_made.stock) == (0, 0, False)
+    assert set(dict(made.shard)) - set(dict(bare_made.shard)) == {WRITTEN}
+    assert (other.dropout, other.restarts) == (0.2, True)
 
 
 def test_speech_needs_a_mind(tmp_path: Path) -> None:

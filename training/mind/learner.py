@@ -64,6 +64,7 @@ class LearnPlan:
         plan_seconds: of training in all runs together, over which the learning rate falls.
         rows: of the language model in a step.
         rate: highest learning rate.
+        restarts: the rate begins at its highest again and falls over what is left of the plan.
         task: one task instead of the curriculum.
         degrades: sound and pictures are made worse.
         compiled: the parts that take most of the time are compiled.
@@ -76,6 +77,7 @@ class LearnPlan:
     plan_seconds: float
     rows: int = 49_152
     rate: float = 1e-3
+    restarts: bool = False
     task: Task | None = None
     degrades: bool = True
     compiled: bool = False
@@ -151,6 +153,7 @@ class Learner:
         self.random = random.Random(plan.seed)
         self.generator = torch.Generator(device).manual_seed(plan.seed)
         self.step_number = self.first_step = 0
+        self.first_progress = 0.0  # of this run
         self.seconds = 0.0  # trained in all runs
         self.n_drawn = 0  # sequences in all runs
         self._sums: dict[str, list[Tensor]] = {}
@@ -179,6 +182,7 @@ class Learner:
             return "nothing"
         self.step_number = self.first_step = int(numbers["step"])
         self.seconds, self.n_drawn = float(numbers["seconds"]), int(numbers["drawn"])
+        self.first_progress = self.progress
         return found
 
     def save(self, small: Path | None = None) -> None:
@@ -211,14 +215,21 @@ class Learner:
         """Part of the schedule that is done."""
         return self.seconds / self.plan.plan_seconds
 
+    @property
+    def rate(self) -> float:
+        """Learning rate of the next step."""
+        progress = self.progress
+        if self.plan.restarts:
+            progress = (progress - self.first_progress) / max(1 - self.first_progress, 1e-6)
+        return self.plan.rate * rate_at(progress, self.step_number - self.first_step)
+
     # --- steps ---------------------------------------------------------------------------------
 
     def step(self, pool: Pool) -> None:
         """One optimizer step on batches of the tasks that are owed most rows. Counts the time that it takes."""
         begun = time.monotonic()
-        rate = self.plan.rate * rate_at(self.progress, self.step_number - self.first_step)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = self.rate
         torch.manual_seed(self.plan.seed + self.step_number)  # of dropout: a run that continues drops the same
         for task, rows in self._next_tasks(pool).items():
             drawn = pool.draw(task, round(rows), self.random)

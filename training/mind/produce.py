@@ -21,8 +21,8 @@ from training.mind.records import Record, read_records, write_records
 from training.mind.stock import Stock
 from training.mind.voices import EngineVoice, engine_voices
 
-# Records of each task in a shard. Making sound takes most of the time; written chats cost next to nothing.
-SHARD: dict[Task, int] = {"text": 48, "echo": 8, "captions": 2, "talk": 3, "written": 3, "chat": 6}
+# Records of each task in a shard, about as many as a step needs with the shares at the end of the curriculum.
+SHARD: dict[Task, int] = {"text": 32, "echo": 4, "captions": 1, "talk": 9, "written": 4, "chat": 16}
 SPEECH_SHARD: dict[Task, int] = {"echo": 6, "talk": 2}
 SPOKEN_LESSONS = 24  # in place of `echo` where the sentences of lessons are there already
 # Of each shard that is held out.
@@ -42,6 +42,7 @@ class ProducerPlan:
         first: first record number of this run; later runs begin elsewhere.
         shard: records of each task in a shard.
         silent: noise stands in for speech.
+        stock: utterances and pictures are used in several records, see `Stock`.
         n_held_out: shards of phrases and scenes that training never sees; they are made early, the same in every run.
     """
 
@@ -50,6 +51,7 @@ class ProducerPlan:
     first: int = 0
     shard: tuple[tuple[Task, int], ...] = tuple(SHARD.items())
     silent: bool = False
+    stock: bool = False
     n_held_out: int = 0
 
 
@@ -114,9 +116,7 @@ def started(plan: ProducerPlan, number: int) -> tuple[Examples, Examples]:
     """The examples of a producer with voices, and those that are held out, which are the same in every run."""
     voices: tuple[EngineVoice, ...] = () if plan.silent else engine_voices()
     spoken = replace(plan.examples, voices=voices)
-    # The speech model learns from texts, of which no two should be the same.
-    has_stock = bool(voices) and spoken.speaker is None
-    stock = Stock(voices, f"{plan.first} {number}") if has_stock else None
+    stock = Stock(voices, f"{plan.first} {number}") if plan.stock and voices else None
     return replace(spoken, stock=stock), replace(spoken, split="held_out", sentences=())
 
 
