@@ -31,6 +31,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[SpeechVoice, str]]:
         return Utterance(noise_bursts(text), np.zeros(0, np.int64), np.zeros(0))
 
     monkeypatch.setattr(voices, "utterance", utterance)
+    monkeypatch.setattr(stock, "rendered", lambda _: np.zeros((448, 448, 3), np.uint8))
     return found
 
 
