@@ -25,7 +25,17 @@ FLITE = next(one for one in VOICES if one.engine == "flite")
 def test_the_speaker_kal_stays_unseen() -> None:
     used = voices.engine_voices()
     assert len(used) == len(voices.TEMPOS) * len(VOICES)
-    assert not [one for one in used if "kal" in one.voice.voice]
+    more = voices.training_voices()
+    assert set(used) < set(more) and len({one.voice.voice for one in more}) > 2 * len({one.voice.voice for one in used})
+    assert not [one for one in more if "kal" in one.voice.voice]
+
+
+@pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="needs espeak-ng")
+def test_more_speakers_differ() -> None:
+    more = [one for one in voices.training_voices() if one.voice.weight == 0 and one.voice.speed == 1]
+    assert len(more) == len(voices.ACCENTS) * len(voices.VARIANTS)
+    waves = [voices.utterance(one.voice, "hello").wave for one in more]
+    assert len({one.tobytes() for one in waves}) > 0.8 * len(waves)
 
 
 @pytest.mark.skipif(shutil.which("flite") is None, reason="needs flite")

@@ -19,7 +19,7 @@ from models.errors import ModelError
 from training.mind.examples import Examples, Task
 from training.mind.records import Record, read_records, write_records
 from training.mind.stock import Stock
-from training.mind.voices import EngineVoice, engine_voices
+from training.mind.voices import engine_voices, training_voices
 
 # Records of each task in a shard, about as many as a step needs with the shares at the end of the curriculum.
 SHARD: dict[Task, int] = {"text": 32, "echo": 4, "captions": 1, "talk": 9, "written": 4, "chat": 16}
@@ -114,10 +114,12 @@ def make_shard(examples: Examples, shard: Iterable[tuple[Task, int]], first: int
 
 def started(plan: ProducerPlan, number: int) -> tuple[Examples, Examples]:
     """The examples of a producer with voices, and those that are held out, which are the same in every run."""
-    voices: tuple[EngineVoice, ...] = () if plan.silent else engine_voices()
-    spoken = replace(plan.examples, voices=voices)
-    stock = Stock(voices, f"{plan.first} {number}") if plan.stock and voices else None
-    return replace(spoken, stock=stock), replace(spoken, split="held_out", sentences=())
+    held_out = replace(plan.examples, split="held_out", sentences=())
+    if plan.silent:
+        return plan.examples, held_out
+    voices = training_voices()
+    stock = Stock(voices, f"{plan.first} {number}") if plan.stock else None
+    return replace(plan.examples, voices=voices, stock=stock), replace(held_out, voices=engine_voices())
 
 
 def _produce(plan: ProducerPlan, number: int, n: int) -> None:

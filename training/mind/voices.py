@@ -23,6 +23,9 @@ from training.timelines.speech import RATE, Samples
 TEMPOS = (0.87, 0.94, 1.0, 1.07, 1.14)  # of each voice; pitch follows
 AUDIBLE = 0.02  # of the peak: quieter ends are silence
 KEPT_BYTES = 6_000_000  # of the utterances that a voice keeps, about 64
+# More voices of espeak-ng, for training only: variants of its voice in several accents, and words a minute.
+ACCENTS = ("en-us", "en-gb", "en-gb-scotland", "en-029")
+VARIANTS = (("m1", 160), ("m2", 185), ("m4", 140), ("m5", 170), ("m8", 150), ("f1", 165), ("f3", 180), ("f5", 145))
 # Shares of the engines. Starting festival takes longer than flite needs for a sentence.
 ENGINE_SHARES = {"flite": 0.77, "espeak-ng": 0.2, "festival": 0.03}
 
@@ -105,6 +108,16 @@ def utterances(voice: SpeechVoice, texts: list[str]) -> list[Utterance]:
 def engine_voices(cache: Path | None = None) -> tuple[EngineVoice, ...]:
     """All voices of training at several tempos. The speaker kal is in none of them."""
     return tuple(EngineVoice(replace(one, speed=one.speed * tempo), cache) for one in VOICES for tempo in TEMPOS)
+
+
+def training_voices() -> tuple[EngineVoice, ...]:
+    """Those of `engine_voices` and more speakers: hearing needs many, and espeak-ng is quick."""
+    more = [
+        SpeechVoice(f"{accent}-{variant}", "espeak-ng", f"{accent}+{variant}", 0.0, words_per_minute=words)
+        for accent in ACCENTS
+        for variant, words in VARIANTS
+    ]
+    return engine_voices() + tuple(EngineVoice(replace(one, speed=tempo)) for one in more for tempo in TEMPOS)
 
 
 def draw_voice(rng: random.Random, voices: tuple[EngineVoice, ...]) -> EngineVoice:
