@@ -32,7 +32,7 @@ from training.mind.pool import Pool, PoolSizes, Stored
 from training.mind.produce import SHARD, SPEECH_SHARD, SPOKEN_LESSONS, ProducerPlan, Producers
 from training.mind.sight import SightTrainer
 from training.mind.speak import VOCODER, SpeechLearner, TargetSpeech
-from training.mind.spoken import load_spoken
+from training.mind.stock.sentences import load_spoken
 from training.mind.words.written import WRITTEN
 from training.talker.checkpoint import write_random
 
@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
         help="utterances and pictures of the mind's records recur in new conversations",
     )
     parser.add_argument("--vocoder", type=Path, default=VOCODER, help="folder with the speech tokenizer of the talker")
-    parser.add_argument("--spoken", type=Path, nargs="*", default=[], help="for speech: files of training.mind.spoken")
+    parser.add_argument("--spoken", type=Path, nargs="*", default=[], help="for speech: files of stock/sentences.py")
     parser.add_argument("--pool-bytes", type=float, help="memory of the device for records")
     parser.add_argument("--lesson-s", type=float, default=28.0)
     parser.add_argument("--conversation-s", type=float, default=60.0)

@@ -11,13 +11,13 @@ import torch
 from tests.training.batches import SIZES, tiny_model
 from tests.worker.loop.engines import TINY, loaded
 from training import run_mind
-from training.mind import spoken
 from training.mind.examples import Examples, Source
 from training.mind.learner import Learner, LearnPlan, fresh_shares
 from training.mind.measure import measure_loss
 from training.mind.moments import save_small
 from training.mind.pool import MAX_USES, Pool
 from training.mind.speak import SHARES, VOCODER, SpeechLearner, TargetSpeech, reply_units
+from training.mind.stock import sentences
 from training.timelines.lessons import ENDS
 from training.timelines.speech import Samples, noise_bursts
 from training.timelines.windows import TrainingWindow
@@ -118,13 +118,13 @@ def test_speech_follows_a_mind_that_is_trained_at_the_same_time(tmp_path: Path, 
 def test_sentences_are_spoken_before_a_training(tmp_path: Path, examples: Examples) -> None:
     file, end = tmp_path / "spoken.npz", loaded()[0].config.tts_config.speech_eos_id
     speech = Tones(VOCODER, end, bursts)
-    spoken.extend(speech, 0, file, 0)
-    assert len(speech.kept) == spoken.AT_ONCE and all(text[-1] in ENDS for (text,) in speech.kept)
-    more = Tones(VOCODER, end, bursts, kept=spoken.load_spoken([file]))
+    sentences.extend(speech, 0, file, 0)
+    assert len(speech.kept) == sentences.AT_ONCE and all(text[-1] in ENDS for (text,) in speech.kept)
+    more = Tones(VOCODER, end, bursts, kept=sentences.load_spoken([file]))
     assert more.kept == speech.kept
-    spoken.extend(more, 0, file, 0)
-    kept = spoken.load_spoken([file])
-    assert len(kept) > 1.5 * spoken.AT_ONCE, "expected other sentences in the next call"
+    sentences.extend(more, 0, file, 0)
+    kept = sentences.load_spoken([file])
+    assert len(kept) > 1.5 * sentences.AT_ONCE, "expected other sentences in the next call"
 
     def refuse(texts: list[str]) -> list[Samples]:
         raise AssertionError(f"expected no call of an engine, got {texts}")

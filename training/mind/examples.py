@@ -15,7 +15,7 @@ from models.inputs.tokens import Tokenizer
 from training.grammar.phrases import Split
 from training.mind.chats import ChatMaker, Medium
 from training.mind.records import Record, SpeechRecord, make_record, rendered
-from training.mind.stock import Stock
+from training.mind.stock.utterances import Stock
 from training.mind.voices import EngineVoice, Utterance, draw_voice
 from training.mind.words.written import WRITTEN
 from training.scenes.drawing import has_things

@@ -18,7 +18,7 @@ import torch
 from models.errors import ModelError
 from training.mind.examples import Examples, Task
 from training.mind.records import Record, read_records, write_records
-from training.mind.stock import Stock
+from training.mind.stock.utterances import Stock
 from training.mind.voices import engine_voices, training_voices
 
 # Records of each task in a shard, about as many as a step needs with the shares at the end of the curriculum.

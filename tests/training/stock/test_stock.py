@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from tests.worker.loop.engines import TINY, loaded
-from training.mind import stock, voices
+from training.mind import voices
 from training.mind.examples import REFERENCE_TEXT, Examples
 from training.mind.produce import ProducerPlan, started
-from training.mind.stock import DRAWS_OF_A_VOICE, N_VOICES, USES, Stock
+from training.mind.stock import utterances as stock
+from training.mind.stock.utterances import DRAWS_OF_A_VOICE, N_VOICES, USES, Stock
 from training.mind.voices import Utterance, engine_voices
 from training.mind.words.written import WRITTEN
 from training.speech.voices import SpeechVoice

@@ -1,4 +1,4 @@
-"""`python -m training.mind.spoken --out spoken.npz --seconds 3600`: sentences in the talker's voice, before a training.
+"""`python -m training.mind.stock.sentences --out spoken.npz --seconds 3600`: sentences of the talker, before training.
 
 Their speech tokens take few bytes, and making them takes most of the time of a training of speech. A call adds
 sentences to those that the file has; two files of calls with different `--seed` may be given to one training.
