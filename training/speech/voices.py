@@ -122,7 +122,7 @@ _festivals: dict[tuple[int, str], Festival] = {}  # by process, so that none is 
 
 
 def _running_festival(voice: str) -> Festival:
-    """The festival of this process with a voice; a new one after MAX_TEXTS, because it keeps memory of each."""
+    """The festival of this process with a voice; a new one after MAX_TEXTS, which bounds its memory."""
     key = (os.getpid(), voice)
     if key in _festivals and _festivals[key].n_texts >= MAX_TEXTS:
         _end_festival(voice)
