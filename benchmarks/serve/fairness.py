@@ -1,12 +1,14 @@
 """Late units of a client in real time beside an abusive one: `python -m benchmarks.serve.fairness`.
 
 The first client sends a unit a second. The abusive one runs in a process of its own, by default on other cores than
-the servers where there are four or more. A unit is late if its result comes more than a second after it was sent.
+the servers where there are four or more. A unit is late if its result comes more than a second after it was sent. Each
+client has a key: without one, programs of the gateway's machine have ten times the rates of other clients.
 """
 
 import argparse
 import asyncio
 import base64
+import hashlib
 import itertools
 import json
 import os
@@ -24,21 +26,33 @@ import websockets
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.serve.processes import ROOT, ServedProgram, free_port, other_cpu_s
+from server.access.keys import hash_of
+from worker.key_text import KEY_PREFIX
 
 LIMITS = "duologue_gateway_limits"
 MB = 10**6
 ANSWER_S, CLOSE_S = 30.0, 1.0
-METRICS_PAUSE_S = 1.0  # until `/metrics` is asked again after a refusal
 CORES = ("auto", "split", "shared")
 SOUND = base64.b64encode(np.zeros(16_000, np.float32).tobytes()).decode()
 CHUNK = json.dumps({"type": "audio_chunk", "audio_base64": SOUND})
 Socket = websockets.ClientConnection
+GOOD, ABUSIVE = "good", "abusive"  # names of the keys
+
+
+def key_of(name: str) -> str:
+    """The key of a client of this benchmark."""
+    return f"{KEY_PREFIX}{hashlib.sha256(name.encode()).hexdigest()}"
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key_of(name)}"}
 
 
 def connect(port: int, name: str) -> Any:
-    """A duplex session that is not open yet."""
+    """A duplex session that is not open yet. name: of its key."""
     url = f"ws://127.0.0.1:{port}/ws/duplex/{name}"
-    return websockets.connect(url, proxy=None, max_size=None, compression=None, close_timeout=CLOSE_S)
+    options = {"proxy": None, "max_size": None, "compression": None, "close_timeout": CLOSE_S}
+    return websockets.connect(url, additional_headers=bearer(name), **options)
 
 
 async def until(socket: Socket, kind: str) -> dict[str, Any]:
@@ -53,7 +67,7 @@ async def until(socket: Socket, kind: str) -> dict[str, Any]:
 async def real_time_client(port: int, n_units: int) -> list[float]:
     """Send units in real time. Returns: seconds from each unit to its result."""
     waits = []
-    async with connect(port, "good") as socket:
+    async with connect(port, GOOD) as socket:
         await socket.send(json.dumps({"type": "prepare"}))
         await until(socket, "prepared")
         begun = time.monotonic()
@@ -74,7 +88,7 @@ async def _flood(port: int, messages: Callable[[int], str]) -> None:
     numbers = itertools.count()
     while True:
         with suppress(websockets.ConnectionClosed):
-            async with connect(port, "abuse") as socket:
+            async with connect(port, ABUSIVE) as socket:
                 reading = asyncio.create_task(_drop(socket))
                 try:
                     while True:
@@ -98,14 +112,14 @@ async def _connect_storm(port: int) -> None:
     async def one() -> None:
         while True:
             with suppress(OSError, websockets.WebSocketException, TimeoutError):
-                async with connect(port, "storm"):
+                async with connect(port, ABUSIVE):
                     pass
 
     await asyncio.gather(*(one() for _ in range(20)))
 
 
 async def _scrape(port: int) -> None:
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, headers=bearer(ABUSIVE)) as http:
         while True:
             await http.get(f"http://127.0.0.1:{port}/metrics")
 
@@ -161,9 +175,8 @@ def run_case(port: int, programs: Sequence[ServedProgram], case: str, n_units: i
 
 
 def _limits(port: int) -> dict[str, int]:
-    """How often each limit was reached. The case `metrics` uses up the requests of the last second."""
-    while (answer := httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)).status_code != httpx.codes.OK:
-        time.sleep(METRICS_PAUSE_S)
+    """How often each limit was reached."""
+    answer = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, headers=bearer(GOOD)).raise_for_status()
     families = text_string_to_metric_families(answer.text)
     return {
         sample.labels["limit"]: int(sample.value)
@@ -207,7 +220,8 @@ def main(argv: list[str] | None = None) -> None:
         return
     print(share_cores(args.cores), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        environ = {"DUOLOGUE_SERVICE_DATA_DIR": folder}
+        keys = [{"name": name, "hash": hash_of(key_of(name))} for name in (GOOD, ABUSIVE)]
+        environ = {"DUOLOGUE_SERVICE_DATA_DIR": folder, "DUOLOGUE_SERVICE_API_KEYS": json.dumps(keys)}
         flags = ("--model-path", args.model_path, "--max-sessions", "2", "--port", "0")
         with ServedProgram("worker.main", *flags, environ=environ) as worker:
             worker.wait_ready(state="IDLE")

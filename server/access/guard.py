@@ -14,6 +14,8 @@ from server.access.refusal import AccessRefusedError, ErrorResponse, refusal_res
 from worker.protocol.codes import CloseCode
 
 REFUSAL_S = 2.0  # to send the error and the close frame
+# A client that has reached a limit and tries again at once would otherwise take much of a core by handshakes alone.
+DELAY_S, MAX_DELAYED = 1.0, 256  # of the response 429, and how many of them wait at the same time
 LIMIT_REASON = "Limit reached"
 # Makes the text of an error message from the socket's path and the error.
 
@@ -23,7 +25,8 @@ SocketError = Callable[[str, str], str]
 class AccessGuard:
     """ASGI middleware that refuses requests without a valid key, and leaves an `Identity` in the scope of the others.
 
-    The application sees no key: neither the header nor the subprotocol nor the query's token.
+    The application sees no key: neither the header nor the subprotocol nor the query's token. A client above a limit
+    gets its refusal after `DELAY_S`, as long as fewer than `MAX_DELAYED` refusals wait.
 
     Args:
         app: the application.
@@ -35,6 +38,7 @@ class AccessGuard:
     def __init__(self, app: ASGIApp, access: Access, error_response: ErrorResponse, socket_error: SocketError):
         self._app, self._access = app, access
         self._error_response, self._socket_error = error_response, socket_error
+        self._n_delayed = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -51,6 +55,7 @@ class AccessGuard:
         except AccessRefusedError as error:
             if error.limit is not None:
                 access.count(error.limit)
+                await self._delay()
             await refusal_response(scope, error, self._error_response)(scope, receive, send)
             return
         scope[SCOPE_KEY] = identity
@@ -59,11 +64,20 @@ class AccessGuard:
         if not is_socket:
             await self._app(scope, pace.paced(receive, _no_refusal), send)
             return
-        socket = GuardedSocket(scope, send, self._socket_error)
+        socket = GuardedSocket(scope, send, self._socket_error, lambda: access.clients.charge_end(identity))
         try:
             await self._app(scope, pace.paced(receive, socket.refuse), socket.send)
         finally:
             access.clients.close_socket(identity)
+
+    async def _delay(self) -> None:
+        if self._n_delayed >= MAX_DELAYED:
+            return
+        self._n_delayed += 1
+        try:
+            await asyncio.sleep(DELAY_S)
+        finally:
+            self._n_delayed -= 1
 
 
 async def _no_refusal(error: AccessRefusedError) -> None:
@@ -71,10 +85,17 @@ async def _no_refusal(error: AccessRefusedError) -> None:
 
 
 class GuardedSocket:
-    """The answers of one WebSocket. A costly message above its limit ends it: an error, then close code 1008."""
+    """The answers of one WebSocket. A costly message above its limit ends it: an error, then close code 1008.
 
-    def __init__(self, scope: Scope, send: Send, error_text: SocketError):
+    Args:
+        scope, send: of ASGI.
+        error_text: see `AccessGuard`.
+        charge_end: called when a limit ends the socket.
+    """
+
+    def __init__(self, scope: Scope, send: Send, error_text: SocketError, charge_end: Callable[[], None]):
         self._send, self._path, self._error_text = send, scope["path"], error_text
+        self._charge_end = charge_end
         self._selects_realtime = offers_realtime(scope)
         self._is_over = False
 
@@ -89,6 +110,7 @@ class GuardedSocket:
     async def refuse(self, error: AccessRefusedError) -> None:
         """Send the error and the close frame."""
         self._is_over = True
+        self._charge_end()
         text = self._error_text(self._path, str(error))
         with suppress(TimeoutError, RuntimeError, OSError):  # the client is gone, or reads nothing
             async with asyncio.timeout(REFUSAL_S):

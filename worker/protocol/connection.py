@@ -39,6 +39,9 @@ PING_S = 10.0  # interval of the pings of WebSockets
 CONNECTION = "connection"  # key of the TCP socket in the scope's state
 MEMORY = "memory"  # reason of the close of a connection whose messages take too much of it
 FRAGMENT_BYTES = 128  # memory of a part of a message on top of its data
+# After its close frame the server reads on, because the client's own close frame may follow what it sent before. A
+# client that goes on sending is read slowly from here on, until uvicorn closes the connection after ten seconds.
+CLOSING_BYTES, CLOSING_PAUSE_S = 2**18, 0.25
 WATCH_S = 0.25
 LINGER_S = 15.0  # time a connection may remain open after its session
 ESTABLISHED = 1  # the first byte of Linux' TCP_INFO
@@ -80,6 +83,7 @@ class LiveProtocol(WebSocketsSansIOProtocol):
     _n_counted = 0  # bytes that are counted as held by this protocol
     _n_fragments = 0  # bytes of `frames`
     _n_queued = 0  # bytes of `queue`
+    _n_after_close = 0  # bytes that came after the server's close frame
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -102,7 +106,16 @@ class LiveProtocol(WebSocketsSansIOProtocol):
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             self._refuse_handshake()
+        if self.close_sent:
+            self._n_after_close += len(data)
+            if self._n_after_close > CLOSING_BYTES and not self.transport.is_closing():
+                self.transport.pause_reading()
+                self.loop.call_later(CLOSING_PAUSE_S, self._read_on)
         self._count()
+
+    def _read_on(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def _refuse_handshake(self) -> None:
         """Answer headers that the library refuses, such as long ones; uvicorn would leave the client waiting."""
@@ -139,7 +152,8 @@ class LiveProtocol(WebSocketsSansIOProtocol):
         super().handle_cont(event)
 
     def send_receive_event_to_app(self) -> None:
-        self._n_queued += self._n_fragments
+        if not self.close_sent:  # later messages are dropped
+            self._n_queued += self._n_fragments
         self._n_fragments = 0
         super().send_receive_event_to_app()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from server.access import connection_pace
+from server.access import connection_pace, guard
 from server.access.clients import Clients
 from server.access.connection_pace import ConnectionPace
 from server.access.identity import Identity, IdentityKind
@@ -22,6 +22,8 @@ from server.access.shares import ThreadShares
 from server.access.token_bucket import TokenBucket
 from server.access.usage import DayUsage
 from server.metrics import GatewayMetrics
+from tests.server.access.keyed_gateway import USER, bearer, config_with, entry
+from tests.server.routes.asgi_gateway import asgi_client, gateway_of
 from worker.config.access import ClientLimits
 from worker.config.layers import setting_fields
 from worker.config.service import ROOT, Config
@@ -172,6 +174,42 @@ def test_costly_messages_end_the_socket(tmp_path: Path, monkeypatch: pytest.Monk
         for _ in range(8):  # a client has the rates of eight connections
             await paced.send(paced.connect("192.0.2.1"), *['{"type":"prepare"}'] * 2)
         assert await paced.send(paced.connect("192.0.2.1"), '{"type":"prepare"}') == ["disconnect"]
+
+    asyncio.run(scenario())
+
+
+def test_a_socket_that_a_limit_ended_costs_a_second_of_requests(tmp_path: Path) -> None:
+    clients = clients_in(tmp_path, lambda: 0.0, requests_per_s=4.0)
+    identity = Identity(address="192.0.2.1")
+    for _ in range(20):
+        clients.count_request(identity, "/")
+    for _ in range(6):  # the burst has 20 requests left
+        clients.charge_end(identity)
+    with pytest.raises(AccessRefusedError) as caught:
+        clients.count_request(identity, "/")
+    assert caught.value.retry_after_s == 5 / 4, caught.value.retry_after_s
+
+
+def test_refusals_of_a_limit_wait_and_only_so_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "DELAY_S", 30.0)
+    monkeypatch.setattr(guard, "MAX_DELAYED", 2)
+    gateway = gateway_of(config=config_with(tmp_path, entry("user", USER), requests_per_s=0.3))
+
+    async def scenario() -> None:
+        async with asgi_client(gateway) as client:
+
+            async def status() -> int:
+                return (await client.raw.get("/status", headers=bearer(USER))).status_code
+
+            assert [await status() for _ in range(3)] == [200] * 3, "expected a burst of 10 s"
+            asked = [asyncio.create_task(status()) for _ in range(4)]
+            done, waiting = await asyncio.wait(asked, timeout=1.0)
+            assert ([one.result() for one in done], len(waiting)) == ([429, 429], 2)
+            for one in waiting:  # their clients leave
+                one.cancel()
+            await asyncio.wait(waiting)
+            assert not (await asyncio.wait([asyncio.create_task(status())], timeout=0.2))[0]
+            assert (await client.raw.get("/status")).status_code == 401, "expected no wait without a limit"
 
     asyncio.run(scenario())
 
