@@ -23,6 +23,9 @@ LIMIT = 0.99  # largest amplitude of the sound
 KERNELS = (3, 7, 11)  # kernel sizes of the residual blocks of a stage
 UPS = ((16, 8, 4), (11, 5, 3), (7, 3, 2))  # kernel, stride, padding
 SLOPE, LAST_SLOPE = 0.1, 0.01
+# Base channels from which channels-last is faster on a CPU: a second of sound takes 67 instead of 87 ms with 160 base
+# channels, 22 instead of 19 ms with 32.
+MIN_CHANNELS_LAST = 64
 
 _DILATIONS = (1, 3, 5)
 _DOWNS = ((30, 15, 7), (6, 3, 1), (1, 1, 0))
@@ -120,8 +123,8 @@ class Hift(Derived):
         self.spectral = Spectral()
 
     def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:
-        """On a GPU, store kernels channels-last: its convolutions use that order and would transpose every input."""
-        if torch.device(device).type != "cuda":
+        """Store kernels channels-last where convolutions are fastest so: on a GPU, and on a CPU with many channels."""
+        if torch.device(device).type != "cuda" and self.config.base_channels < MIN_CHANNELS_LAST:
             return
         for module in self.modules():
             if isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
