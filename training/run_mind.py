@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
         help="utterances and pictures of the mind's records recur in new conversations",
     )
     parser.add_argument("--vocoder", type=Path, default=VOCODER, help="folder with the speech tokenizer of the talker")
-    parser.add_argument("--spoken", type=Path, nargs="*", default=[], help="for speech: files of stock/sentences.py")
+    parser.add_argument("--spoken", type=Path, nargs="+", default=[], help="for speech: files of stock/sentences.py")
     parser.add_argument("--pool-bytes", type=float, help="memory of the device for records")
     parser.add_argument("--lesson-s", type=float, default=28.0)
     parser.add_argument("--conversation-s", type=float, default=60.0)
@@ -124,6 +124,8 @@ def main(argv: list[str] | None = None) -> int:
         "--mind", type=Path, help="for speech: OUT of a training of the mind at the same time, whose states it follows"
     )
     args = vars(parser.parse_args(argv))
+    if missing := [str(file) for file in args["spoken"] if not file.is_file()]:
+        parser.error(f"--spoken: expected files, got {', '.join(missing)}")
     for name in ("mind", "spoken"):
         if args[name] and args["stage"] != "speech":
             parser.error(f"--{name}: expected --stage speech with it")

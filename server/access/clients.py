@@ -153,11 +153,6 @@ class Clients:
             expected = f"at most {bucket.rate:g} a second ({limit})"
             raise limit_reached(limit, what, expected=expected, got="more", retry_after_s=wait_s)
 
-    def charge_end(self, identity: Identity) -> None:
-        """Count a socket that a limit has ended as the requests of a second: coming back at once costs as much."""
-        bucket = self._of(identity).buckets.requests
-        bucket.spend(bucket.rate, self._clock())
-
     def count_takeover(self, identity: Identity) -> None:
         """Count a search of all workers for a session of a lost gateway. Raises: AccessRefusedError."""
         bucket = self._of(identity).buckets.takeovers

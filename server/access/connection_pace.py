@@ -21,7 +21,10 @@ WHAT = {Limit.INTERRUPTS: "interruptions and demands", Limit.PREPARES: "preparat
 
 @dataclass(frozen=True)
 class ClientBuckets:
-    """What all connections of a client share. Those of costly messages hold `CONNECTIONS` times a connection's rate."""
+    """What all connections of a client share. Those of costly messages hold `CONNECTIONS` times a connection's rate.
+
+    A connection that a limit of its own ends counts as requests.
+    """
 
     requests: TokenBucket
     messages: TokenBucket
@@ -54,6 +57,7 @@ class ConnectionPace:
         now = clock()
         self.share = share
         self._client, self._count, self._clock = client, count, clock
+        self._end_cost = limits.requests_per_s
         self._messages = TokenBucket(limits.socket_messages_per_s, now)
         self._bytes = TokenBucket(limits.socket_mb_per_s * MB, now)
         self._pixels = TokenBucket(limits.megapixels_per_s * MEGAPIXEL, now)
@@ -115,7 +119,10 @@ class ConnectionPace:
         for limit in await limits_of(data):
             now = self._clock()
             bucket = self._costly[limit]
-            wait_s = max(bucket.take(now), self._client.costly[limit].take(now))
+            own_wait_s = bucket.take(now)
+            wait_s = max(own_wait_s, self._client.costly[limit].take(now))
+            if own_wait_s:  # coming back at once costs the requests of a second
+                self._client.requests.charge(self._end_cost, now)
             if wait_s:
                 self._count(limit)
                 expected = f"at most {bucket.rate:g} a second ({limit})"

@@ -1,6 +1,7 @@
 """The one check of keys and limits, for HTTP requests and WebSockets alike: pure ASGI around the whole application."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -15,7 +16,8 @@ from worker.protocol.codes import CloseCode
 
 REFUSAL_S = 2.0  # to send the error and the close frame
 # A client that has reached a limit and tries again at once would otherwise take much of a core by handshakes alone.
-DELAY_S, MAX_DELAYED = 1.0, 256  # of the response 429, and how many of them wait at the same time
+DELAY_S = 1.0  # of the response 429
+MAX_DELAYED, MAX_DELAYED_CLIENT = 1024, 128  # of these responses that wait at the same time
 LIMIT_REASON = "Limit reached"
 # Makes the text of an error message from the socket's path and the error.
 
@@ -26,7 +28,7 @@ class AccessGuard:
     """ASGI middleware that refuses requests without a valid key, and leaves an `Identity` in the scope of the others.
 
     The application sees no key: neither the header nor the subprotocol nor the query's token. A client above a limit
-    gets its refusal after `DELAY_S`, as long as fewer than `MAX_DELAYED` refusals wait.
+    gets its refusal after `DELAY_S`, unless very many refusals wait already.
 
     Args:
         app: the application.
@@ -38,7 +40,7 @@ class AccessGuard:
     def __init__(self, app: ASGIApp, access: Access, error_response: ErrorResponse, socket_error: SocketError):
         self._app, self._access = app, access
         self._error_response, self._socket_error = error_response, socket_error
-        self._n_delayed = 0
+        self._delayed: Counter[str] = Counter()  # refusals that wait, by client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -47,6 +49,7 @@ class AccessGuard:
         access = self._access
         credential, scope = credential_of(scope), without_credential(scope)
         is_socket = scope["type"] == "websocket"
+        identity = None
         try:
             identity = access.identify(scope, credential)
             access.check(identity, scope)
@@ -55,7 +58,7 @@ class AccessGuard:
         except AccessRefusedError as error:
             if error.limit is not None:
                 access.count(error.limit)
-                await self._delay()
+                await self._delay("" if identity is None else identity.owner)
             await refusal_response(scope, error, self._error_response)(scope, receive, send)
             return
         scope[SCOPE_KEY] = identity
@@ -64,20 +67,22 @@ class AccessGuard:
         if not is_socket:
             await self._app(scope, pace.paced(receive, _no_refusal), send)
             return
-        socket = GuardedSocket(scope, send, self._socket_error, lambda: access.clients.charge_end(identity))
+        socket = GuardedSocket(scope, send, self._socket_error)
         try:
             await self._app(scope, pace.paced(receive, socket.refuse), socket.send)
         finally:
             access.clients.close_socket(identity)
 
-    async def _delay(self) -> None:
-        if self._n_delayed >= MAX_DELAYED:
+    async def _delay(self, owner: str) -> None:
+        if self._delayed[owner] >= MAX_DELAYED_CLIENT or self._delayed.total() >= MAX_DELAYED:
             return
-        self._n_delayed += 1
+        self._delayed[owner] += 1
         try:
             await asyncio.sleep(DELAY_S)
         finally:
-            self._n_delayed -= 1
+            self._delayed[owner] -= 1
+            if not self._delayed[owner]:
+                del self._delayed[owner]
 
 
 async def _no_refusal(error: AccessRefusedError) -> None:
@@ -85,17 +90,10 @@ async def _no_refusal(error: AccessRefusedError) -> None:
 
 
 class GuardedSocket:
-    """The answers of one WebSocket. A costly message above its limit ends it: an error, then close code 1008.
+    """The answers of one WebSocket. A costly message above its limit ends it: an error, then close code 1008."""
 
-    Args:
-        scope, send: of ASGI.
-        error_text: see `AccessGuard`.
-        charge_end: called when a limit ends the socket.
-    """
-
-    def __init__(self, scope: Scope, send: Send, error_text: SocketError, charge_end: Callable[[], None]):
+    def __init__(self, scope: Scope, send: Send, error_text: SocketError):
         self._send, self._path, self._error_text = send, scope["path"], error_text
-        self._charge_end = charge_end
         self._selects_realtime = offers_realtime(scope)
         self._is_over = False
 
@@ -110,7 +108,6 @@ class GuardedSocket:
     async def refuse(self, error: AccessRefusedError) -> None:
         """Send the error and the close frame."""
         self._is_over = True
-        self._charge_end()
         text = self._error_text(self._path, str(error))
         with suppress(TimeoutError, RuntimeError, OSError):  # the client is gone, or reads nothing
             async with asyncio.timeout(REFUSAL_S):

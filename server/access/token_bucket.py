@@ -27,6 +27,11 @@ class TokenBucket:
         self._tokens -= 1
         return 0.0
 
+    def charge(self, n: float, now: float) -> None:
+        """Take `n` tokens; at most those of a second are then owed."""
+        self._refill(now)
+        self._tokens = min(self._tokens, max(self._tokens - n, -self._rate))
+
     def spend(self, n: float, now: float) -> float:
         """Take `n` tokens, also if there are fewer. Returns: seconds until none is owed."""
         self._refill(now)

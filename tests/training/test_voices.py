@@ -115,6 +115,18 @@ def test_festival_goes_on_with_its_next_text(monkeypatch: pytest.MonkeyPatch) ->
     assert not running, "expected the next text to start another process"
 
 
+@pytest.mark.skipif(shutil.which("festival") is None, reason="needs festival")
+def test_festival_never_gives_another_voice_or_the_sound_of_the_text_before(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="expected the voice nobody"):
+        Festival(["festival"], "voice_nobody")
+    one = Festival(["festival"], TARGET_VOICE.voice)
+    one.speak("six cats", tmp_path / "a.wav", tmp_path / "a.segs")
+    one._tell("(define (utt.synth utt) (error 'none))")
+    with pytest.raises(ModelError, match="none of 'five dogs'"):
+        one.speak("five dogs", tmp_path / "b.wav", tmp_path / "b.segs")
+    one.close()
+
+
 def test_a_festival_that_does_not_start_is_told() -> None:
     with pytest.raises(ModelError, match="expected a running process"):
         Festival(["true"], "voice")
@@ -122,7 +134,11 @@ def test_a_festival_that_does_not_start_is_told() -> None:
 
 def test_festival_without_sound_is_told(tmp_path: Path) -> None:
     # Like festival after an error: it goes on, and there is no file.
-    one = Festival(["sh", "-c", "while read line; do case $line in *format*) echo done;; esac; done"], "voice")
+    answers = "case $line in *current-voice*) echo kal;; *format*) echo done;; esac"
+    command = ["sh", "-c", f"while read line; do {answers}; done"]
+    with pytest.raises(ModelError, match="expected the voice slt"):
+        Festival(command, "voice_slt")
+    one = Festival(command, "voice_kal")
     with pytest.raises(ModelError, match="none of 'hello'"):
         one.speak("hello", tmp_path / "a.wav", tmp_path / "a.segs")
     one.close()

@@ -22,13 +22,18 @@ class Festival:
             text=True,
         )
         self.n_texts = 0
-        self._tell(f"({voice})")
+        name = voice.removeprefix("voice_")
+        # An unknown voice is only a message on stderr, and the one before stays.
+        if self._tell(f"({voice})", '(format t "%s\\n" current-voice)') != [name]:
+            self.close()
+            raise ModelError("festival", expected=f"the voice {name}", got="another one")
 
     def speak(self, text: str, wave: Path, segments: Path) -> None:
         """Write the sound of a text and the times of its phonemes. Raises: ModelError if there is no sound."""
         self.n_texts += 1
         quoted = text.replace("\\", "").replace('"', "")
         self._tell(
+            "(set! utt nil)",  # otherwise a text that fails would leave the sound of the one before
             f'(set! utt (utt.synth (Utterance Text "{quoted}")))',
             f'(utt.save.wave utt "{wave}" \'riff)',
             f'(utt.save.segs utt "{segments}")',
@@ -42,15 +47,17 @@ class Festival:
         with contextlib.suppress(BrokenPipeError), self._process as process:
             process.kill()
 
-    def _tell(self, *commands: str) -> None:
-        """Give commands and wait until they are done."""
+    def _tell(self, *commands: str) -> list[str]:
+        """Give commands and wait until they are done. Returns: the words that they print."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write("\n".join([*commands, f'(format t "%s\\n" "{DONE}")', "(fflush nil)\n"]))
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise ModelError("festival", expected="a running process", got="one that has ended") from error
+        printed: list[str] = []
         for line in self._process.stdout:
-            if line.strip().endswith(DONE):
-                return
+            printed += line.split()
+            if printed[-1:] == [DONE]:
+                return printed[:-1]
         raise ModelError("festival", expected="a running process", got="one that has ended")

@@ -23,6 +23,8 @@ from models.atomic_file import check_target, write_atomically
 from models.errors import ModelError, NumericsError
 from models.token2wav.prompt.sound_file import write_sound
 from models.token2wav.voice.voice import Voice
+from worker.assembly.parts import device_type
+from worker.assembly.talker_session import with_talker_session
 from worker.config.session import EngineConfig, SessionConfig
 from worker.engine import Engine
 from worker.engine_thread import EngineError
@@ -74,8 +76,9 @@ def _run(args: argparse.Namespace) -> int:
     check(args)
     if args.replay:
         return replay(args, _note)
-    session = session_config(args)
-    config = engine_config(args, session)
+    config = engine_config(args, session_config(args))
+    config = with_talker_session(config, device_type(config.device))
+    session = config.session
     _check_targets(args)
     units = read_units(args.file, max_units=args.max_units)
     reference = ReferenceSound.read(args.ref_audio)

@@ -40,8 +40,8 @@ CONNECTION = "connection"  # key of the TCP socket in the scope's state
 MEMORY = "memory"  # reason of the close of a connection whose messages take too much of it
 FRAGMENT_BYTES = 128  # memory of a part of a message on top of its data
 # After its close frame the server reads on, because the client's own close frame may follow what it sent before. A
-# client that goes on sending is read slowly from here on, until uvicorn closes the connection after ten seconds.
-CLOSING_BYTES, CLOSING_PAUSE_S = 2**18, 0.25
+# client that a limit has closed and that sends more than this is not read further, and gets time to read the reason.
+CLOSING_BYTES, CLOSING_S = 2**18, 2.0
 WATCH_S = 0.25
 LINGER_S = 15.0  # time a connection may remain open after its session
 ESTABLISHED = 1  # the first byte of Linux' TCP_INFO
@@ -106,16 +106,12 @@ class LiveProtocol(WebSocketsSansIOProtocol):
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             self._refuse_handshake()
-        if self.close_sent:
+        if self.conn.close_sent is not None and self.conn.close_sent.code == CloseCode.POLICY_VIOLATION:
             self._n_after_close += len(data)
             if self._n_after_close > CLOSING_BYTES and not self.transport.is_closing():
                 self.transport.pause_reading()
-                self.loop.call_later(CLOSING_PAUSE_S, self._read_on)
+                self.loop.call_later(CLOSING_S, self.transport.abort)
         self._count()
-
-    def _read_on(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.resume_reading()
 
     def _refuse_handshake(self) -> None:
         """Answer headers that the library refuses, such as long ones; uvicorn would leave the client waiting."""

@@ -178,21 +178,42 @@ def test_costly_messages_end_the_socket(tmp_path: Path, monkeypatch: pytest.Monk
     asyncio.run(scenario())
 
 
-def test_a_socket_that_a_limit_ended_costs_a_second_of_requests(tmp_path: Path) -> None:
-    clients = clients_in(tmp_path, lambda: 0.0, requests_per_s=4.0)
-    identity = Identity(address="192.0.2.1")
-    for _ in range(20):
-        clients.count_request(identity, "/")
-    for _ in range(6):  # the burst has 20 requests left
-        clients.charge_end(identity)
-    with pytest.raises(AccessRefusedError) as caught:
-        clients.count_request(identity, "/")
-    assert caught.value.retry_after_s == 5 / 4, caught.value.retry_after_s
+def test_a_connection_above_its_own_limit_costs_a_second_of_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        paced = Paced(tmp_path, monkeypatch, interrupts_per_s=0.1, requests_per_s=4.0)
+        identity, message = Identity(address="192.0.2.1"), '{"type": "interrupt"}'
+        for _ in range(20):
+            paced.clients.count_request(identity, "/")
+        for _ in range(4):  # of 40 requests, 20 are left; the client's own share of interrupts is for eight
+            assert await paced.send(paced.connect("192.0.2.1"), *[message] * 2) == ["receive", "disconnect"]
+        # Each of the four took four requests. The client has none of its interrupts left now: this costs no requests.
+        for _ in range(9):
+            assert await paced.send(paced.connect("192.0.2.1"), message) == ["disconnect"]
+        for _ in range(4):
+            paced.clients.count_request(identity, "/")
+        with pytest.raises(AccessRefusedError):
+            paced.clients.count_request(identity, "/")
+
+    asyncio.run(scenario())
+
+
+def test_a_charge_leaves_a_debt_of_a_second_at_most() -> None:
+    bucket = TokenBucket(4.0, 0.0)
+    bucket.charge(38.0, 0.0)
+    assert bucket.take(0.0) == 0.0
+    for _ in range(5):
+        bucket.charge(4.0, 0.0)
+    assert bucket.take(0.0) == 5 / 4
+    assert bucket.spend(20.0, 0.0) == 6.0
+    bucket.charge(4.0, 0.0)
+    assert bucket.spend(0.0, 0.0) == 6.0, "expected a larger debt to stay as it is"
 
 
 def test_refusals_of_a_limit_wait_and_only_so_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "DELAY_S", 30.0)
-    monkeypatch.setattr(guard, "MAX_DELAYED", 2)
+    monkeypatch.setattr(guard, "MAX_DELAYED_CLIENT", 2)
     gateway = gateway_of(config=config_with(tmp_path, entry("user", USER), requests_per_s=0.3))
 
     async def scenario() -> None:

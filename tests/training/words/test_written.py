@@ -70,8 +70,10 @@ def test_a_part_of_an_utterance_is_written() -> None:
     ]  # fmt: skip
     assert list(written_rows(said, range(1, 2))) == [(13, 8)]
     crowded = replace(said, bounds=np.array([1, 3, 3, 8], np.int16))
-    assert not list(written_rows(crowded, range(3))), "expected sound where a token has no row"
+    assert [row for row, token in written_rows(crowded, range(3)) if token != NOTHING] == [12, 14, 17]
+    assert not list(written_rows(crowded, range(1, 3))), "expected sound where a token of a part has no row"
     assert list(written_rows(crowded, range(1)))
+    assert not list(written_rows(replace(said, bounds=np.array([1, 2, 2, 3], np.int16)), range(3)))
     rng = random.Random(0)
     parts = {draw_part(3, rng) for _ in range(200)}
     assert parts == {range(3), range(1), range(2), range(1, 3), range(2, 3)}

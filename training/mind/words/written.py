@@ -68,10 +68,16 @@ def draw_part(n: int, rng: random.Random) -> range:
 
 
 def written_rows(said: HeardWords, part: range) -> Iterable[tuple[int, int]]:
-    """Rows of a part of an utterance and their tokens; none if there is not a row for each token."""
+    """Rows of a part of an utterance and their tokens; none if there is not a row for each token.
+
+    Where short words have no row of their own, the tokens of a whole utterance share its rows evenly.
+    """
     bounds, rows = said.bounds.tolist(), said.rows.tolist()
-    if not part or any(bounds[one] == bounds[one + 1] for one in part):
-        return
+    if any(bounds[one] == bounds[one + 1] for one in part):
+        n_rows = bounds[-1] - bounds[0]
+        if len(part) < len(said.tokens) or n_rows < len(part):
+            return
+        bounds = [bounds[0] + n_rows * one // len(part) for one in range(len(part) + 1)]
     for one in part:
         for place in range(bounds[one], bounds[one + 1]):
             is_last = place + 1 == bounds[one + 1]

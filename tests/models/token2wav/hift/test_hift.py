@@ -1,10 +1,11 @@
 """HiFT against a slow float64 vocoder, for rows of different length, bfloat16 weights and Inductor."""
 
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.layers.weights import assign_weights
-from models.token2wav.hift.hift import LIMIT, Hift, Snake, weight_dtype
+from models.token2wav.hift.hift import LIMIT, MIN_CHANNELS_LAST, Hift, Snake, weight_dtype
 from models.token2wav.hift.source import phase_lines
 from tests.models.compare import assert_close, assert_same
 from tests.models.token2wav.hift.hift_reference import slow_decode
@@ -35,6 +36,17 @@ def test_rows_of_one_bucket_equal_each_row_alone():
         assert_close(alone[0], slow_decode(hift, short_mel[0], short_source[0]), 1e-5, f"row {row}, slow")
     assert wave[0].std() > 0.01
     assert wave.abs().max() <= LIMIT
+
+
+@pytest.mark.parametrize(("base", "is_last"), [(MIN_CHANNELS_LAST, True), (MIN_CHANNELS_LAST // 2, False)])
+def test_order_of_the_channels_changes_no_sound_on_a_cpu(base: int, is_last: bool):
+    hift, (mel, source) = make_hift(config=CONFIG.model_copy(update={"base_channels": base})), inputs()
+    convolutions = [module for module in hift.modules() if isinstance(module, nn.Conv1d | nn.ConvTranspose1d)]
+    assert all((one.weight.stride(1) == 1) == is_last for one in convolutions if one.kernel_size[0] > 1)
+    wave = hift.decode(mel, source, LENGTHS)
+    for one in convolutions:
+        one.weight.data = one.weight.data.contiguous()
+    assert_close(wave, hift.decode(mel, source, LENGTHS), 1e-5)
 
 
 def test_loud_sound_is_limited():
