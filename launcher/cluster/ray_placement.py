@@ -23,6 +23,7 @@ LOG = logging.getLogger(__name__)
 NAMESPACE, CONTROLLER = "duologue", "controller"
 # Ray's own resource of the head node, where authority and controller run.
 HEAD: tuple[tuple[str, float], ...] = (("node:__internal_head__", 0.001),)
+COMMON_RESOURCES = {"CPU", "memory", "object_store_memory"}  # of every node
 POLL_S = 0.5
 UNAVAILABLE_S = 30.0  # time for which an actor may not answer before it counts as lost
 
@@ -117,6 +118,8 @@ class RayPlacement:
         self._ray, self._folder = load_ray(), folder
         self._archives = self._ray.put(dict(archives))
         self._sdk: Any = import_module("ray.autoscaler.sdk")
+        self._strategies: Any = import_module("ray.util.scheduling_strategies")
+        self._n_apart = 0  # programs that were placed apart from workers
 
     def place(self, spec: ProgramSpec) -> Placed:
         try:
@@ -130,14 +133,35 @@ class RayPlacement:
             num_cpus=0,
             num_gpus=spec.n_gpus,
             resources=dict(spec.resources),
-            scheduling_strategy="SPREAD",
+            scheduling_strategy=self._strategy(spec),
             # Without restarts the controller starts another one, on a node with free resources.
             max_restarts=-1 if spec.is_restarted else 0,
         )
         return PlacedActor(actor.remote(spec, self._folder, self._archives))
 
+    def _strategy(self, spec: ProgramSpec) -> Any:
+        """Gateways are spread over the nodes that workers do not run on, if there are any; other programs over all.
+
+        A node that has a session's gateway and its worker would take the session with it.
+        """
+        apart = [] if spec.n_gpus or spec.resources else nodes_apart(self._ray.nodes())
+        if not apart:
+            return "SPREAD"
+        node = apart[self._n_apart % len(apart)]
+        self._n_apart += 1
+        return self._strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=True)
+
     def request(self, needs: Sequence[tuple[ProgramSpec, int]]) -> None:
         self._sdk.request_resources(bundles=bundles_of(needs))
+
+
+def nodes_apart(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The ids of living nodes without a GPU or a resource of the operator, in a fixed order. nodes: of `ray.nodes`."""
+    return sorted(
+        node["NodeID"]
+        for node in nodes
+        if node["Alive"] and not any(not name.startswith("node:") for name in set(node["Resources"]) - COMMON_RESOURCES)
+    )
 
 
 def bundles_of(needs: Sequence[tuple[ProgramSpec, int]]) -> list[dict[str, float]]:

@@ -10,7 +10,7 @@ from launcher.cluster.groups import ClusterReport, Group, loads_of
 from launcher.cluster.members import GroupPlan
 from launcher.cluster.options import make_plan, parser
 from launcher.cluster.program_host import ProgramSpec
-from launcher.cluster.ray_placement import bundles_of
+from launcher.cluster.ray_placement import bundles_of, nodes_apart
 from launcher.cluster.scaling import GroupLoad, ScalingPolicy, SlotLoad
 from launcher.plan import RunSecrets
 from models.errors import ModelError
@@ -144,3 +144,19 @@ def test_invalid_groups_are_refused(group: tuple[str, ...], message: str) -> Non
     args = parser().parse_args(["up", "--group", *group])
     with pytest.raises(ModelError, match=message):
         make_plan(default_config(), args, RunSecrets())
+
+
+def test_gateways_run_on_nodes_that_workers_do_not_need() -> None:
+    common = {"CPU": 4.0, "memory": 1e9, "object_store_memory": 1e8}
+    resources = {
+        "head": {"node:10.0.0.1": 1.0, "node:__internal_head__": 1.0},
+        "gpu": {"GPU": 1.0, "accelerator_type:H200": 1.0},
+        "speech": {"speech": 1.0},
+        "plain": {"node:10.0.0.2": 1.0},
+        "dead": {},
+    }
+    nodes = [
+        {"NodeID": name, "Alive": name != "dead", "Resources": {**common, **more}} for name, more in resources.items()
+    ]
+    assert nodes_apart(nodes) == ["head", "plain"]
+    assert nodes_apart(nodes[1:3]) == []
