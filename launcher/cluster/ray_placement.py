@@ -119,7 +119,7 @@ class RayPlacement:
         self._archives = self._ray.put(dict(archives))
         self._sdk: Any = import_module("ray.autoscaler.sdk")
         self._strategies: Any = import_module("ray.util.scheduling_strategies")
-        self._n_apart = 0  # programs that were placed apart from workers
+        self._n_apart = 0  # programs that were placed on such nodes; see `nodes_apart`
 
     def place(self, spec: ProgramSpec) -> Placed:
         try:
@@ -140,9 +140,10 @@ class RayPlacement:
         return PlacedActor(actor.remote(spec, self._folder, self._archives))
 
     def _strategy(self, spec: ProgramSpec) -> Any:
-        """Gateways are spread over the nodes that workers do not run on, if there are any; other programs over all.
+        """Where Ray starts a program.
 
-        A node that has a session's gateway and its worker would take the session with it.
+        Programs that need no resource, such as gateways, take turns on the nodes without one, if there are any: a node
+        that has a session's gateway and its worker would take the session with it. Others are spread over all nodes.
         """
         apart = [] if spec.n_gpus or spec.resources else nodes_apart(self._ray.nodes())
         if not apart:
@@ -160,7 +161,7 @@ def nodes_apart(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
     return sorted(
         node["NodeID"]
         for node in nodes
-        if node["Alive"] and not any(not name.startswith("node:") for name in set(node["Resources"]) - COMMON_RESOURCES)
+        if node["Alive"] and all(name.startswith("node:") for name in set(node["Resources"]) - COMMON_RESOURCES)
     )
 
 

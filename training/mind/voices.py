@@ -91,7 +91,7 @@ class EngineVoice:
         return self.kept[text]
 
     def with_memory(self, n_bytes: int) -> "EngineVoice":
-        """The same voice, which has said nothing and keeps this much."""
+        """The same voice with an empty memory of `n_bytes` for utterances."""
         return replace(self, kept_bytes=n_bytes, kept=OrderedDict())
 
 

@@ -43,7 +43,7 @@ class Festival:
 
     def close(self) -> None:
         """End the process."""
-        # What could not be told to a process that has ended is told again when the pipe is closed.
+        # Closing the pipe flushes what is still buffered, which fails if the process has ended.
         with contextlib.suppress(BrokenPipeError), self._process as process:
             process.kill()
 
@@ -58,6 +58,6 @@ class Festival:
         printed: list[str] = []
         for line in self._process.stdout:
             printed += line.split()
-            if printed[-1:] == [DONE]:
+            if printed and printed[-1].endswith(DONE):  # what is printed before may lack the end of its line
                 return printed[:-1]
         raise ModelError("festival", expected="a running process", got="one that has ended")

@@ -39,8 +39,9 @@ PING_S = 10.0  # interval of the pings of WebSockets
 CONNECTION = "connection"  # key of the TCP socket in the scope's state
 MEMORY = "memory"  # reason of the close of a connection whose messages take too much of it
 FRAGMENT_BYTES = 128  # memory of a part of a message on top of its data
-# After its close frame the server reads on, because the client's own close frame may follow what it sent before. A
-# client that a limit has closed and that sends more than this is not read further, and gets time to read the reason.
+# After its close frame the server reads on, because the client's own close frame may follow what it sent before. After
+# a close with code 1008, as of a limit, it stops reading beyond CLOSING_BYTES, and aborts the connection after
+# CLOSING_S, in which the client can read the reason.
 CLOSING_BYTES, CLOSING_S = 2**18, 2.0
 WATCH_S = 0.25
 LINGER_S = 15.0  # time a connection may remain open after its session

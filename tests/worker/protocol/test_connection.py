@@ -233,6 +233,8 @@ def test_stops_reading_a_client_that_a_limit_closed_and_that_sends_on(
         while n_read <= connection.CLOSING_BYTES:
             assert time.monotonic() < begun + SECONDS, f"expected more bytes to be read, got {n_read}"
             time.sleep(0.01)
+        most = 3 * MAX_READ_BYTES
+        assert held(server) <= most, f"expected at most {most} bytes to be held after the close, got {held(server)}"
         client.settimeout(SECONDS)
         assert client.recv(4) == b"\x88\x02" + struct.pack("!H", 1008)
         with suppress(ConnectionResetError):

@@ -27,7 +27,7 @@ N_PICTURES = 192  # rendered ones that are kept, 0.6 MB each
 
 @dataclass
 class StockVoice:
-    """A voice with its utterances. phrases: by task, what it says again. n_left: draws until another one comes."""
+    """A voice with its utterances. phrases: recurring ones, by task. n_left: draws until it is replaced."""
 
     voice: EngineVoice
     phrases: dict[str, Recurring]
