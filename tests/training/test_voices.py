@@ -32,7 +32,11 @@ def test_the_speaker_kal_stays_unseen() -> None:
 
 @pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="needs espeak-ng")
 def test_more_speakers_differ() -> None:
-    more = [one for one in voices.training_voices() if one.voice.weight == 0 and one.voice.speed == 1]
+    more = [
+        one
+        for one in voices.training_voices()
+        if one.voice.weight == 0 and one.voice.speed == 1 and one.voice.engine == "espeak-ng"
+    ]
     assert len(more) == len(voices.ACCENTS) * len(voices.VARIANTS)
     waves = [voices.utterance(one.voice, "hello").wave for one in more]
     assert len({one.tobytes() for one in waves}) > 0.8 * len(waves)

@@ -26,8 +26,8 @@ KEPT_BYTES = 6_000_000  # of the utterances that a voice keeps, about 64
 # More voices of espeak-ng, for training only: variants of its voice in several accents, and words a minute.
 ACCENTS = ("en-us", "en-gb", "en-gb-scotland", "en-029")
 VARIANTS = (("m1", 160), ("m2", 185), ("m4", 140), ("m5", 170), ("m8", 150), ("f1", 165), ("f3", 180), ("f5", 145))
-# Shares of the engines. Starting festival takes longer than flite needs for a sentence.
-ENGINE_SHARES = {"flite": 0.77, "espeak-ng": 0.2, "festival": 0.03}
+KED = SpeechVoice("ked", "festival", "voice_ked_diphone", 0.0)  # made of diphones, as most voices of festival are
+ENGINE_SHARES = {"flite": 0.68, "espeak-ng": 0.2, "festival": 0.12}
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def training_voices() -> tuple[EngineVoice, ...]:
         for accent in ACCENTS
         for variant, words in VARIANTS
     ]
-    return engine_voices() + tuple(EngineVoice(replace(one, speed=tempo)) for one in more for tempo in TEMPOS)
+    return engine_voices() + tuple(EngineVoice(replace(one, speed=tempo)) for one in (*more, KED) for tempo in TEMPOS)
 
 
 def draw_voice(rng: random.Random, voices: tuple[EngineVoice, ...]) -> EngineVoice:

@@ -5,7 +5,7 @@ from any folder: unpack it and set `$SPEECH_TOOLS` to its folder `speech_tools`.
 `/usr/share/festival` only; where that is missing its start script makes a link there, which needs root. Linux on x86-64
 only.
 
-Debian's packages: flite festival festvox-us-slt-hts espeak-ng.
+Debian's packages: flite festival festvox-us-slt-hts festvox-kdlpc16k espeak-ng.
 """
 
 import re
@@ -17,6 +17,7 @@ from training.packing import pack
 
 LOADER = "ld-linux-x86-64.so.2"
 FESTIVAL_DATA = Path("/usr/share/festival")
+FESTIVAL_VOICES = {"us": "cmu_us_slt_arctic_hts", "english": "ked_diphone"}  # by folder
 FESTIVAL_DICTIONARY = ("cmudict-0.4.out", "cmulex.scm", "cmudict_extensions.scm", "cmu_lts_rules.scm")
 ESPEAK_DATA = Path("/usr/lib/x86_64-linux-gnu/espeak-ng-data")
 ESPEAK_FILES = ("phondata", "phonindex", "phontab", "intonations", "en_dict", "voices/!v", "lang/gmw")
@@ -62,9 +63,9 @@ def _copy_festival(target: Path) -> None:
     def left_out(folder: str, names: list[str]) -> set[str]:
         place = Path(folder)
         if place.name == "voices":
-            return {name for name in names if name != "us"}
-        if place.name == "us":
-            return {name for name in names if name != "cmu_us_slt_arctic_hts"}
+            return {name for name in names if name not in FESTIVAL_VOICES}
+        if place.parent.name == "voices":
+            return {name for name in names if name != FESTIVAL_VOICES[place.name]}
         if place.name == "dicts":
             return {name for name in names if name != "cmu" and not name.startswith("wsj")}
         if place.name == "cmu":

@@ -98,8 +98,12 @@ class RandomConversation:
         if state.is_quiet and self._rng.random() < 0.35:
             self._exchange(self._plain("speak_again"))
             return
-        if state.target is not None and self._rng.random() < 0.5:
-            self._see_target()
+        if state.target is not None and self._rng.random() < 0.75:
+            # Most new pictures do not show it: a model that names every new picture would be wrong.
+            if self._rng.random() < 0.35:
+                self._see_target()
+            else:
+                self._change_view()
             return
         if self._rng.random() < self._habits.long_idle:
             state.now += self._rng.randint(*LONG_IDLE_UNITS)
