@@ -15,6 +15,7 @@ from models.kernels.draws import LOWEST, N_ROUNDS, NO_KEY, fixed_point, ordered,
 from models.sampling.rng import N_STREAMS, STREAM_SPEECH, WEIGHT_ONE
 
 WARPS = 8
+MARKS = tl.constexpr(8)  # scores that one pass over the row compares with
 ID_BITS = 16  # bits of a sort key that hold the code; no codec vocabulary is larger
 
 
@@ -32,18 +33,22 @@ class CodeSamplerSettings(NamedTuple):
 
 @triton.jit
 def _kept(scores, column, inside, peak, top_k, top_p, ONE: tl.constexpr, BITS: tl.constexpr):
-    """The columns that top-k, then top-p keep: [BLOCK] bool. Both bounds are found by bisection."""
+    """The columns that top-k, then top-p keep: [BLOCK] bool. Both bounds are found by search."""
     kept = inside
     if top_k != 0:
         k = tl.minimum(top_k, tl.sum(inside.to(tl.int64), 0))
         score = tl.where(inside, ordered(scores), LOWEST)
         low, high = tl.full((), LOWEST, tl.int64), tl.max(score, 0).to(tl.int64)
         while low < high:  # the highest score that k columns reach
-            middle = low + (high - low + 1) // 2
-            if tl.sum((score >= middle).to(tl.int64), 0) >= k:
-                low = middle
+            step = (high - low + MARKS - 1) // MARKS
+            marks = tl.minimum(low + step * (1 + tl.arange(0, MARKS)), high).to(tl.int32)
+            counts = tl.sum((score[None, :] >= marks[:, None]).to(tl.int32), 1)
+            reached = tl.sum((counts >= k).to(tl.int64), 0)
+            if reached < MARKS:
+                high = tl.minimum(low + step * (reached + 1), high) - 1
+                low += step * reached
             else:
-                high = middle - 1
+                low = high
         kept &= score >= low
     if top_p < 1.0:
         weights = tl.where(kept, fixed_point(scores, peak, ONE), 0)
@@ -72,7 +77,7 @@ def _draw_code_kernel(
     setting = slot * 2 + which
     column = tl.arange(0, BLOCK)
     inside = column < V
-    values = tl.load(given + row.to(tl.int64) * stride + column, mask=inside, other=float("-inf"))
+    values = tl.load(given + row.to(tl.int64) * stride + column, mask=inside, other=float("-inf")).to(tl.float32)
     scores = tl.div_rn(values, tl.load(temperature + setting))
     peak = tl.max(scores, 0)
     is_number = tl.sum((values != values).to(tl.int32), 0) == 0
@@ -95,7 +100,7 @@ def draw_code(scores: Tensor, slots: Tensor, settings: CodeSamplerSettings, draw
     """One code for each slot.
 
     Args:
-        scores: [B, V] float32.
+        scores: [B, V] of any float type.
         slots: [B] int64.
         draws: [B] int64, number of the draw among those with the slot's seed.
         which: column of the settings.

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from models.checkpoint.quantized import QuantizedMatrix
 from models.kernels.attention import slot_attention
+from models.kernels.new_rows import new_rows
 from models.kernels.packed_linear import pack_weights
 from models.kernels.quantized_gemm import quantized_gated_linear, quantized_linear, quantized_parts
 from models.kernels.rows import CacheRows, HeadNorms, add_rms_norm, qkv_rows, silu_mul
 from models.kernels.skinny_gemm import MAX_ROWS, skinny_gated_linear, skinny_linear, skinny_parts
 from models.layers.kv_cache import KVCache
 from models.layers.quantized import Weight
-from models.layers.rotary import rotary_angles
 from models.layers.transformer import DecoderLayer, LayerStack, RMSNorm
 
 
@@ -46,18 +46,16 @@ class FusedDecoder:
 
     def __call__(self, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int) -> Tensor:
         """Shapes and effects as `LayerStack.forward`."""
-        view = cache.view(slots, n_new, embeds.shape[1], kv_len, masked=False)
-        assert view.last is not None, "view: expected first and last rows, got a mask"
-        angles = rotary_angles(view.positions, self.frequencies)
+        new = new_rows(cache, slots, n_new, embeds.shape[1], kv_len, self.frequencies)
+        angles = new.cos, new.sin
         stream, added = embeds.contiguous(), None
         for layer, k_cache, v_cache in zip(self.layers, cache.k, cache.v, strict=True):
             stream, x = add_rms_norm(stream, added, layer.norm, self.eps)
-            rows = CacheRows(view.row_slots, view.row_index, k_cache, v_cache)
+            rows = CacheRows(new.row_slots, new.row_index, k_cache, v_cache)
             q = qkv_rows(_linear_parts(x, layer.qkv), self.heads, self.kv_heads, rows, angles, layer.head_norms)
-            attended = slot_attention(q, k_cache, v_cache, slots, view.first, view.last, most=kv_len, pages=view.pages)
+            attended = slot_attention(q, k_cache, v_cache, slots, new.first, new.last, most=kv_len, pages=new.pages)
             stream, x = add_rms_norm(stream, _linear_parts(attended, layer.o), layer.mlp_norm, self.eps)
             added = _linear_parts(_gated(x, layer.gate_up), layer.down)
-        cache.advance(slots, n_new)
         return add_rms_norm(stream, added, self.norm, self.eps)[1]
 
 

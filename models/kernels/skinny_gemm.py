@@ -44,6 +44,14 @@ TILE_SIZES: dict[tuple[int, int], TileSizes] = {
     (6144, 768): TileSizes(32, 128),
     (768, 3072): TileSizes(16, 256, splits=4, stages=3),
     (6562, 768): TileSizes(32, 128),
+    # Qwen3-TTS: the talker of 1.7B, then the code predictors and the talker of 0.6B.
+    (4096, 2048): TileSizes(64, 128, splits=4),
+    (2048, 2048): TileSizes(64, 128, splits=8),
+    (2048, 6144): TileSizes(64, 128, splits=8),
+    (4096, 1024): TileSizes(64, 128, splits=4),
+    (1024, 2048): TileSizes(64, 128, splits=8),
+    (1024, 3072): TileSizes(64, 128, splits=8),
+    (2048, 1024): TileSizes(32, 128),
 }
 DEFAULT = TileSizes(64, 128)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.layers.backend import Backend
@@ -17,7 +18,7 @@ from models.qwen3_tts.config import CodePredictorConfig
 RESIDUAL_CODES = 15
 PASS_ROWS = 16  # positions of a frame: the state, the first code and fourteen others
 
-# (logits [B, K] float32, number of the code in the frame, 1..15) -> codes [B] int64
+# (logits [B, K] in the model's dtype, number of the code in the frame, 1..15) -> codes [B] int64
 DrawCode = Callable[[Tensor, int], Tensor]
 
 
@@ -84,13 +85,14 @@ class CodePredictor(Derived):
         cache.set_length(slots, torch.zeros_like(slots))
         rows = self.small_to_mtp_projection(torch.stack((hidden, first_row), dim=1))
         n_new = active.long()
+        n_rows = n_new * rows.shape[1]
         codes: list[Tensor] = []
         for number in range(1, RESIDUAL_CODES + 1):
-            state: Tensor = self.model(rows, cache, slots, n_new * rows.shape[1], PASS_ROWS, backend)
+            state: Tensor = self.model(rows, cache, slots, n_rows, PASS_ROWS, backend)
             logits = self._logits(state[:, -1], number, backend)
             codes.append(draw(logits, number))
             if number < RESIDUAL_CODES:
-                rows = self.inputs[number - 1][codes[-1]].unsqueeze(1)
+                rows, n_rows = F.embedding(codes[-1], self.inputs[number - 1]).unsqueeze(1), n_new
         return torch.stack(codes, dim=1)
 
     def parallel_logits(
@@ -109,9 +111,9 @@ class CodePredictor(Derived):
         n_new = torch.full_like(slots, PASS_ROWS)
         states: Tensor = self.model(rows, cache, slots, n_new, PASS_ROWS, backend)
         groups = [self._logits(states[:, number], number, backend) for number in range(1, PASS_ROWS)]
-        return torch.stack(groups, dim=1)
+        return torch.stack(groups, dim=1).float()
 
     def _logits(self, state: Tensor, number: int, backend: Backend) -> Tensor:
-        """Logits [B, K] float32 of a residual code, from states [B, D]."""
+        """Logits [B, K] of a residual code, from states [B, D]."""
         head = cast(nn.Linear, self.lm_head[number - 1])
-        return backend.linear(state.contiguous(), head).float()
+        return backend.linear(state.contiguous(), head)

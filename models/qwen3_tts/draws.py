@@ -68,7 +68,7 @@ def draw_codes(
     """One code of each slot's next frame.
 
     Args:
-        scores: [B, V] float32.
+        scores: [B, V] of any float type.
         slots: [B] int64.
         state: read only.
         draws: [B] int64 number of the code in its slot's answer: frame * 16 + group.
@@ -76,6 +76,7 @@ def draw_codes(
         candidates: as for `keep_codes`.
     Returns: [B] int64.
     """
+    scores = scores.float()
     codes, values = keep_codes(scores, slots, state, which, candidates)
     # In the order of the codes, as the kernel draws: it does not sort.
     weights = torch.zeros_like(scores, dtype=torch.int64)

@@ -123,14 +123,15 @@ def _draw_frame(
     eos_id = model.config.talker_config.codec_eos_token_id
     scores = allowed_scores(talker.logits(hidden, model.backend), slots, state, eos_id)
     usable = [scores.amax(1).isfinite()]
-    first = draw(scores, slots, state, frames * GROUPS, FIRST, candidates)
+    numbers = frames * GROUPS + torch.arange(GROUPS, device=frames.device)[:, None]  # of the frame's draws
+    first = draw(scores, slots, state, numbers[0], FIRST, candidates)
     ended = first == eos_id
     begun = active & usable[0] & ~ended
 
     def draw_residual(logits: Tensor, group: int) -> Tensor:
         if group == GROUPS - 1:  # a NaN of any pass is in the keys and values that the last one reads
             usable.append(logits.amax(1).isfinite())
-        return draw(logits, slots, state, frames * GROUPS + group, REST, candidates)
+        return draw(logits, slots, state, numbers[group], REST, candidates)
 
     # Padding and idle rows run too, on an acoustic code.
     first = torch.where(begun, first, 0)

@@ -64,7 +64,7 @@ SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", from_loopback(applicati
 
 
 @SCHEMA.parametrize()
-@settings(max_examples=15, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 def test_responses_match_schema(case: schemathesis.Case) -> None:
     # For a path with several routes, Starlette lists only the methods of the first one in Allow.
     excluded = [allow_header_conformance]

@@ -181,7 +181,7 @@ def test_compiles_targets_in_order_and_nothing_after_warm_up() -> None:
     """Traced on a CPU; a conversation with a late session adds no graph and equals the eager one."""
     seen: list[tuple[str, int, int, str]] = []
     targets: dict[str, TargetState] = {"stale": TargetState("stale")}
-    with short_speech():
+    with short_speech(convolutions=True):
         plain, engine = (SmallEngine(make_config(), Director(listen=0.2)) for _ in range(2))
 
         def progress(what: str, done: int, total: int) -> None:

@@ -10,7 +10,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,11 @@ from models.load import load_model
 from models.omni import OmniModel
 from models.stages.region_table import Shapes
 from models.stages.unit_steps import UnitSteps
+from models.token2wav.hift.hift import Hift
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.voice.voice import Voice
-from tests.models.token2wav.stream.vocoders import make_voice
+from tests.models.token2wav.stream.vocoders import make_voice, source_alone
 from worker.assembly import parts as building
 from worker.assembly.parts import EngineParts
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
@@ -57,13 +58,18 @@ QUIET = ALOUD.model_copy(update={"generate_audio": False})
 
 
 @contextmanager
-def short_speech() -> Iterator[None]:
-    """Shorten the speech of a unit, which takes most of its time."""
-    with mock.patch.multiple(
-        duplex_job,
-        SPEECH_TOKENS_PER_UNIT=UNIT_TOKENS,
-        DRAWN_PER_UNIT=UNIT_TOKENS + 1,
-    ):
+def short_speech(*, convolutions: bool = False) -> Iterator[None]:
+    """Shorten the speech of a unit, which takes most of its time.
+
+    Args:
+        convolutions: keep those of HiFT. They have no state, and take most of the rest of the time; without them the
+            sound is HiFT's source, which depends on the mel as well.
+    """
+    shorter = {"SPEECH_TOKENS_PER_UNIT": UNIT_TOKENS, "DRAWN_PER_UNIT": UNIT_TOKENS + 1}
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.multiple(duplex_job, **shorter))
+        if not convolutions:
+            stack.enter_context(mock.patch.object(Hift, "decode", source_alone))
         yield
 
 

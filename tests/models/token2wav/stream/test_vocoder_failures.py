@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from tests.models.token2wav.stream.vocoders import (
     FOLDER,
     LOOKAHEAD,
     chunks_of_turn,
+    fast_parts,
     make_tokens,
     make_vocoder,
     make_voice,
@@ -101,14 +101,6 @@ def without_effect(vocoder: Vocoder) -> Iterator[None]:
     for session, expected in zip(vocoder._sessions, before, strict=True):
         for number, (got, want) in enumerate(zip(session_state(vocoder, session), expected, strict=True)):
             assert_same(got, want, f"tensor {number} of session {session}")
-
-
-@cache
-def fast_parts() -> FlowAndHift:
-    """The tiny vocoder without HiFT's convolutions, which have no state and take most of the time."""
-    parts = load_flow_and_hift(FOLDER)
-    parts.hift.decode = lambda mel, source, n_frames: 3 * source
-    return parts
 
 
 def three_sessions(compat: str | None, parts: FlowAndHift | None = None) -> tuple[Vocoder, list[list[Chunk]]]:

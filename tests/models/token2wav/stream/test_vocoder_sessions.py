@@ -18,9 +18,11 @@ from tests.models.token2wav.stream.vocoders import (
     SIZES,
     STEPS,
     chunks_of_turn,
+    fast_parts,
     make_tokens,
     make_vocoder,
     make_voice,
+    shared_parts,
     speak_turn,
 )
 
@@ -36,9 +38,19 @@ def tokens_of(session: int) -> list[int]:
 
 
 @cache
-def alone(session: int, shapes: VocoderShapes, n_speech_tokens: int = 30, n_steps: int | None = None) -> list[Tensor]:
-    """The sounds of session number `session` with voice number `session`, in a separate vocoder."""
-    vocoder = make_vocoder(shapes=shapes)
+def alone(
+    session: int,
+    shapes: VocoderShapes,
+    n_speech_tokens: int = 30,
+    n_steps: int | None = None,
+    convolutions: bool = False,
+) -> list[Tensor]:
+    """The sounds of session number `session` with voice number `session`, in a separate vocoder.
+
+    Args:
+        convolutions: with those of HiFT.
+    """
+    vocoder = make_vocoder(shared_parts() if convolutions else fast_parts(), shapes=shapes)
     slot = vocoder.open(make_voice(session, n_speech_tokens), n_steps)
     return speak_turn(vocoder, slot, tokens_of(session), COUNTS[session])
 
@@ -52,7 +64,7 @@ def together(vocoder: Vocoder, slots: list[int]) -> list[list[Tensor]]:
 
 def test_interleaved_sessions_equal_separate_sessions():
     """Two voices of different length, alternately in separate calls and in one call."""
-    vocoder = make_vocoder(shapes=ONE_SIZE)
+    vocoder = make_vocoder(fast_parts(), shapes=ONE_SIZE)
     slots = [vocoder.open(make_voice(i, n)) for i, n in enumerate((30, 55))]
     turns = [list(chunks_of_turn(slot, tokens_of(i), COUNTS[i])) for i, slot in enumerate(slots)]
     got: list[list[Tensor]] = [[], []]
@@ -68,7 +80,7 @@ def test_interleaved_sessions_equal_separate_sessions():
 
 
 def test_sessions_of_different_steps_share_a_call():
-    vocoder = make_vocoder()
+    vocoder = make_vocoder(fast_parts())
     slots = [vocoder.open(make_voice(i), STEPS[i % 2]) for i in range(4)]
     for i, waves in enumerate(together(vocoder, slots)):
         for number, expected in enumerate(alone(i, ONE_SIZE, n_steps=STEPS[i % 2])):
@@ -79,17 +91,22 @@ def test_sessions_of_different_steps_share_a_call():
 @pytest.mark.parametrize("batch", [(1,), (2,), (1, 2, 4)])
 def test_more_sessions_than_the_largest_batch(batch: tuple[int, ...]):
     """Five sessions with one voice each; calls are divided and padded, and all turns begin in one call."""
-    vocoder = make_vocoder(sizes=FlowSizes(5, 5, 2, max_prompt=60, voice_frames=300), shapes=VocoderShapes(batch=batch))
+    convolutions = batch == (2,)
+    vocoder = make_vocoder(
+        shared_parts() if convolutions else fast_parts(),
+        sizes=FlowSizes(5, 5, 2, max_prompt=60, voice_frames=300),
+        shapes=VocoderShapes(batch=batch),
+    )
     slots = [vocoder.open(make_voice(i)) for i in range(5)]
     for _ in range(2):
         for i, waves in enumerate(together(vocoder, slots)):
-            for number, expected in enumerate(alone(i, ONE_SIZE)):
+            for number, expected in enumerate(alone(i, ONE_SIZE, convolutions=convolutions)):
                 assert_close(waves[number], expected, OTHER_ORDER, f"chunk {number} of session {i}")
         vocoder.begin_turn(*slots)
 
 
 def test_order_of_chunks_does_not_matter():
-    vocoders = [make_vocoder() for _ in range(2)]
+    vocoders = [make_vocoder(fast_parts()) for _ in range(2)]
     opened = [[vocoder.open(make_voice(i)) for i in range(4)] for vocoder in vocoders]
     for number in range(3):
         chunks = [Chunk(slot, make_tokens(10 * number + slot, 28 - slot)) for slot in opened[0]]
@@ -114,7 +131,7 @@ def test_returned_sound_is_a_copy():
 
 def test_reused_slots_equal_new_slots():
     """Three rounds of four sessions in five slots."""
-    vocoder, voice, speech_tokens = make_vocoder(shapes=ONE_SIZE), make_voice(), make_tokens(0, 40)
+    vocoder, voice, speech_tokens = make_vocoder(fast_parts(), shapes=ONE_SIZE), make_voice(), make_tokens(0, 40)
     expected = alone(0, ONE_SIZE)
     used = set()
     for _ in range(3):
@@ -143,7 +160,7 @@ def prepared(vocoder: Vocoder, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_shared_voice_is_prepared_once(monkeypatch: pytest.MonkeyPatch):
-    vocoder = make_vocoder(shapes=ONE_SIZE)
+    vocoder = make_vocoder(fast_parts(), shapes=ONE_SIZE)
     calls = prepared(vocoder, monkeypatch)
     vocoder.prepare(make_voice())
     slots = [vocoder.open(make_voice()) for _ in range(2)]
@@ -157,7 +174,7 @@ def test_a_shared_voice_is_prepared_once(monkeypatch: pytest.MonkeyPatch):
 
 def test_an_evicted_voice_sounds_the_same_again(monkeypatch: pytest.MonkeyPatch):
     """Bit-identical in other rows and another slot."""
-    vocoder = make_vocoder(shapes=ONE_SIZE)
+    vocoder = make_vocoder(fast_parts(), shapes=ONE_SIZE)
     calls = prepared(vocoder, monkeypatch)
     expected = alone(0, ONE_SIZE)
     places = set()
@@ -174,7 +191,7 @@ def test_an_evicted_voice_sounds_the_same_again(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_voice_in_use_is_not_evicted():
-    vocoder = make_vocoder(shapes=ONE_SIZE)
+    vocoder = make_vocoder(fast_parts(), shapes=ONE_SIZE)
     slot = vocoder.open(make_voice(0))
     turn = chunks_of_turn(slot, tokens_of(0), COUNTS[0])
     got = []
@@ -193,7 +210,7 @@ def test_a_voice_in_use_is_not_evicted():
 
 
 def test_a_voice_whose_preparation_failed_is_not_found(monkeypatch: pytest.MonkeyPatch):
-    vocoder, voice = make_vocoder(shapes=ONE_SIZE), make_voice(0)
+    vocoder, voice = make_vocoder(fast_parts(), shapes=ONE_SIZE), make_voice(0)
 
     def broken(*given: object) -> None:
         raise RuntimeError("out of memory")
@@ -212,7 +229,7 @@ def test_a_voice_whose_preparation_failed_is_not_found(monkeypatch: pytest.Monke
 @given(data=st.data())
 def test_random_session_events_equal_separate_vocoders(data: st.DataObject):
     """Sessions open, speak in groups, begin turns and close at random, each against a separate vocoder."""
-    vocoder, voices = make_vocoder(), [make_voice(n, 20 + 13 * n) for n in range(4)]
+    vocoder, voices = make_vocoder(fast_parts()), [make_voice(n, 20 + 13 * n) for n in range(4)]
     solo: dict[int, tuple[Vocoder, int]] = {}
     for number in range(data.draw(st.integers(4, 12))):
         action = data.draw(st.sampled_from(["open", "speak", "speak", "speak", "begin", "close"]))
@@ -222,7 +239,7 @@ def test_random_session_events_equal_separate_vocoders(data: st.DataObject):
                 slot = vocoder.open(voice, n_steps)
             except SlotError:
                 continue
-            own = make_vocoder(sizes=FlowSizes(1, 1, SIZES.max_steps, max_prompt=120, voice_frames=120))
+            own = make_vocoder(fast_parts(), sizes=FlowSizes(1, 1, SIZES.max_steps, max_prompt=120, voice_frames=120))
             solo[slot] = own, own.open(voice, n_steps)
         elif action == "speak" and solo:
             group = data.draw(st.lists(st.sampled_from(sorted(solo)), min_size=1, max_size=5, unique=True))
@@ -248,12 +265,12 @@ def test_random_session_events_equal_separate_vocoders(data: st.DataObject):
 
 def test_another_voice_begins_with_the_next_turn():
     """The open turn goes on in the old one; the sound then equals that of a session opened with the new one."""
-    vocoder = make_vocoder()
+    vocoder = make_vocoder(fast_parts())
     slot, other = vocoder.open(make_voice(1)), vocoder.open(make_voice(2))
     tokens = make_tokens(1, 20)
     plain = speak_turn(vocoder, other, tokens, [5, 5])
     vocoder.begin_turn(other)
-    expected_old, vocoder_alone = [], make_vocoder()
+    expected_old, vocoder_alone = [], make_vocoder(fast_parts())
     expected_old = speak_turn(vocoder_alone, vocoder_alone.open(make_voice(1)), tokens, [5, 5])
     chunks = list(chunks_of_turn(slot, tokens, [5, 5]))
     got = [vocoder.speak([chunks[0]])[0]]
@@ -272,7 +289,7 @@ def test_another_voice_begins_with_the_next_turn():
 
 
 def test_a_refused_voice_leaves_the_one_that_waits():
-    vocoder = make_vocoder()
+    vocoder = make_vocoder(fast_parts())
     slots = [vocoder.open(make_voice(number)) for number in range(3)]
     vocoder.change_voice(slots[0], make_voice(3))
     with pytest.raises(SlotError, match="voices: expected a slot and 60 of 300 frames in one piece, got 4 voices"):
