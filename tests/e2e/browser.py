@@ -25,8 +25,6 @@ CHROMIUM_FLAGS = (
     *("--autoplay-policy=no-user-gesture-required", "--use-fake-device-for-media-stream"),
     "--host-resolver-rules=MAP duologue.test 127.0.0.1",  # a host name without TLS, which browsers treat as insecure
 )
-# For pages that live for seconds: optimizing their code takes longer than it saves.
-BRIEF_FLAGS = ("--js-flags=--no-opt --max-lazy --single-threaded-gc",)
 WAIT_S = 30.0
 CLICKS = 5
 POLL_MS = 50
@@ -53,19 +51,14 @@ def make_media(folder: Path) -> tuple[Path, Path]:
 
 
 @contextmanager
-def open_browser(media: tuple[Path, Path], *flags: str, brief: bool = True) -> Iterator[Browser]:
-    """A browser that grants microphone and camera.
-
-    Args:
-        flags: further flags of Chromium.
-        brief: for pages whose times are not measured.
-    """
+def open_browser(media: tuple[Path, Path], *flags: str) -> Iterator[Browser]:
+    """A browser that grants microphone and camera. flags: further flags of Chromium."""
     sound, picture = media
     files = [f"--use-file-for-fake-audio-capture={sound}", f"--use-file-for-fake-video-capture={picture}"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=chromium(),
-            args=[*CHROMIUM_FLAGS, *(BRIEF_FLAGS if brief else ()), *files, "--use-fake-ui-for-media-stream", *flags],
+            args=[*CHROMIUM_FLAGS, *files, "--use-fake-ui-for-media-stream", *flags],
             ignore_default_args=["--headless", "--mute-audio"],
         )
         try:

@@ -12,20 +12,13 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from tests.e2e.browser import OpenPage, open_browser
+from tests.e2e.browser import OpenPage
 from tests.e2e.serving import ServerProcess, gateway
 from tests.worker.http.client_scripts import TURNS_ALOUD, VIDEO, assert_audible
 from tests.worker.http.processes import running
 
 pytestmark = pytest.mark.alone
 TALK_S, SECONDS, MAX_GAP_MS, MAX_FLUSH_MS = 120.0, 13, 20, 150
-
-
-@pytest.fixture(scope="module")
-def browser(media: tuple[Path, Path]) -> Iterator[Browser]:
-    """A browser as people use it."""
-    with open_browser(media, brief=False) as one:
-        yield one
 
 
 @pytest.fixture(scope="module")
