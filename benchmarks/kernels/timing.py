@@ -52,9 +52,9 @@ class Meter:
 
     def time_us(self, call: Callable[[int], Any], n: int, sample_ms: float = SAMPLE_MS) -> float | None:
         """Microseconds per call of call(0) ... call(n - 1), captured in one graph; the median of several samples."""
+        call(0)
         if not self.is_cuda:
             return None
-        call(0)
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

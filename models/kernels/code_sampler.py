@@ -66,7 +66,8 @@ def _kept(scores, column, inside, peak, top_k, top_p, ONE: tl.constexpr, BITS: t
     return kept
 
 
-@triton.jit
+# `draws` is a row of a table: with an odd number of slots, every other row is not aligned.
+@triton.jit(do_not_specialize_on_alignment=["draws"])
 def _draw_code_kernel(
     given, slots, draws, seed, greedy, temperature, top_k, top_p, drawn, V, stride, which,
     STREAMS: tl.constexpr, STREAM: tl.constexpr, ROUNDS: tl.constexpr, ONE: tl.constexpr,

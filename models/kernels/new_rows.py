@@ -1,7 +1,6 @@
-"""One kernel for the addresses of new rows in a slot cache: places, visible rows, rotary angles and new lengths.
+"""Adds new rows to the lengths of a slot cache, and computes their places, visible rows and angles, in one kernel.
 
-It computes what `KVCache.view` and `rotary_angles` compute with some twenty small operations, which in a short stack
-take a fifth of the time. Requires Triton.
+It replaces about twenty small operations: `KVCache.view`, `rotary_angles` and `KVCache.advance`. Requires Triton.
 """
 
 from typing import NamedTuple
@@ -13,8 +12,9 @@ from torch import Tensor
 
 from models.kernels.launch import launch_options
 from models.layers.kv_cache import KVCache
+from models.layers.rotary import rotary_angles
 
-MOST_AT_ONCE = 16  # rows of one step of a program
+MAX_ROWS = 16  # new rows of a slot, which one program handles at once; with more the small operations run
 
 
 class NewRows(NamedTuple):
@@ -39,10 +39,7 @@ def _new_rows_kernel(
     T, scratch, max_len, table_stride,
     HALF: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """All rows of one slot. PAGE: rows of a page of the pool; 0 = no pool.
-
-    One warp: all of its threads read the length before one of them changes it.
-    """
+    """All rows of one slot. PAGE: rows of a page of the pool; 0 = no pool."""
     b = tl.program_id(0)
     d = tl.arange(0, BLOCK)
     angle = tl.load(frequencies + d, mask=d < HALF, other=0.0)
@@ -52,29 +49,29 @@ def _new_rows_kernel(
     slot, count = tl.load(slots + b), tl.load(n_new + b)
     start, position = tl.load(lengths + slot), tl.load(positions + slot)
     tl.store(first + b, tl.maximum(start - tl.load(windows + slot), 0))
-    for at in range(0, T, ROWS):
-        t = at + tl.arange(0, ROWS)
-        is_row = t < T
-        index = start + t
-        tl.store(last + b * T + t, tl.minimum(index, start + count - 1), mask=is_row)
-        place = tl.minimum(index, max_len - 1)
-        own = tl.zeros((ROWS,), tl.int64) + slot
-        if PAGE > 0:
-            own = tl.load(table + slot * table_stride + place // PAGE, mask=is_row, other=0)
-            place = place % PAGE
-        tl.store(row_slots + b * T + t, tl.where(t < count, own, scratch), mask=is_row)
-        tl.store(row_index + b * T + t, place, mask=is_row)
-        phase = (position + t).to(tl.float32)[:, None] * angle[None, :]
-        to = (b * T + t)[:, None] * HALF + d[None, :]
-        inside = is_row[:, None] & (d < HALF)[None, :]
-        tl.store(cos + to, tl.cos(phase), mask=inside)
-        tl.store(sin + to, tl.sin(phase), mask=inside)
-    tl.atomic_add(lengths + slot, count)
-    tl.atomic_add(positions + slot, count)
+    t = tl.arange(0, ROWS)
+    is_row = t < T
+    index = start + t
+    tl.store(last + b * T + t, tl.minimum(index, start + count - 1), mask=is_row)
+    place = tl.minimum(index, max_len - 1)
+    own = tl.zeros((ROWS,), tl.int64) + slot
+    if PAGE > 0:
+        own = tl.load(table + slot * table_stride + place // PAGE, mask=is_row, other=0)
+        place = place % PAGE
+    tl.store(row_slots + b * T + t, tl.where(t < count, own, scratch), mask=is_row)
+    tl.store(row_index + b * T + t, place, mask=is_row)
+    phase = (position + t).to(tl.float32)[:, None] * angle[None, :]
+    to = (b * T + t)[:, None] * HALF + d[None, :]
+    inside = is_row[:, None] & (d < HALF)[None, :]
+    tl.store(cos + to, tl.cos(phase), mask=inside)
+    tl.store(sin + to, tl.sin(phase), mask=inside)
+    tl.debug_barrier()  # all threads have read the length
+    tl.atomic_add(lengths + slot, count, sem="relaxed")
+    tl.atomic_add(positions + slot, count, sem="relaxed")
 
 
 def new_rows(cache: KVCache, slots: Tensor, n_new: Tensor, n_rows: int, kv_len: int, frequencies: Tensor) -> NewRows:
-    """Addresses of `n_rows` padded rows of each slot, n_new of them valid, and `cache.advance` by n_new.
+    """Advance the cache by n_new rows of each slot, of `n_rows` padded ones, and return their addresses.
 
     Args:
         slots, n_new: [B] int64 as for `KVCache.view`.
@@ -82,6 +79,12 @@ def new_rows(cache: KVCache, slots: Tensor, n_new: Tensor, n_rows: int, kv_len: 
         frequencies: [head_dim / 2] float32.
     """
     B, half = len(slots), len(frequencies)
+    if n_rows > MAX_ROWS:
+        view = cache.view(slots, n_new, n_rows, kv_len, masked=False)
+        assert view.first is not None and view.last is not None, "view: expected first and last rows, got a mask"
+        cos, sin = rotary_angles(view.positions, frequencies)
+        cache.advance(slots, n_new)
+        return NewRows(view.row_slots, view.row_index, view.first, view.last, cos, sin, view.pages)
 
     def empty(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=slots.device)
@@ -102,7 +105,7 @@ def new_rows(cache: KVCache, slots: Tensor, n_new: Tensor, n_rows: int, kv_len: 
         slots.contiguous(), n_new.contiguous(), cache.lengths, cache.positions, cache.windows, pages.table, frequencies,
         rows.row_slots, rows.row_index, rows.first, rows.last, rows.cos, rows.sin,
         n_rows, pages.scratch, cache.max_len, pages.table.stride(0),
-        HALF=half, BLOCK=triton.next_power_of_2(half), ROWS=min(MOST_AT_ONCE, triton.next_power_of_2(n_rows)),
+        HALF=half, BLOCK=triton.next_power_of_2(half), ROWS=triton.next_power_of_2(n_rows),
         PAGE=pages.rows if pages.is_pool else 0, num_warps=1, **launch_options(slots.device),
     )  # fmt: skip
     return rows

@@ -85,14 +85,14 @@ class CodePredictor(Derived):
         cache.set_length(slots, torch.zeros_like(slots))
         rows = self.small_to_mtp_projection(torch.stack((hidden, first_row), dim=1))
         n_new = active.long()
-        n_rows = n_new * rows.shape[1]
+        n_valid = n_new * rows.shape[1]
         codes: list[Tensor] = []
         for number in range(1, RESIDUAL_CODES + 1):
-            state: Tensor = self.model(rows, cache, slots, n_rows, PASS_ROWS, backend)
+            state: Tensor = self.model(rows, cache, slots, n_valid, PASS_ROWS, backend)
             logits = self._logits(state[:, -1], number, backend)
             codes.append(draw(logits, number))
             if number < RESIDUAL_CODES:
-                rows, n_rows = F.embedding(codes[-1], self.inputs[number - 1]).unsqueeze(1), n_new
+                rows, n_valid = F.embedding(codes[-1], self.inputs[number - 1]).unsqueeze(1), n_new
         return torch.stack(codes, dim=1)
 
     def parallel_logits(

@@ -18,6 +18,7 @@ from training.speech.voices import TARGET, VOICES
 from training.timelines.speech import RATE
 
 VOWELS = ("ih", "ae")
+KED_FOLDER = Path("/usr/share/festival/voices/english/ked_diphone")
 TARGET_VOICE = next(one for one in VOICES if one.name == TARGET)
 FLITE = next(one for one in VOICES if one.engine == "flite")
 
@@ -40,6 +41,12 @@ def test_more_speakers_differ() -> None:
     assert len(more) == len(voices.ACCENTS) * len(voices.VARIANTS)
     waves = [voices.utterance(one.voice, "hello").wave for one in more]
     assert len({one.tobytes() for one in waves}) > 0.8 * len(waves)
+
+
+@pytest.mark.skipif(not KED_FOLDER.exists(), reason="needs festvox-kdlpc16k")
+def test_the_voice_of_diphones_has_phonemes() -> None:
+    spoken = voices.utterance(voices.KED, "six cats")
+    assert 0.4 < len(spoken.wave) / RATE < 2 and len(spoken.phones) > 6
 
 
 @pytest.mark.skipif(shutil.which("flite") is None, reason="needs flite")

@@ -17,8 +17,8 @@ DEVICES = (
     pytest.param("cuda", marks=pytest.mark.gpu),
 )
 N_SLOTS, MAX_LEN, KV_LEN = 4, 300, 256
-SLOTS = (2, 0, 1, N_SLOTS, 3)  # a row of the scratch slot in the middle
-LENGTHS, AHEAD = (255, 0, 130, 5), (0, 0, 7, 2)  # of the slots; positions that they have skipped
+SLOTS = (2, 0, N_SLOTS, 1, N_SLOTS, N_SLOTS, 3)  # with padding rows
+LENGTHS, AHEAD = (255, 0, 130, 295), (0, 0, 40_000, 2)  # of the slots; positions that they have skipped
 
 
 def filled_cache(device: str, page: int) -> KVCache:
@@ -44,7 +44,10 @@ def filled_cache(device: str, page: int) -> KVCache:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("page", [0, 64])
-@pytest.mark.parametrize(("n_rows", "n_new"), [(1, (1, 1, 1, 0, 0)), (20, (20, 3, 17, 0, 1)), (2, (0, 0, 0, 0, 0))])
+@pytest.mark.parametrize(
+    ("n_rows", "n_new"),
+    [(1, (1, 1, 0, 1, 0, 0, 0)), (13, (13, 3, 0, 1, 0, 0, 5)), (20, (17, 3, 0, 20, 0, 0, 5)), (2, (0,) * 7)],
+)
 def test_equals_the_view_of_the_cache(device: str, page: int, n_rows: int, n_new: tuple[int, ...]) -> None:
     expected, cache = (filled_cache(device, page) for _ in range(2))
     slots, counts = torch.tensor(SLOTS, device=device), torch.tensor(n_new, device=device)
@@ -55,8 +58,10 @@ def test_equals_the_view_of_the_cache(device: str, page: int, n_rows: int, n_new
     for name in ("row_slots", "row_index", "first", "last"):
         assert_same(getattr(new, name), getattr(view, name), name)
     assert (new.pages is None) == (view.pages is None)
+    if new.pages is not None and view.pages is not None:
+        assert_same(new.pages, view.pages, "pages")
     assert_close(
-        torch.stack((new.cos, new.sin)), torch.stack(rotary_angles(view.positions, frequencies)), 1e-6, "angles"
+        torch.stack((new.cos, new.sin)), torch.stack(rotary_angles(view.positions, frequencies)), 1e-5, "angles"
     )
     assert_same(cache.lengths, expected.lengths, "lengths")
     assert_same(cache.positions, expected.positions, "positions")

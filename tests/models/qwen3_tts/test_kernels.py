@@ -91,7 +91,8 @@ def test_talker_step_after_a_prompt(model: Qwen3TTS) -> None:
     assert_close(*with_and_without(model, run), TOLERANCE, "logits")
 
 
-def test_kernel_draws_the_same_codes(model: Qwen3TTS) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernel_draws_the_same_codes(model: Qwen3TTS, dtype: torch.dtype) -> None:
     from models.qwen3_tts.kernel_draws import draw_codes_by_kernel
 
     state = TalkerState.allocate(model.talker, len(SETTINGS), 16)
@@ -102,9 +103,10 @@ def test_kernel_draws_the_same_codes(model: Qwen3TTS) -> None:
     for frame, which in enumerate((FIRST, REST, REST)):
         draws = torch.arange(len(slots), device=model.device) + 100 * frame
         generator = torch.Generator().manual_seed(frame)
-        scores = (3 * torch.randn(len(slots), 61, generator=generator)).to(model.device)
+        scores = (3 * torch.randn(len(slots), 61, generator=generator)).to(model.device, dtype)
         scores[:, 20:26] = scores[:, 20:21]  # ties
         scores[:, 50:] = float("-inf")
+        scores[3, 5:] = float("-inf")  # fewer than the top-k
         expected = draw_codes(scores, slots, state, draws, which, None)
         assert_same(draw_codes_by_kernel(scores, slots, state, draws, which, None), expected, f"codes of frame {frame}")
         drawn.append(expected.tolist())

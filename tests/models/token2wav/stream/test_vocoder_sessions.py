@@ -91,7 +91,7 @@ def test_sessions_of_different_steps_share_a_call():
 @pytest.mark.parametrize("batch", [(1,), (2,), (1, 2, 4)])
 def test_more_sessions_than_the_largest_batch(batch: tuple[int, ...]):
     """Five sessions with one voice each; calls are divided and padded, and all turns begin in one call."""
-    convolutions = batch == (2,)
+    convolutions = batch == (1, 2, 4)
     vocoder = make_vocoder(
         shared_parts() if convolutions else fast_parts(),
         sizes=FlowSizes(5, 5, 2, max_prompt=60, voice_frames=300),

@@ -31,7 +31,10 @@ def shared_parts() -> FlowAndHift:
 
 
 def source_alone(_hift: Hift, _mel: Tensor, source: Tensor, _n_frames: Tensor) -> Tensor:
-    """In place of `Hift.decode`: sound without its convolutions, which have no state and take most of the time."""
+    """In place of `Hift.decode`: sound without its convolutions, which have no state and take most of the time.
+
+    The overlap of two windows is then the same in both, so that fading from one to the other changes nothing.
+    """
     return 3 * source
 
 
