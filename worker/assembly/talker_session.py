@@ -5,8 +5,8 @@ from typing import Any
 from worker.config.embedded import is_talker
 from worker.config.session import UNIT_SPEECH_TOKENS, EngineConfig
 
-# Its speech tokens are less certain than those of a large model: at the usual 0.8 an independent recogniser hears 5.5
-# points more wrong words than in the voice that it has learned, at 0.4 none (29 replies, training/README.md).
+# Its speech tokens are less certain than those of a large model: at the usual 0.8 an independent recogniser hears 15
+# points more wrong words than in the voice that it has learned, at 0.4 7 (69 replies, training/README.md).
 SPEECH_TEMPERATURE = 0.4
 
 
