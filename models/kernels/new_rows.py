@@ -14,7 +14,7 @@ from models.kernels.launch import launch_options
 from models.layers.kv_cache import KVCache
 from models.layers.rotary import rotary_angles
 
-MAX_ROWS = 16  # new rows of a slot, which one program handles at once; with more the small operations run
+MAX_NEW_ROWS = 16  # of a slot, which one program handles at once; with more, the small operations run
 
 
 class NewRows(NamedTuple):
@@ -79,7 +79,7 @@ def new_rows(cache: KVCache, slots: Tensor, n_new: Tensor, n_rows: int, kv_len: 
         frequencies: [head_dim / 2] float32.
     """
     B, half = len(slots), len(frequencies)
-    if n_rows > MAX_ROWS:
+    if n_rows > MAX_NEW_ROWS:
         view = cache.view(slots, n_new, n_rows, kv_len, masked=False)
         assert view.first is not None and view.last is not None, "view: expected first and last rows, got a mask"
         cos, sin = rotary_angles(view.positions, frequencies)

@@ -27,6 +27,7 @@ KEPT_BYTES = 6_000_000  # of the utterances that a voice keeps, about 64
 ACCENTS = ("en-us", "en-gb", "en-gb-scotland", "en-029")
 VARIANTS = (("m1", 160), ("m2", 185), ("m4", 140), ("m5", 170), ("m8", 150), ("f1", 165), ("f3", 180), ("f5", 145))
 KED = SpeechVoice("ked", "festival", "voice_ked_diphone", 0.0)  # made of diphones, as most voices of festival are
+# Shares of the engines: flite has the natural voices, espeak-ng many speakers, festival the voice of diphones.
 ENGINE_SHARES = {"flite": 0.68, "espeak-ng": 0.2, "festival": 0.12}
 
 

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from models.checkpoint.embedded import TINY
 from models.stages.context_mover import ContextMover
 from models.stages.unit_steps import UnitSteps
 from worker import media
-from worker.assembly import parts as building
 from worker.engine import Engine
 from worker.loop.duplex_job import DuplexJob
 from worker.loop.unit_loop import UnitLoop
@@ -30,21 +28,12 @@ from worker.offline.options import DEFAULT_SOUND, engine_config, parser, session
 from worker.offline.reply import starts
 from worker.start import voices
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
 RATE = 24_000
 # Speech takes most of the time: few tokens per unit and few solver steps.
 FAST = ["--model", str(TINY), "--euler-steps", "1", "--set", "max_new_speak_tokens_per_chunk=4"]
 QUIET = ["--model", str(TINY), "--force-listen", "1000"]
 LISTEN_ROWS, PICTURE_ROWS = 13, 66
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _loaded_once() -> Iterator[None]:
-    """Load each checkpoint once for all commands of this process: no command changes its weights."""
-    loads = (building, "load_model"), (building, "load_flow_and_hift"), (voices, "load_voice_parts")
-    with pytest.MonkeyPatch.context() as patch:
-        for owner, name in loads:
-            patch.setattr(owner, name, cache(getattr(owner, name)))
-        yield
 
 
 @pytest.fixture(scope="module")

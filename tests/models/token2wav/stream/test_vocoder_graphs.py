@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -21,9 +20,9 @@ from tests.models.token2wav.stream.vocoders import (
     make_tokens,
     make_vocoder,
     make_voice,
-    source_alone,
     speak_turn,
     tensors,
+    without_convolutions,
 )
 
 SHAPES = VocoderShapes(batch=(2,), speech_tokens=(10, 28), columns=(256,), prompt=(60, 120))
@@ -49,9 +48,7 @@ def own_vocoder(shapes: VocoderShapes = SHAPES, *, convolutions: bool = True) ->
         convolutions: with those of HiFT.
     """
     parts = load_flow_and_hift(FOLDER)
-    if not convolutions:
-        parts.hift.decode = partial(source_alone, parts.hift)
-    return make_vocoder(parts, shapes=shapes, steps=(1,))
+    return make_vocoder(parts if convolutions else without_convolutions(parts), shapes=shapes, steps=(1,))
 
 
 def many(vocoder: Vocoder, n_units: int) -> Iterator[Tensor]:

@@ -41,7 +41,11 @@ def source_alone(_hift: Hift, _mel: Tensor, source: Tensor, _n_frames: Tensor) -
 @cache
 def fast_parts() -> FlowAndHift:
     """As `shared_parts`, without HiFT's convolutions."""
-    parts = load_flow_and_hift(FOLDER)
+    return without_convolutions(load_flow_and_hift(FOLDER))
+
+
+def without_convolutions(parts: FlowAndHift) -> FlowAndHift:
+    """The same modules; HiFT's sound is its source from now on."""
     parts.hift.decode = partial(source_alone, parts.hift)
     return parts
 
