@@ -5,17 +5,21 @@ where that is lost from the small files that an earlier call left in OUT (`--ini
 and at the end, also after SIGTERM, so a call may be stopped at any time.
 
 OUT gets six files: `mind_weights.pt`, `mind_moments.pt`, the same of `speech`, `log.jsonl` and `report.json`.
+
+With several devices, `torchrun --nproc-per-node N -m training.run_mind ...` starts a process for each. The processes
+divide the rows of a step and make records of their own; the first one logs and saves.
 """
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import get_args
@@ -28,6 +32,7 @@ from training.mind.examples import Examples, Task
 from training.mind.filling import PoolFiller
 from training.mind.learner import Learner, LearnPlan, quiet_start
 from training.mind.measure import measure, measure_loss
+from training.mind.parallel import Group
 from training.mind.pool import Pool, PoolSizes, Stored
 from training.mind.produce import SHARD, SPEECH_SHARD, SPOKEN_LESSONS, ProducerPlan, Producers
 from training.mind.sight import SightTrainer
@@ -43,6 +48,8 @@ WAIT_S = 0.1  # between polls for records at the start
 END_S = 6.0  # kept for the last save
 MEASURE_SHARE, MAX_MEASURE_S = 0.06, 40.0  # of a call's time, for the figures at its end
 FIRST_NUMBER = 10_000_000  # records of a call begin at a multiple of this
+NUMBERS_OF_A_PROCESS = 10**12  # between the records of two processes of a call
+COMPILER_CORES = 4  # of a process; with fewer free ones the producers wait while it compiles
 POOL_BYTES = {"cuda": 70e9, "cpu": 1e9}
 HELD_OUT_BYTES = {"cuda": 6e9, "cpu": 5e8}
 
@@ -55,7 +62,7 @@ class Call:
     out: Path
     seconds: float
     stage: str
-    plan_seconds: float
+    plan_seconds: float | None
     initial: Path | None
     producers: int
     rows: int
@@ -77,6 +84,7 @@ class Call:
     sight_seconds: float
     gather_seconds: float
     mind: Path | None
+    group: Group = field(default_factory=Group)
 
 
 class Stopped(Exception):
@@ -89,10 +97,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--stage", choices=("mind", "speech"), default="mind")
     parser.add_argument("--seconds", type=float, default=560.0, help="of this call, everything included")
-    parser.add_argument("--plan-seconds", type=float, default=4200.0, help="of training in all calls of this stage")
+    parser.add_argument(
+        "--plan-seconds", type=float, help="of training in all calls of this stage; default: until the end of this call"
+    )
     parser.add_argument("--initial", type=Path, help="OUT of an earlier call, where WORK is lost")
-    parser.add_argument("--producers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
-    parser.add_argument("--rows", type=int, default=49_152, help="of the language model in a step")
+    parser.add_argument("--producers", type=int, default=max(1, _cores() - 2), help="of each process")
+    parser.add_argument("--rows", type=int, default=49_152, help="of the language model in a step of all processes")
     parser.add_argument("--rate", type=float, default=1e-3, help="highest learning rate")
     parser.add_argument("--restart", action="store_true", help="the rate begins anew and falls until --plan-seconds")
     parser.add_argument("--dropout", type=float, default=0.1, help="share of what layers add that training leaves out")
@@ -131,9 +141,13 @@ def main(argv: list[str] | None = None) -> int:
             parser.error(f"--{name}: expected --stage speech with it")
     if args["task"] == WRITTEN and not args["written"]:
         parser.error(f"--task {WRITTEN}: expected a --written above zero with it")
+    group, args["device"] = Group.of_environment(args["device"])
+    for name in ("mind", "sight_seconds"):
+        if args[name] and group.size > 1:
+            parser.error(f"--{name.replace('_', '-')}: expected one process with it, got {group.size}")
     args["pool_bytes"] = args["pool_bytes"] or POOL_BYTES[args["device"].type]
     signal.signal(signal.SIGTERM, _stop)
-    return run(Call(**args))
+    return run(Call(**args, group=group))
 
 
 def run(call: Call) -> int:
@@ -142,11 +156,12 @@ def run(call: Call) -> int:
     end = begun + call.seconds
     for folder in (call.work, call.out):
         folder.mkdir(parents=True, exist_ok=True)
-    talker = call.work / "talker"
-    if not talker.exists():
-        write_random(talker)
-    examples = Examples(talker, seconds=call.conversation_s, lesson_s=call.lesson_s)
-    log = _log_to(call.out / "log.jsonl", begun)
+    if call.group.is_first:
+        _prepare_folders(call)
+    call.group.agreed(0)  # the others wait for the files
+    examples = Examples(call.work / "talker", seconds=call.conversation_s, lesson_s=call.lesson_s)
+    logs = call.out / "log.jsonl" if call.group.is_first else call.work / f"log{call.group.rank}.jsonl"
+    log = _log_to(logs, begun)
     learner, found = _learner(call, examples)
     log({"stage": call.stage, "continues": found, "progress": learner.progress, "device": str(call.device)})
     pool = Pool(PoolSizes.of_bytes(call.pool_bytes), call.device)
@@ -161,16 +176,35 @@ def run(call: Call) -> int:
         n_steps = _train(call, learner, producers, filler, pool, end, log)
         filler.stop()
         filler.check()
+        call.group.leave()
+        if not call.group.is_first:
+            return 0
         log({"figures": _measure(call, learner, held_out, filler.unseen, examples)})
         return 0 if n_steps else 1
     except (Stopped, KeyboardInterrupt):
-        learner.save(call.out)
+        if call.group.is_first:
+            learner.save(call.out)
         log({"stopped": True, "step": learner.step_number})
         return 0
     finally:
         if filler is not None:
             filler.stop()
         producers.stop()
+
+
+def _prepare_folders(call: Call) -> None:
+    """The checkpoint's folder in WORK, and the files of an earlier call in OUT."""
+    if not (talker := call.work / "talker").exists():
+        write_random(talker)
+    if call.initial is not None:
+        for file in call.initial.glob("*.pt"):
+            if not (call.out / file.name).exists():
+                shutil.copy(file, call.out / file.name)
+
+
+def _cores() -> int:
+    """Cores of each process."""
+    return (os.cpu_count() or 2) // int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _gather(call: Call, filler: PoolFiller, begun: float) -> None:
@@ -219,29 +253,46 @@ def _train(
             return 0
         time.sleep(WAIT_S)
     if call.compiled and time.monotonic() < end:
-        producers.pause()  # compilation needs the cores
+        pauses = _cores() - call.producers < COMPILER_CORES
+        if pauses:
+            producers.pause()
         learner.prepare(pool)
-        producers.resume()
+        if pauses:
+            producers.resume()
     saved = logged = time.monotonic()
+    if call.plan_seconds is None:
+        learner.schedule(*call.group.agreed(learner.seconds + max(1.0, end - saved)))
     first, count = learner.step_number, 0
-    while (now := time.monotonic()) < end and not (call.max_steps and learner.step_number - first >= call.max_steps):
+    while True:
         filler.check()
+        is_over = time.monotonic() >= end or (call.max_steps and learner.step_number - first >= call.max_steps)
+        is_over, saves, learner.seconds = call.group.agreed(
+            bool(is_over), time.monotonic() - saved > SAVE_S, learner.seconds
+        )
+        if saves or is_over:
+            _save(call, learner, log)
+            saved = time.monotonic()
+        if is_over:
+            break
         learner.step(pool)
         count += 1
         if (now := time.monotonic()) - logged > LOG_S:
             values = learner.take_log()
             step_s = (time.monotonic() - logged) / count
-            logged, count = time.monotonic(), 0
+            logged, count = now, 0
             counts = {"records": dict(pool.n_added), "uses": pool.uses}
             log(values | {"ms_per_step": round(1000 * step_s, 1), **counts})
-        if now - saved > SAVE_S:
-            learner.save(call.out)
-            if call.mind is not None and (call.mind / "mind_weights.pt").exists():
-                log({"mind": learner.follow(call.mind)})
-            saved = time.monotonic()
-    learner.save(call.out)
     log(learner.take_log())
     return learner.step_number - first
+
+
+def _save(call: Call, learner: Learner, log: Callable[[object], None]) -> None:
+    """Save the state, and take the newest mind where one is followed."""
+    call.group.share_weights(learner.weights)
+    if call.group.is_first:
+        learner.save(call.out)
+    if call.mind is not None and (call.mind / "mind_weights.pt").exists():
+        log({"mind": learner.follow(call.mind)})
 
 
 def _is_filled(pool: Pool, learner: Learner, waited_s: float) -> bool:
@@ -275,23 +326,20 @@ def _learner(call: Call, examples: Examples) -> tuple[Learner, str]:
     if call.device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cuda.enable_cudnn_sdp(False)  # it would prepare each of many shapes
-    if call.initial is not None:
-        for file in call.initial.glob("*.pt"):
-            if not (call.out / file.name).exists():
-                shutil.copy(file, call.out / file.name)
     model = random_model(load_config(examples.folder), device=call.device, seed=0)
     quiet_start(model)
     plan = LearnPlan(
         work=call.work,
         device=call.device,
-        plan_seconds=call.plan_seconds,
-        rows=call.rows,
+        plan_seconds=call.plan_seconds or math.inf,
+        rows=call.rows // call.group.size,
         rate=call.rate,
         restarts=call.restart,
         task=call.task,
         compiled=call.compiled,
         dropout=call.dropout,
         written=call.written,
+        group=call.group,
     )
     special = examples.tokenizer.special
     mind = Learner(model, special, plan)
@@ -320,12 +368,12 @@ def _producer_plan(call: Call, examples: Examples, learner: Learner) -> Producer
         shard = {call.task: shard[call.task]}
     return ProducerPlan(
         examples=examples,
-        folder=call.work / "shards",
-        first=FIRST_NUMBER * (1 + int(learner.seconds)),
+        folder=call.work / f"shards{call.group.rank or ''}",
+        first=FIRST_NUMBER * (1 + int(learner.seconds)) + NUMBERS_OF_A_PROCESS * call.group.rank,
         shard=tuple(shard.items()),
         silent=call.silent,
         stock=call.stock and call.stage == "mind",  # no two texts of the speech model should be the same
-        n_held_out=call.producers,
+        n_held_out=call.producers if call.group.is_first else 0,
     )
 
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from training.grammar import turns, words
-from training.grammar.camera import Target, answers, draw_motion, draw_question, fits
+from training.grammar.camera import Target, answers, draw_match, draw_motion, draw_question, draw_target, fits
 from training.grammar.phrases import Split, intents, read_blocks, small_talk, variants
 from training.scenes.labels import Shown
+from training.scenes.random_scenes import draw_shown
 
 N = 300
 
@@ -102,3 +103,18 @@ def test_camera_answers_fit_the_picture() -> None:
     assert draw_motion(rng, "train", star, "not at all").text in intents()["still"].answers
     assert Target("something red", color="red").matches(star)
     assert not Target("a dog", name="dog").matches(star) and not Target("a dog", name="dog").matches(None)
+
+
+def test_number_and_place_do_not_tell_what_is_watched_for() -> None:
+    rng, drawn = random.Random(5), list[Shown]()
+    for _ in range(N):
+        target = draw_target(rng)
+        drawn.append(draw_match(rng, target))
+        assert target.matches(drawn[-1]), f"expected a match of {target}, got {drawn[-1]}"
+
+    def in_the_middle(shown: list[Shown]) -> float:
+        return sum(one.count == 1 and one.place == "in the middle" for one in shown) / len(shown)
+
+    expected, got = in_the_middle([draw_shown(rng) for _ in range(N)]), in_the_middle(drawn)
+    assert got == pytest.approx(expected, abs=0.06), f"one in the middle: expected {expected:.2f}, got {got:.2f}"
+    assert {one.kind for one in drawn} == {"shape", "digit", "letter", "thing"}

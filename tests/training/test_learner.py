@@ -231,6 +231,9 @@ def test_the_rate_may_begin_anew(examples: Examples, tmp_path: Path) -> None:
         rates[restarts] = (first, again.rate)
     assert rates[False] == tuple(3e-3 * rate_at(along, RE_WARMUP_STEPS) for along in (0.6, 0.8))
     assert rates[True] == pytest.approx([3e-3 * rate_at(along, RE_WARMUP_STEPS) for along in (0.0, 0.5)])
+    again.schedule(1000.0)  # after 800 s, until another end
+    again.seconds = 900.0
+    assert again.rate == pytest.approx(3e-3 * rate_at(0.5, RE_WARMUP_STEPS))
 
 
 def test_moments_of_eight_bits() -> None:

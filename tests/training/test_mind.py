@@ -16,6 +16,7 @@ from tests.training.served import Served, serve
 from tests.training.test_served_rows import REFERENCE, make_timeline
 from tests.worker.loop.engines import TINY, loaded
 from training.mind import records
+from training.mind.batches import collate
 from training.mind.device_sound import degrade_all, unit_mels
 from training.mind.forward import Passes
 from training.mind.records import EncoderSegment, Record, make_record, sound_segments
@@ -66,6 +67,20 @@ def test_logits_equal_those_of_serving(timeline: Timeline, record: Record, serve
         assert worst < 1e-3, f"unit {unit}: expected the logits of serving, got a difference of {worst:.5f}"
     targets = got.batch.targets[got.batch.is_decision].tolist()
     assert targets == [unit.tokens[0] for unit in timeline.units[FORCED_UNITS:]]
+
+
+def test_decisions_about_a_new_picture_are_marked(timeline: Timeline, tokenizer: Tokenizer) -> None:
+    record = made(timeline, tokenizer, TimelinePart(0, 0, len(timeline.units)))
+    batch = collate([record])
+    shown, expected = None, []
+    for number, unit in enumerate(timeline.units):
+        look = None if unit.picture is None else (unit.picture.shown, unit.picture.look, unit.picture.at)
+        is_new, shown = look is not None and look != shown, look or shown
+        if not unit.is_forced:
+            expected.append((number, is_new))
+    got = batch.is_new_view[batch.is_decision].tolist()
+    assert got == [is_new for _, is_new in expected], f"expected {expected}, got {got}"
+    assert any(got) and not all(got) and not batch.is_new_view[~batch.is_decision].any()
 
 
 def test_a_batch_gives_the_logits_of_its_members(timeline: Timeline, tokenizer: Tokenizer, record: Record) -> None:

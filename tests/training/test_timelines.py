@@ -9,7 +9,7 @@ import pytest
 
 from models.inputs.tokens import Tokenizer
 from training.grammar.phrases import Split, intents
-from training.timelines.conversations import BACKCHANNELS, Habits, draw_timeline
+from training.timelines.conversations import BACKCHANNELS, WATCHFUL, Habits, draw_timeline
 from training.timelines.layout import NOTHING, PICTURE, SOUND, RowLayout
 from training.timelines.pacing import MAX_CHARS, MAX_TOKENS, pace
 from training.timelines.speech import RATE, degrade, noise_bursts
@@ -142,6 +142,20 @@ def test_alerts_follow_their_picture_at_once() -> None:
             assert now.shown.name in said.text or (now.shown.color or "") in said.text
             n_alerts += 1
     assert n_alerts > 2
+
+
+def test_watchful_conversations_watch_more_often(tokenizer: Tokenizer) -> None:
+    def count(habits: Habits) -> int:
+        drawn = (
+            draw_timeline(
+                seed, 60, tokenizer.encode, tokenizer.special, noise_bursts, things=False, habits=habits
+            ).script
+            for seed in range(10)
+        )
+        return sum(said.skill == "watch_alert" for script in drawn for said in script)
+
+    usual, watchful = count(Habits(camera=1.0)), count(WATCHFUL)
+    assert watchful > 2 * usual > 0, f"expected more than twice as many alerts, got {watchful} and {usual}"
 
 
 def test_pacing_keeps_the_text_and_its_limits(tokenizer: Tokenizer) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from training.grammar.phrases import Split, fill, intents
 from training.grammar.turns import Exchange, answered
 from training.scenes.labels import COLORS, DIGITS, SHAPES, THINGS, UNCOUNTED, Motion, Shown, with_article
+from training.scenes.random_scenes import KINDS, NAMES, draw_placed
 
 QUESTIONS = ("show_thing", "show_color", "show_shape", "show_digit", "show_letter", "show_count", "show_place")
 
@@ -103,13 +104,14 @@ def draw_target(rng: random.Random) -> Target:
 
 
 def draw_match(rng: random.Random, target: Target) -> Shown:
-    """A label that matches."""
+    """A label that matches. Numbers and places are those of other labels, so that they do not tell it from them."""
     if target.color is not None:
-        return Shown("shape", rng.choice(SHAPES), target.color)
+        kind = rng.choice([kind for kind in KINDS if kind != "thing"])
+        return draw_placed(rng, kind, rng.choice(NAMES[kind]), target.color)
     assert target.name is not None
     if target.is_thing:
-        return Shown("thing", target.name, None)
-    return Shown("digit" if target.name in DIGITS else "shape", target.name, rng.choice(sorted(COLORS)))
+        return draw_placed(rng, "thing", target.name, None)
+    return draw_placed(rng, "digit" if target.name in DIGITS else "shape", target.name, rng.choice(sorted(COLORS)))
 
 
 def draw_watch(rng: random.Random, split: Split, target: Target) -> Exchange:

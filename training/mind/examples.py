@@ -19,7 +19,7 @@ from training.mind.stock.utterances import Stock
 from training.mind.voices import EngineVoice, Utterance, draw_voice
 from training.mind.words.written import WRITTEN
 from training.scenes.drawing import has_things
-from training.timelines.conversations import draw_timeline
+from training.timelines.conversations import WATCHFUL, draw_timeline
 from training.timelines.layout import SYSTEM, ContextRows, RowLayout
 from training.timelines.lessons import (
     CAPTION_SYSTEM,
@@ -46,6 +46,7 @@ SYSTEMS = (
     "You are a friendly companion. Answer briefly.",
     "Listen, look and talk with the user.",
 )
+WATCHFUL_SHARE = 0.3  # of conversations
 QUIET_SPEEDS = (0.7, 1.3)
 SILENT: tuple[Task, ...] = ("text", "captions")  # tasks in which no one speaks
 ReplySpeaker = Callable[["DrawnPart", ContextRows], tuple[SpeechRecord, ...]]
@@ -215,6 +216,7 @@ class Examples:
             source.voice,
             split=self.split,
             things=things,
+            habits=WATCHFUL if rng.random() < WATCHFUL_SHARE else None,
             phrases=source.phrases,
             views=source.views,
         )

@@ -27,7 +27,7 @@ from training.timelines.layout import NOTHING
 CLIP_CHUNK_ROWS = 50  # encoder rows that a row of a clip sees ahead at most
 PICTURE_SIDE = 32  # patches
 PATCH = 14
-PICTURES_AT_ONCE = 192
+PICTURES_AT_ONCE = 96
 
 
 @dataclass(frozen=True)

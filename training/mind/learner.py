@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,6 +28,7 @@ from training.mind.device_sound import degrade_all, degrade_mels, unit_mels
 from training.mind.examples import Task
 from training.mind.forward import Inputs, Passes, clip_mels, logits_of, run_rows
 from training.mind.moments import AUXILIARY, load_small, save_small
+from training.mind.parallel import Group
 from training.mind.pool import Pool, Stored
 from training.mind.records import SILENCE
 from training.mind.sight import class_loss
@@ -46,7 +47,7 @@ WORD_WEIGHT = 0.5  # of the loss of words
 BLANK_BIAS = 8.0  # at the start, where most rows have no word: two of three rows are blank
 PAUSE_WEIGHT = 0.1  # of pauses among phonemes: most of a conversation is silent
 TASKS_OF_A_STEP = 2  # the more, the more operations of small batches
-MAX_TASK_ROWS = 2 / 3  # of a step's rows; bounds memory where few tasks have fresh records
+MAX_TASK_ROWS = 4 / 3  # of the mean rows of a batch; bounds memory where few tasks have fresh records
 # Shares of rows at parts of the schedule; between them they change evenly.
 CURRICULUM: tuple[tuple[float, dict[Task, float]], ...] = (
     (0.0, {"text": 0.18, "echo": 0.43, "captions": 0.24, "talk": 0.05, "written": 0.05, "chat": 0.05}),
@@ -62,7 +63,7 @@ class LearnPlan:
 
     Args:
         plan_seconds: of training in all runs together, over which the learning rate falls.
-        rows: of the language model in a step.
+        rows: of the language model in a step of this process.
         rate: highest learning rate.
         restarts: the rate begins at its highest again and falls over what is left of the plan.
         task: one task instead of the curriculum.
@@ -70,6 +71,7 @@ class LearnPlan:
         compiled: the parts that take most of the time are compiled.
         dropout: share of what the layers of a language model add to a row that is left out in training.
         written: share of utterances that training gives as text, see `words.written`; 0: no task of it either.
+        group: the processes that train together. Each draws from its own records, with chance of its own.
     """
 
     work: Path
@@ -84,6 +86,7 @@ class LearnPlan:
     dropout: float = 0.0
     written: float = 0.0
     seed: int = 0
+    group: Group = field(default_factory=Group)
 
 
 RESIDUAL = ("out_proj.weight", "o_proj.weight", "fc2.weight", "down_proj.weight")  # what is added to a residual stream
@@ -150,14 +153,16 @@ class Learner:
         plain = [weight for weight in self.weights.values() if weight.ndim == 1]
         groups = [{"params": decayed, "weight_decay": 0.02}, {"params": plain, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=plan.rate, betas=(0.9, 0.98), fused=True)
-        self.random = random.Random(plan.seed)
-        self.generator = torch.Generator(device).manual_seed(plan.seed)
+        self.random = random.Random(self._chance(0))
+        self.generator = torch.Generator(device).manual_seed(self._chance(0))
         self.step_number = self.first_step = 0
         self.first_progress = 0.0  # of this run
         self.seconds = 0.0  # trained in all runs
         self.n_drawn = 0  # sequences in all runs
         self._sums: dict[str, list[Tensor]] = {}
         self._owed: dict[Task, float] = {}  # rows of each task that its share is ahead of what was drawn
+        if plan.group.size > 1:  # the processes are not to draw the same task in each step
+            self._owed = {task: plan.rows * self.random.random() for task in self.tasks}
 
     # --- state ---------------------------------------------------------------------------------
 
@@ -176,14 +181,22 @@ class Learner:
             self.random.setstate((version, tuple(internal), gauss))
         elif small is not None and (small / f"{self.name}_weights.pt").exists():
             numbers, found = load_small(small, self.name, self.weights, self.optimizer), str(small)
-            self.random.seed(f"{self.plan.seed} {numbers['step']}")
-            self.generator.manual_seed(self.plan.seed + int(numbers["step"]))
+            self.random.seed(self._chance(int(numbers["step"])))
+            self.generator.manual_seed(self._chance(int(numbers["step"])))
         else:
             return "nothing"
         self.step_number = self.first_step = int(numbers["step"])
         self.seconds, self.n_drawn = float(numbers["seconds"]), int(numbers["drawn"])
+        if self.plan.group.rank:  # the state has the chance of the first process
+            self.random.seed(self._chance(self.step_number))
+            self.generator.manual_seed(self._chance(self.step_number))
         self.first_progress = self.progress
         return found
+
+    def schedule(self, plan_seconds: float) -> None:
+        """Let the schedule end after this time of training in all runs."""
+        self.plan = replace(self.plan, plan_seconds=plan_seconds)
+        self.first_progress = self.progress
 
     def save(self, small: Path | None = None) -> None:
         """Write the whole state to the work folder, and small files to another one."""
@@ -206,6 +219,10 @@ class Learner:
     def follow(self, mind: Path) -> float:
         """Take the weights of another training that is not this learner's own. Returns: its step."""
         raise ValueError(f"{mind}: expected a training of speech, got one of the {self.name}")
+
+    def _chance(self, step: int) -> int:
+        """Seed of a step: another one in each process and each step."""
+        return (self.plan.seed + step) * self.plan.group.size + self.plan.group.rank
 
     def _counters(self) -> dict[str, float]:
         return {"step": self.step_number, "seconds": self.seconds, "drawn": self.n_drawn}
@@ -230,7 +247,7 @@ class Learner:
         begun = time.monotonic()
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate
-        torch.manual_seed(self.plan.seed + self.step_number)  # of dropout: a run that continues drops the same
+        torch.manual_seed(self._chance(self.step_number))  # of dropout: a run that continues drops the same
         for task, rows in self._next_tasks(pool).items():
             drawn = pool.draw(task, round(rows), self.random)
             self.n_drawn += len(drawn)
@@ -239,6 +256,7 @@ class Learner:
             (loss * (rows / self.plan.rows)).backward()
             for name, value in measured.items():
                 self._sums.setdefault(f"{task}_{name}", []).append(value.detach())
+        self.plan.group.mean_gradients(self.weights)
         norm = nn.utils.clip_grad_norm_(self.weights.values(), MAX_NORM, foreach=True)
         self._sums.setdefault("norm", []).append(norm)
         # The fused optimizer leaves the step out where this is one.
@@ -272,7 +290,8 @@ class Learner:
         logits = logits_of(self.model, states.hidden, batch.learned)
         each = F.cross_entropy(logits, batch.targets, reduction="none")
         quiet = batch.is_decision & (batch.targets == self.special.listen)
-        weight = torch.where(quiet, QUIET_WEIGHT, 1.0)
+        # The answer to a new picture is never taken for granted: the model may be watching for what it shows.
+        weight = torch.where(quiet & ~batch.is_new_view, QUIET_WEIGHT, 1.0)
         loss = (each * weight).sum() / weight.sum()
         is_right = logits.argmax(-1) == batch.targets
         measured = {"loss": loss}
@@ -355,8 +374,9 @@ class Learner:
         total = sum(shares.values())
         for task, share in shares.items():
             self._owed[task] = self._owed.get(task, 0.0) + self.plan.rows * share / total
-        most = sorted(shares, key=lambda task: -self._owed[task])[:TASKS_OF_A_STEP]
-        return {task: min(self._owed.pop(task), MAX_TASK_ROWS * self.plan.rows) for task in most}
+        n_tasks = TASKS_OF_A_STEP if self.plan.group.size == 1 else 1
+        most = sorted(shares, key=lambda task: -self._owed[task])[:n_tasks]
+        return {task: min(self._owed.pop(task), MAX_TASK_ROWS * self.plan.rows / n_tasks) for task in most}
 
     def _shares(self, pool: Pool) -> dict[Task, float]:
         shares = {self.plan.task: 1.0} if self.plan.task else shares_at(self.progress)

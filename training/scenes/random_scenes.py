@@ -19,6 +19,12 @@ from training.scenes.labels import (
 )
 
 KINDS: tuple[Kind, ...] = ("shape", "shape", "digit", "letter", "thing", "thing")
+NAMES: dict[Kind, tuple[str, ...]] = {
+    "shape": SHAPES,
+    "digit": DIGITS,
+    "letter": LETTERS,
+    "thing": tuple(sorted(THINGS)),
+}
 MANY_SHARE = 0.3  # pictures of several equal objects
 _STEPS = {"to the left": (-1, 0), "to the right": (1, 0), "up": (0, -1), "down": (0, 1), "not at all": (0, 0)}
 
@@ -41,9 +47,12 @@ class Movement:
 def draw_shown(rng: random.Random, things: bool = True) -> Shown:
     """A random label. things: whether the font of things is there."""
     kind = rng.choice([kind for kind in KINDS if things or kind != "thing"])
-    names = {"shape": SHAPES, "digit": DIGITS, "letter": LETTERS, "thing": tuple(sorted(THINGS))}[kind]
-    name = rng.choice(names)
-    color = None if kind == "thing" else rng.choice(sorted(COLORS))
+    name = rng.choice(NAMES[kind])
+    return draw_placed(rng, kind, name, None if kind == "thing" else rng.choice(sorted(COLORS)))
+
+
+def draw_placed(rng: random.Random, kind: Kind, name: str, color: str | None) -> Shown:
+    """A label of an object with a random number and place."""
     if kind in ("shape", "thing") and name not in UNCOUNTED and rng.random() < MANY_SHARE:
         return Shown(kind, name, color, rng.randint(2, MAX_COUNT))
     return Shown(kind, name, color, 1, rng.choice(PLACES))

@@ -31,6 +31,7 @@ class Habits:
     """How often things happen: shares between 0 and 1.
 
     pause: of sentences with a thinking pause. interruption, backchannel: of replies. camera: of conversations.
+    watching: how often the model is asked to watch for something, beside other actions with a camera.
     """
 
     pause: float = 0.35
@@ -38,6 +39,10 @@ class Habits:
     backchannel: float = 0.15
     camera: float = 0.5
     long_idle: float = 0.04
+    watching: float = 1.0
+
+
+WATCHFUL = Habits(camera=1.0, watching=10.0)
 
 
 @dataclass
@@ -118,7 +123,7 @@ class RandomConversation:
         if state.has_camera:
             actions += [(self._change_view, 1.5), (self._watch_motion, 1), (self._ask_before, 0.8)]
             if state.target is None and not state.is_quiet:
-                actions.append((self._watch, 1))
+                actions.append((self._watch, self._habits.watching))
         (action,) = self._rng.choices([one for one, _ in actions], [weight for _, weight in actions])
         action()
 
