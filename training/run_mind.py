@@ -7,7 +7,8 @@ and at the end, also after SIGTERM, so a call may be stopped at any time.
 OUT gets six files: `mind_weights.pt`, `mind_moments.pt`, the same of `speech`, `log.jsonl` and `report.json`.
 
 With several devices, `torchrun --nproc-per-node N -m training.run_mind ...` starts a process for each. The processes
-divide the rows of a step and make records of their own; the first one logs and saves.
+divide the rows of a step and make records of their own; the first one saves and decides when to stop. The others write
+their logs to `WORK/logN.jsonl`.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,7 +64,8 @@ class Call:
     out: Path
     seconds: float
     stage: str
-    plan_seconds: float | None
+    plan_seconds: float
+    until_end: bool
     initial: Path | None
     producers: int
     rows: int
@@ -87,6 +90,9 @@ class Call:
     group: Group = field(default_factory=Group)
 
 
+STOP = threading.Event()  # a process of a group was asked to end
+
+
 class Stopped(Exception):
     """The process was asked to end."""
 
@@ -97,8 +103,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--stage", choices=("mind", "speech"), default="mind")
     parser.add_argument("--seconds", type=float, default=560.0, help="of this call, everything included")
+    parser.add_argument("--plan-seconds", type=float, default=4200.0, help="of training in all calls of this stage")
     parser.add_argument(
-        "--plan-seconds", type=float, help="of training in all calls of this stage; default: until the end of this call"
+        "--until-end", action="store_true", help="the plan ends with this call, in place of --plan-seconds"
     )
     parser.add_argument("--initial", type=Path, help="OUT of an earlier call, where WORK is lost")
     parser.add_argument("--producers", type=int, default=max(1, _cores() - 2), help="of each process")
@@ -142,6 +149,8 @@ def main(argv: list[str] | None = None) -> int:
     if args["task"] == WRITTEN and not args["written"]:
         parser.error(f"--task {WRITTEN}: expected a --written above zero with it")
     group, args["device"] = Group.of_environment(args["device"])
+    if group.size > 1:  # an exception would leave the other processes in a call that waits for this one
+        signal.signal(signal.SIGTERM, lambda *_: STOP.set())
     for name in ("mind", "sight_seconds"):
         if args[name] and group.size > 1:
             parser.error(f"--{name.replace('_', '-')}: expected one process with it, got {group.size}")
@@ -177,7 +186,7 @@ def run(call: Call) -> int:
         filler.stop()
         filler.check()
         call.group.leave()
-        if not call.group.is_first:
+        if STOP.is_set() or not call.group.is_first:
             return 0
         log({"figures": _measure(call, learner, held_out, filler.unseen, examples)})
         return 0 if n_steps else 1
@@ -250,6 +259,8 @@ def _train(
         filler.check()
         if not producers.n_alive:
             log({"error": "no producer is alive"})
+            if call.group.size > 1:
+                raise RuntimeError(f"process {call.group.rank}: expected producers that are alive, got none")
             return 0
         time.sleep(WAIT_S)
     if call.compiled and time.monotonic() < end:
@@ -260,14 +271,14 @@ def _train(
         if pauses:
             producers.resume()
     saved = logged = time.monotonic()
-    if call.plan_seconds is None:
+    if call.until_end:
         learner.schedule(*call.group.agreed(learner.seconds + max(1.0, end - saved)))
     first, count = learner.step_number, 0
     while True:
         filler.check()
-        is_over = time.monotonic() >= end or (call.max_steps and learner.step_number - first >= call.max_steps)
+        is_last = call.max_steps is not None and learner.step_number - first >= call.max_steps
         is_over, saves, learner.seconds = call.group.agreed(
-            bool(is_over), time.monotonic() - saved > SAVE_S, learner.seconds
+            is_last or STOP.is_set() or time.monotonic() >= end, time.monotonic() - saved > SAVE_S, learner.seconds
         )
         if saves or is_over:
             _save(call, learner, log)
@@ -276,10 +287,10 @@ def _train(
             break
         learner.step(pool)
         count += 1
-        if (now := time.monotonic()) - logged > LOG_S:
+        if time.monotonic() - logged > LOG_S:
             values = learner.take_log()
             step_s = (time.monotonic() - logged) / count
-            logged, count = now, 0
+            logged, count = time.monotonic(), 0
             counts = {"records": dict(pool.n_added), "uses": pool.uses}
             log(values | {"ms_per_step": round(1000 * step_s, 1), **counts})
     log(learner.take_log())
@@ -331,7 +342,7 @@ def _learner(call: Call, examples: Examples) -> tuple[Learner, str]:
     plan = LearnPlan(
         work=call.work,
         device=call.device,
-        plan_seconds=call.plan_seconds or math.inf,
+        plan_seconds=math.inf if call.until_end else call.plan_seconds,
         rows=call.rows // call.group.size,
         rate=call.rate,
         restarts=call.restart,
@@ -348,7 +359,8 @@ def _learner(call: Call, examples: Examples) -> tuple[Learner, str]:
         return mind, found
     if found == "nothing":
         raise SystemExit("speech: expected a trained mind in WORK, OUT or --initial, got none")
-    mind.save(call.out)  # OUT may be new, or have an older mind
+    if call.group.is_first:
+        mind.save(call.out)  # OUT may be new, or have an older mind
     speech = SpeechLearner(model, special, plan)
     return speech, speech.restore(call.out)
 

@@ -78,9 +78,9 @@ def test_decisions_about_a_new_picture_are_marked(timeline: Timeline, tokenizer:
         is_new, shown = look is not None and look != shown, look or shown
         if not unit.is_forced:
             expected.append((number, is_new))
-    got = batch.is_new_view[batch.is_decision].tolist()
+    got = batch.is_new_picture[batch.is_decision].tolist()
     assert got == [is_new for _, is_new in expected], f"expected {expected}, got {got}"
-    assert any(got) and not all(got) and not batch.is_new_view[~batch.is_decision].any()
+    assert any(got) and not all(got) and not batch.is_new_picture[~batch.is_decision].any()
 
 
 def test_a_batch_gives_the_logits_of_its_members(timeline: Timeline, tokenizer: Tokenizer, record: Record) -> None:

@@ -1,19 +1,21 @@
 """Training in several processes: what they exchange, and that they take the same steps."""
 
+import json
 import multiprocessing
 import os
+import signal
 import socket
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from tests.training.batches import SIZES, tiny_model
-from tests.worker.loop.engines import TINY
-from training.mind.examples import Examples
-from training.mind.learner import Learner, LearnPlan
+from tests.training.test_run_mind import OneShard
+from training import run_mind
+from training.mind.examples import Task
+from training.mind.learner import Learner
 from training.mind.parallel import Group
 from training.mind.pool import Pool
-from training.mind.produce import make_shard
 
 CPU = torch.device("cpu")
 SIZE = 2
@@ -26,12 +28,12 @@ def free_port() -> int:
     return port
 
 
-def take_steps(rank: int, port: int, folder: Path) -> None:
-    """What one process does: weights, gradients and numbers of its own, then two steps on records of its own."""
-    os.environ |= {"WORLD_SIZE": str(SIZE), "RANK": str(rank), "LOCAL_RANK": str(rank)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def take_part(rank: int, ports: list[int], folder: Path) -> None:
+    """What one process does: exchanges of its own numbers, a call of two steps, and a call that is stopped."""
+    os.environ |= {"WORLD_SIZE": str(SIZE), "RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
     torch.set_num_threads(1)
-    group, device = Group.of_environment(CPU)
+    os.environ["MASTER_PORT"] = str(ports[0])
+    group, _ = Group.of_environment(CPU)
     weights = {name: torch.full((2,), 10.0 + rank) for name in ("both", "one", "none")}
     weights["both"].grad = torch.tensor([1.0, 3.0 + 4 * rank])
     if rank == 1:
@@ -40,30 +42,44 @@ def take_steps(rank: int, port: int, folder: Path) -> None:
     gradients = {name: one.grad for name, one in weights.items()}
     numbers = group.agreed(rank + 0.5, rank)
     group.share_weights(weights)
-
-    examples = Examples(TINY, seconds=8.0, lesson_s=7.0)
-    pool = Pool(SIZES, CPU)
-    pool.add(make_shard(examples, [("text", 4)], 100 * rank, 0))
-    mind = Learner(tiny_model(), examples.tokenizer.special, LearnPlan(folder, device, 1000, rows=64, group=group))
-    tasks = []
-    for _ in range(2):
-        tasks.append(sorted(mind._next_tasks(pool)))
-        (mind.seconds,) = group.agreed(mind.seconds)
-        mind.step(pool)
-    sums = torch.stack([one.detach().double().sum() for one in mind.weights.values()])
-    seen = {"rank": group.rank, "gradients": gradients, "weights": weights, "numbers": numbers, "tasks": tasks}
-    torch.save(seen | {"sums": sums, "loss": mind.take_log()["text_loss"]}, folder / f"{rank}.pt")
     group.leave()
+
+    sums, tasks = list[Tensor](), list[list[str]]()
+    step, draw = Learner.step, Learner._next_tasks
+
+    def kept_step(self: Learner, pool: Pool) -> None:
+        step(self, pool)
+        sums.append(torch.stack([one.detach().double().sum() for one in self.weights.values()]))
+        if len(sums) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def kept_tasks(self: Learner, pool: Pool) -> dict[Task, float]:
+        tasks.append(list(drawn := draw(self, pool)))
+        return drawn
+
+    Learner.step, Learner._next_tasks = kept_step, kept_tasks  # type: ignore[method-assign]
+    run_mind.Producers = OneShard  # type: ignore[assignment,misc]
+    common = ["--work", str(folder / "work"), "--rows", "256", "--device", "cpu", "--pool-bytes", "1e7"]
+    os.environ["MASTER_PORT"] = str(ports[1])
+    assert run_mind.main([*common, "--out", str(folder / "out"), "--max-steps", "2", "--until-end"]) == 0
+    os.environ["MASTER_PORT"] = str(ports[2])
+    assert run_mind.main([*common, "--out", str(folder / "stopped"), "--seconds", "600"]) == 0
+    seen = {"rank": group.rank, "gradients": gradients, "weights": weights, "numbers": numbers}
+    torch.save(seen | {"sums": torch.stack(sums), "tasks": tasks}, folder / f"{rank}.pt")
 
 
 def test_processes_take_the_same_steps(tmp_path: Path) -> None:
-    context, port = multiprocessing.get_context("spawn"), free_port()
-    processes = [context.Process(target=take_steps, args=(rank, port, tmp_path)) for rank in range(SIZE)]
-    for one in processes:
-        one.start()
-    for one in processes:
-        one.join(120)
-    assert [one.exitcode for one in processes] == [0, 0]
+    context, ports = multiprocessing.get_context("spawn"), [free_port() for _ in range(3)]
+    processes = [context.Process(target=take_part, args=(rank, ports, tmp_path), daemon=True) for rank in range(SIZE)]
+    try:
+        for one in processes:
+            one.start()
+        for one in processes:
+            one.join(180)
+        assert [one.exitcode for one in processes] == [0, 0]
+    finally:
+        for one in processes:
+            one.kill()
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(SIZE))
     for rank, seen in enumerate((first, second)):
         assert seen["rank"] == rank
@@ -72,10 +88,22 @@ def test_processes_take_the_same_steps(tmp_path: Path) -> None:
         assert seen["gradients"]["none"] is None
         assert seen["numbers"] == (0.5, 0.0)
         assert all(one.tolist() == [10.0, 10.0] for one in seen["weights"].values())
-        assert seen["tasks"] == [["text"], ["text"]], "expected one task a step of each process"
-    assert first["loss"] != second["loss"], "expected batches of their own"
+        assert seen["tasks"] == [["text"]] * 3, "expected one task a step of each process"
     difference = float((first["sums"] - second["sums"]).abs().max())
     assert difference == 0, f"expected the same weights, got a difference of {difference}"
+    assert not torch.equal(first["sums"][0], first["sums"][1]), "expected steps that change weights"
+
+    report = json.loads((tmp_path / "out" / "report.json").read_text())["mind"]
+    assert report["step"] == 2 and report["held_out"] == 2 and 0 < report["progress"] <= 1
+    assert (tmp_path / "work" / "log1.jsonl").exists()
+    # A stopped call saves and measures nothing.
+    assert sorted(one.name for one in (tmp_path / "stopped").iterdir()) == [
+        "log.jsonl",
+        "mind_moments.pt",
+        "mind_weights.pt",
+    ]
+    moments = torch.load(tmp_path / "stopped" / "mind_moments.pt", weights_only=True)
+    assert moments["counters"]["step"] == 3
 
 
 def test_a_process_alone_exchanges_nothing() -> None:

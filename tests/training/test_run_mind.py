@@ -54,6 +54,7 @@ def test_a_call_continues_from_its_files(tmp_path: Path, monkeypatch: pytest.Mon
     assert all(one.stat().st_size < 20 * 2**20 for one in out.iterdir())
     report = json.loads((out / "report.json").read_text())["mind"]
     assert report["step"] == 1 and report["held_out"] == 2 and 0 <= report["text_answers"] <= 1
+    assert 0 < report["progress"] < 0.5, f"expected a small part of the plan, got {report['progress']}"
 
     # Where WORK is lost, a call continues from OUT.
     assert run_mind.main(["--work", str(tmp_path / "new"), "--out", str(moved), "--initial", str(out), *common]) == 0

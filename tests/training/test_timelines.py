@@ -144,7 +144,7 @@ def test_alerts_follow_their_picture_at_once() -> None:
     assert n_alerts > 2
 
 
-def test_watchful_conversations_watch_more_often(tokenizer: Tokenizer) -> None:
+def test_watchful_habits_give_more_alerts(tokenizer: Tokenizer) -> None:
     def count(habits: Habits) -> int:
         drawn = (
             draw_timeline(

@@ -104,7 +104,7 @@ def draw_target(rng: random.Random) -> Target:
 
 
 def draw_match(rng: random.Random, target: Target) -> Shown:
-    """A label that matches. Numbers and places are those of other labels, so that they do not tell it from them."""
+    """A label that matches. Numbers and places are drawn as for other labels, so that they do not reveal it."""
     if target.color is not None:
         kind = rng.choice([kind for kind in KINDS if kind != "thing"])
         return draw_placed(rng, kind, rng.choice(NAMES[kind]), target.color)

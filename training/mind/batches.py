@@ -19,7 +19,7 @@ class Batch:
         ids: [B, T].
         learned, targets: [N] places of rows with a target, and the targets.
         is_decision: [N] whether the target is the first token of its unit.
-        is_new_view: [N] whether it is that of a unit with a picture that no earlier unit has.
+        is_new_picture: [N] whether it is that of a unit with a picture that no earlier unit of the record has.
         owners: [N] sequence of each target.
         sound, sound_sources: [n] places of rows of units; sources count (segment * K + unit) * 10 + row.
         clip, clip_sources: [n] the same for rows of clips; sources count clip * PLACES_OF_CLIP + row.
@@ -32,7 +32,7 @@ class Batch:
     learned: Tensor
     targets: Tensor
     is_decision: Tensor
-    is_new_view: Tensor
+    is_new_picture: Tensor
     owners: Tensor
     sound: Tensor
     sound_sources: Tensor
@@ -80,7 +80,7 @@ def collate(records: Sequence[Record]) -> Batch:
         found["learned"].append(base + learned)
         found["targets"].append(one.targets[learned].astype(np.int64))
         found["is_decision"].append(one.kinds[learned] == SOUND)
-        found["is_new_view"].append(new_views(one)[learned])
+        found["is_new_picture"].append(new_pictures(one)[learned])
         found["owners"].append(np.full(len(learned), row))
         for name, kind in (("sound", SOUND), ("clip", REFERENCE), ("picture", PICTURE)):
             places = np.flatnonzero(one.kinds == kind)
@@ -104,8 +104,11 @@ def collate(records: Sequence[Record]) -> Batch:
     return Batch(**{name: torch.from_numpy(values) for name, values in arrays.items()})
 
 
-def new_views(record: Record) -> np.ndarray:
-    """[T] whether a row is the last one of sound in a unit whose picture no earlier unit has."""
+def new_pictures(record: Record) -> np.ndarray:
+    """[T] whether a row is the last one of sound in a unit whose picture no earlier unit has.
+
+    A long view has a new picture every `FRAMES_OF_A_VIEW` units, a movement one in each unit.
+    """
     is_new = np.zeros(len(record.kinds), bool)
     ends = np.flatnonzero((record.kinds == PICTURE) & (record.sources % PICTURE_ROWS == PICTURE_ROWS - 1))
     _, first = np.unique(record.sources[ends], return_index=True)
@@ -115,6 +118,6 @@ def new_views(record: Record) -> np.ndarray:
 
 
 _LISTS = (
-    *("learned", "targets", "is_decision", "is_new_view", "owners", "sound", "sound_sources"),
+    *("learned", "targets", "is_decision", "is_new_picture", "owners", "sound", "sound_sources"),
     *("clip", "clip_sources", "picture", "picture_sources"),
 )

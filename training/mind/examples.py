@@ -46,7 +46,7 @@ SYSTEMS = (
     "You are a friendly companion. Answer briefly.",
     "Listen, look and talk with the user.",
 )
-WATCHFUL_SHARE = 0.3  # of conversations
+WATCHFUL_OF_TEN = 3  # conversations of training
 QUIET_SPEEDS = (0.7, 1.3)
 SILENT: tuple[Task, ...] = ("text", "captions")  # tasks in which no one speaks
 ReplySpeaker = Callable[["DrawnPart", ContextRows], tuple[SpeechRecord, ...]]
@@ -216,7 +216,7 @@ class Examples:
             source.voice,
             split=self.split,
             things=things,
-            habits=WATCHFUL if rng.random() < WATCHFUL_SHARE else None,
+            habits=WATCHFUL if self.split == "train" and index % 10 < WATCHFUL_OF_TEN else None,
             phrases=source.phrases,
             views=source.views,
         )

@@ -153,8 +153,8 @@ class Learner:
         plain = [weight for weight in self.weights.values() if weight.ndim == 1]
         groups = [{"params": decayed, "weight_decay": 0.02}, {"params": plain, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=plan.rate, betas=(0.9, 0.98), fused=True)
-        self.random = random.Random(self._chance(0))
-        self.generator = torch.Generator(device).manual_seed(self._chance(0))
+        self.random = random.Random(self._seed(0))
+        self.generator = torch.Generator(device).manual_seed(self._seed(0))
         self.step_number = self.first_step = 0
         self.first_progress = 0.0  # of this run
         self.seconds = 0.0  # trained in all runs
@@ -181,15 +181,15 @@ class Learner:
             self.random.setstate((version, tuple(internal), gauss))
         elif small is not None and (small / f"{self.name}_weights.pt").exists():
             numbers, found = load_small(small, self.name, self.weights, self.optimizer), str(small)
-            self.random.seed(self._chance(int(numbers["step"])))
-            self.generator.manual_seed(self._chance(int(numbers["step"])))
+            self.random.seed(self._seed(int(numbers["step"])))
+            self.generator.manual_seed(self._seed(int(numbers["step"])))
         else:
             return "nothing"
         self.step_number = self.first_step = int(numbers["step"])
         self.seconds, self.n_drawn = float(numbers["seconds"]), int(numbers["drawn"])
         if self.plan.group.rank:  # the state has the chance of the first process
-            self.random.seed(self._chance(self.step_number))
-            self.generator.manual_seed(self._chance(self.step_number))
+            self.random.seed(self._seed(self.step_number))
+            self.generator.manual_seed(self._seed(self.step_number))
         self.first_progress = self.progress
         return found
 
@@ -220,7 +220,7 @@ class Learner:
         """Take the weights of another training that is not this learner's own. Returns: its step."""
         raise ValueError(f"{mind}: expected a training of speech, got one of the {self.name}")
 
-    def _chance(self, step: int) -> int:
+    def _seed(self, step: int) -> int:
         """Seed of a step: another one in each process and each step."""
         return (self.plan.seed + step) * self.plan.group.size + self.plan.group.rank
 
@@ -247,7 +247,7 @@ class Learner:
         begun = time.monotonic()
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate
-        torch.manual_seed(self._chance(self.step_number))  # of dropout: a run that continues drops the same
+        torch.manual_seed(self._seed(self.step_number))  # of dropout: a run that continues drops the same
         for task, rows in self._next_tasks(pool).items():
             drawn = pool.draw(task, round(rows), self.random)
             self.n_drawn += len(drawn)
@@ -290,8 +290,8 @@ class Learner:
         logits = logits_of(self.model, states.hidden, batch.learned)
         each = F.cross_entropy(logits, batch.targets, reduction="none")
         quiet = batch.is_decision & (batch.targets == self.special.listen)
-        # The answer to a new picture is never taken for granted: the model may be watching for what it shows.
-        weight = torch.where(quiet & ~batch.is_new_view, QUIET_WEIGHT, 1.0)
+        # Decisions about a new picture keep their full weight, because it may show what the model watches for.
+        weight = torch.where(quiet & ~batch.is_new_picture, QUIET_WEIGHT, 1.0)
         loss = (each * weight).sum() / weight.sum()
         is_right = logits.argmax(-1) == batch.targets
         measured = {"loss": loss}

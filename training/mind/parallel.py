@@ -1,6 +1,6 @@
 """Training in several processes, one a device: each draws batches of its own, and all take the same steps.
 
-Started by `torchrun`; a process that is started without it is a group of one, which communicates with nobody.
+Started by `torchrun`; a process that is started without it is a group of one, which exchanges nothing.
 """
 
 import os
@@ -42,7 +42,7 @@ class Group:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process decides, logs and saves."""
+        """Whether this process decides and saves."""
         return self.rank == 0
 
     def agreed(self, *numbers: float) -> tuple[float, ...]:
