@@ -149,13 +149,12 @@ def main(argv: list[str] | None = None) -> int:
     if args["task"] == WRITTEN and not args["written"]:
         parser.error(f"--task {WRITTEN}: expected a --written above zero with it")
     group, args["device"] = Group.of_environment(args["device"])
-    if group.size > 1:  # an exception would leave the other processes in a call that waits for this one
-        signal.signal(signal.SIGTERM, lambda *_: STOP.set())
     for name in ("mind", "sight_seconds"):
         if args[name] and group.size > 1:
             parser.error(f"--{name.replace('_', '-')}: expected one process with it, got {group.size}")
     args["pool_bytes"] = args["pool_bytes"] or POOL_BYTES[args["device"].type]
-    signal.signal(signal.SIGTERM, _stop)
+    # In a group an exception would leave the other processes in a call that waits for this one.
+    signal.signal(signal.SIGTERM, _stop if group.size == 1 else lambda *_: STOP.set())
     return run(Call(**args, group=group))
 
 

@@ -105,7 +105,7 @@ def test_camera_answers_fit_the_picture() -> None:
     assert not Target("a dog", name="dog").matches(star) and not Target("a dog", name="dog").matches(None)
 
 
-def test_number_and_place_do_not_tell_what_is_watched_for() -> None:
+def test_number_and_place_do_not_reveal_the_target() -> None:
     rng, drawn = random.Random(5), list[Shown]()
     for _ in range(N):
         target = draw_target(rng)
