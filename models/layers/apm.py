@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from models.checkpoint.config import AudioConfig
 from models.layers.backend import Backend
 from models.layers.kv_cache import CacheView, KVCache
-from models.layers.transformer import Projector, attend
+from models.layers.transformer import Projector, attend, shared_mask
 
 UNIT_ROWS = 50  # encoder rows a unit adds to the cache
 
@@ -148,6 +148,7 @@ class Apm(nn.Module):
 
     def run_layers(self, x: Tensor, view: CacheView, cache: KVCache) -> Tensor:
         """The layers and the final norm in PyTorch operations; shapes as `Backend.audio_layers`, view with a mask."""
+        view = shared_mask(view, 1, x.dtype) if cache.runs_eager else view
         return self.layer_norm(self._stream_layers(x, view, cache))
 
     def _stream_layers(self, x: Tensor, view: CacheView, cache: KVCache) -> Tensor:

@@ -41,6 +41,7 @@ class CacheView(NamedTuple):
     first: Tensor | None = None  # [B] oldest visible row
     last: Tensor | None = None  # [B, T] newest visible row of each query
     pages: Tensor | None = None  # [B, n] pages of each slot; None without a pool
+    place: int | None = None  # number of the only slot, whose rows are read without a copy; None copies them
 
     def write(self, cache: Tensor, rows: Tensor) -> None:
         """Write rows [B, T, kv_heads, head_dim] to one layer's keys or values, in place."""
@@ -51,6 +52,8 @@ class CacheView(NamedTuple):
         # `narrow` instead of a slice: a slice makes torch.compile guard on the number of rows.
         if self.pages is not None:
             return joined(cache, self.pages).narrow(2, 0, self.kv_len)
+        if self.place is not None:
+            return cache.narrow(0, self.place, 1).narrow(2, 0, self.kv_len)
         return cache.narrow(2, 0, self.kv_len).index_select(0, self.slots)
 
 
@@ -60,7 +63,10 @@ def joined(cache: Tensor, pages: Tensor) -> Tensor:
 
 
 class KVCache:
-    """Keys and values of all slots of one decoder; see the module's schema."""
+    """Keys and values of all slots of one decoder; see the module's schema.
+
+    runs_eager: the views are used on a CPU, by operations that are not compiled: their values can be read at once.
+    """
 
     def __init__(
         self,
@@ -91,6 +97,7 @@ class KVCache:
         self.lengths = torch.zeros(n_slots + 1, dtype=torch.int64, device=device)
         self.positions = torch.zeros_like(self.lengths)
         self.windows = torch.full_like(self.lengths, max_len)
+        self.runs_eager = False
 
     def tensors(self) -> list[Tensor]:
         return [*self.k, *self.v, self.lengths, self.positions, self.windows]
@@ -129,7 +136,8 @@ class KVCache:
         columns = torch.arange(kv_len, device=slots.device)
         # At least one column stays visible, so that a padding row is finite.
         mask = (columns <= last[:, :, None].clamp(min=0)) & (columns >= first[:, :, None])
-        return CacheView(slots, row_slots, index, positions, mask, kv_len, pages=pages)
+        place = int(slots.numpy()[0]) if self.runs_eager and len(slots) == 1 else None
+        return CacheView(slots, row_slots, index, positions, mask, kv_len, pages=pages, place=place)
 
     def places(self, slots: Tensor, index: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
         """Where rows are written, as `CacheView.row_slots` and `row_index`.

@@ -71,7 +71,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
     Args:
         q: [B, T, H, D]. k, v: [B, KV, L, D] with H a multiple of KV.
-        mask: [B, 1 or T, L] bool, true = the key is visible, or an additive float; None = all keys are visible.
+        mask: [B, 1 or T, L] bool, true = the key is visible, or an additive float; None = all keys are visible. Also
+            [B, H / KV * T, L], from `shared_mask`.
     Returns: [B, T, H * D].
     """
     # Query heads of one group become extra query rows, so keys and values are never repeated.
@@ -80,10 +81,21 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     rows = q.view(B, T, -1, groups, D).permute(0, 2, 3, 1, 4).reshape(B, -1, groups * T, D)
     if mask is not None:
         mask = mask[:, None]
-        if groups > 1 and mask.shape[2] > 1:
+        if mask.shape[2] not in (1, groups * T):
             mask = mask.repeat(1, 1, groups, 1)
     out = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask)
     return out.view(B, -1, groups, T, D).permute(0, 3, 1, 2, 4).reshape(B, T, H * D)
+
+
+def shared_mask(view: CacheView, groups: int, dtype: torch.dtype) -> CacheView:
+    """A view with a mask as PyTorch's attention uses it, so that it is made once and not by every layer.
+
+    groups: query heads for each key/value head.
+    """
+    mask = view.mask
+    assert mask is not None, "expected a view with a mask"
+    bias = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
+    return view._replace(mask=bias.repeat(1, groups, 1) if groups > 1 and mask.shape[1] > 1 else bias)
 
 
 class DecoderHyperparameters(Protocol):
@@ -197,6 +209,7 @@ class LayerStack(Derived):
         """tables: modules by name, registered before the layers."""
         super().__init__()
         self.head_dim, self.rope_theta = config.head_dim, config.rope_theta
+        self.groups = config.heads // config.kv_heads
         for name, table in tables.items():
             self.add_module(name, table)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.n_layers))
@@ -232,6 +245,8 @@ class LayerStack(Derived):
         """Run rows [B, T, D] at the addresses of a view with a mask; does not advance the cache. Returns: [B, T, D]."""
         cos, sin = (part.unsqueeze(2) for part in rotary_angles(view.positions, self.frequencies))  # for all heads
         x = embeds
+        if cache.runs_eager:
+            view = shared_mask(view, self.groups, x.dtype)
         for layer, k_cache, v_cache in zip(self.layers, cache.k, cache.v, strict=True):
             x = layer(x, cos, sin, view, k_cache, v_cache)
         return self.norm(x)

@@ -5,9 +5,13 @@ sessions. Weights are fixed-point integers, because an integer sum does not depe
 the same function of weights and number on every device.
 """
 
+from typing import TypeVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Word = TypeVar("Word", int, Tensor)
 
 # A (draw, stream) pair gives one number; two decisions of the same step use different streams.
 STREAM_STOP_PROBE = 0
@@ -17,6 +21,7 @@ N_STREAMS = 8
 
 WEIGHT_ONE = 2**40  # weight of the most probable entry; the sum of 2**22 such entries does not overflow
 SCAN_BLOCK = 1024
+MAX_ON_HOST = 32  # numbers that Python computes sooner than 60 operations on tensors do
 
 _MASK32 = 0xFFFFFFFF
 _MULTIPLIER = 0xD256D193
@@ -24,10 +29,15 @@ _KEY_STEP = 0x9E3779B9
 _N_ROUNDS = 10
 
 
-def philox2x32(low: Tensor, high: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Ten rounds of Philox2x32 on int64 tensors of 32-bit words.
+def is_eager_on_cpu(tensor: Tensor) -> bool:
+    """Whether the host may read the tensor at once: it is in host memory, and no graph is traced."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
-    Returns: two such tensors.
+
+def philox2x32(low: Word, high: Word, key: Word) -> tuple[Word, Word]:
+    """Ten rounds of Philox2x32 on numbers, or int64 tensors, of 32-bit words.
+
+    Returns: two such words.
     Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
     """
     for n in range(_N_ROUNDS):
@@ -46,9 +56,17 @@ def uniform(seed: Tensor, draw: Tensor, stream: int) -> Tensor:
     Returns: [B] float64.
     """
     assert 0 <= stream < N_STREAMS, stream
+    if len(seed) <= MAX_ON_HOST and is_eager_on_cpu(seed):
+        pairs = zip(seed.numpy().tolist(), draw.numpy().tolist(), strict=True)
+        return torch.tensor([_uniform(*pair, stream) for pair in pairs], dtype=torch.float64)
     counter = (draw * N_STREAMS + stream) & _MASK32
     first, second = philox2x32(counter, (seed >> 32) & _MASK32, seed & _MASK32)
     return ((first << 21) | (second >> 11)).double() * 2.0**-53
+
+
+def _uniform(seed: int, draw: int, stream: int) -> float:
+    first, second = philox2x32((draw * N_STREAMS + stream) & _MASK32, (seed >> 32) & _MASK32, seed & _MASK32)
+    return ((first << 21) | (second >> 11)) * 2.0**-53
 
 
 def fixed_point_weights(scores: Tensor, peak: Tensor) -> Tensor:

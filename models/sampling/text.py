@@ -16,7 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.errors import TokenError
-from models.sampling.rng import STREAM_STOP_PROBE, STREAM_TEXT, draw_index, fixed_point_weights, running_sum, uniform
+from models.sampling.rng import (
+    STREAM_STOP_PROBE,
+    STREAM_TEXT,
+    draw_index,
+    fixed_point_weights,
+    is_eager_on_cpu,
+    running_sum,
+    uniform,
+)
 from models.sampling.settings import TextSampling, check_number, signed_seed
 
 NEVER = float("-inf")
@@ -351,11 +359,6 @@ def best(scores: Tensor, candidates: int | None) -> tuple[Tensor, Tensor]:
     ids, by_id = ids.sort(dim=1)
     values, by_value = values.gather(1, by_id).sort(dim=1, descending=True, stable=True)
     return values, ids.gather(1, by_value)
-
-
-def is_eager_on_cpu(tensor: Tensor) -> bool:
-    """Whether NumPy may read the tensor: it is in host memory, and no graph is traced."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _sort_with_numpy(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -123,11 +123,19 @@ class SlotState:
         if self.images is not None:
             self.images.index_fill_(0, slots, 0)
 
+    def run_eager(self) -> None:
+        """Read rows without copies where possible, for regions on a CPU that are not compiled."""
+        for cache in self._caches():
+            cache.runs_eager = True
+
     def split_scratch(self) -> None:
         """Give each layer a scratch slot of its own, for compiled layers. Graphs captured before must not run again."""
-        for cache in (self.llm, self.apm, None if self.speech is None else self.speech.cache):
-            if cache is not None:
-                cache.split_scratch()
+        for cache in self._caches():
+            cache.split_scratch()
+
+    def _caches(self) -> list[KVCache]:
+        caches = (self.llm, self.apm, None if self.speech is None else self.speech.cache)
+        return [cache for cache in caches if cache is not None]
 
     def slot_bytes(self) -> dict[str, int]:
         """Bytes of one slot by part, without scratch slots."""

@@ -1,7 +1,8 @@
 """Plays cases through a gateway over the duplex protocol, one unit after the other.
 
-A unit is sent when the result of the one before has come; with `real_time` also not before its second is over.
-Decisions depend on the order of units only, so that both give the same conversation.
+A unit is sent when the result of the one before has come; with `real_time` also not before its second is over, and its
+picture half a second before that, as the page does. Decisions depend on the order of units only, so that both give the
+same conversation.
 """
 
 import asyncio
@@ -30,6 +31,7 @@ SETTLED = 2  # silent units after which a reply is over
 MAX_REPLY = 20  # units
 LOUD = 0.003  # root mean square of a unit that speaks; speech has about 0.08
 UNIT_MS = 1000.0
+PICTURE_LEAD_S = 0.5  # by which a picture comes before its unit in real time
 RESULT_S = 120.0
 QUALITY = 80  # of JPEG files, as the page sends them
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
@@ -170,9 +172,12 @@ class Player:
         self._pending = self._pending[RATE:]
         sound = sound + self.played.case.noise * self._noise.standard_normal(RATE, np.float32)
         pictures = [] if self._view is None else [await asyncio.to_thread(self._render, self._view.picture(self._now))]
-        due = self._begun + self._now + 1
-        if self._real_time and (rest := due - time.monotonic()) > 0:
-            await asyncio.sleep(rest)
+        if self._real_time:
+            due = self._begun + self._now + 1
+            await _sleep_until(due - PICTURE_LEAD_S)
+            while pictures:
+                await self._client.send_picture(pictures.pop(0))
+            await _sleep_until(due)
         sent = time.monotonic()
         await self._client.send_unit(sound.clip(-1, 1), pictures)
         result = await self._result()
@@ -192,6 +197,11 @@ class Player:
         except TimeoutError:
             got = f"nothing for {RESULT_S:.0f} s"
         raise ClientError(f"unit {self._now}", expected="a result", got=got)
+
+
+async def _sleep_until(due: float) -> None:
+    """due: s of `time.monotonic`; returns at once if that is over."""
+    await asyncio.sleep(max(0.0, due - time.monotonic()))
 
 
 def heard(result: Result, ms: float) -> HeardUnit:

@@ -199,13 +199,15 @@ def assemble(
         early_slices=_early_slices(config),
         llm_pages=llm_pages,
     )
+    if runs_eager := _runs_eager(model, config):
+        runner.state.run_eager()
     vocoder = None
     if flow_parts is not None:
         vocoder = Vocoder(
             flow_parts.flow,
             flow_parts.hift,
             sizes=_flow_sizes(n_slots, config),
-            shapes=vocoder_shapes or _vocoder_shapes(batch, by_kernels=by_kernels),
+            shapes=vocoder_shapes or _vocoder_shapes(batch, by_kernels=by_kernels, runs_eager=runs_eager),
             steps=(config.solver_steps,),
             kernels=vocoder_kernels or ("auto" if by_kernels else "plain"),
             seed=config.seed,
@@ -232,29 +234,36 @@ def _use_kernels(model: OmniModel) -> None:
         LOG.warning("kernels: %s", error)
 
 
-# Without compiling and capturing a size costs nothing, and time grows with what is padded. A context of the default
-# window ends below 4096 rows; a frame of the page has 1024 patches.
+# Without compiling and capturing a size costs nothing, and time grows with what is padded. A frame of the page has 1024
+# patches.
 EAGER_SIZES = {
     "slices": (1, 2, 4),
     "patches": (1024, 1088, 4096),
-    "rows": (16, 32, 96, 512),
-    "kv": (512, 1024, 2048, 3072, 4096, 8192),
-    "speech_kv": (128, 256, 512, 4096),
+    "rows": (16, 32, 64, 80, 96, 128, 256, 512),
+    "kv": tuple(range(256, 8193, 256)),
+    "speech_kv": (64, 128, 192, 256, 512, 4096),
 }
+EAGER_VOCODER_SIZES = {"speech_tokens": tuple(range(1, 29)), "columns": tuple(range(256, 1665, 32))}
 
 
 def _shapes(model: OmniModel, batch: tuple[int, ...], config: EngineConfig, *, by_kernels: bool = False) -> Shapes:
     if model.device.type == "cpu" and config.compile.enabled_on("cpu"):
         # Each size costs seconds of compiling, and size 1 always compiles separately.
         return Shapes(batch=batch, slices=(2, 4))
-    if model.device.type == "cpu":
+    if _runs_eager(model, config):
         return Shapes(batch=batch, **EAGER_SIZES)
     if by_kernels:  # kernels read only the valid rows, so one size is enough
         return Shapes(batch=batch, kv=(_llm_len(model, config),), speech_kv=(_tts_len(model),))
     return Shapes(batch=batch)
 
 
-def _vocoder_shapes(batch: tuple[int, ...], *, by_kernels: bool) -> VocoderShapes:
+def _runs_eager(model: OmniModel, config: EngineConfig) -> bool:
+    return model.device.type == "cpu" and not config.compile.enabled_on("cpu")
+
+
+def _vocoder_shapes(batch: tuple[int, ...], *, by_kernels: bool, runs_eager: bool) -> VocoderShapes:
+    if runs_eager:
+        return VocoderShapes(batch=batch, **EAGER_VOCODER_SIZES)
     if by_kernels:  # as above, for the columns; the tokens of a batch are padded
         # The first piece of a unit with the default `sound_ramp`, the rest of the unit, and whole seconds.
         return VocoderShapes(batch=batch, speech_tokens=(8, 17, 28), columns=(1664,))

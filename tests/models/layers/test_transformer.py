@@ -1,14 +1,17 @@
 """Building blocks against their formulas, written in float64."""
 
 import math
+from copy import deepcopy
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.layers.backend import TORCH
+from models.layers.kv_cache import KVCache
 from models.layers.rotary import rotary_angles, rotary_frequencies, rotate
-from models.layers.transformer import Derived, GatedMLP, Projector, RMSNorm, attend
+from models.layers.transformer import Backbone, DecoderConfig, Derived, GatedMLP, Projector, RMSNorm, attend
 from tests.models.compare import assert_close, assert_same
 from tests.models.layers import transformer_reference as slow
 
@@ -126,3 +129,38 @@ def test_attention_with_grouped_heads(seed, B, T, L, kv_heads, groups, kind):
 def test_derive_must_be_implemented():
     with pytest.raises(NotImplementedError, match=r"Derived\.derive"):
         Derived().derive("cpu", torch.float32)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4])
+@pytest.mark.parametrize(("slots", "n_rows"), [([1], 1), ([2], 5), ([2, 0], 1), ([0, 1], 5)])
+def test_layers_that_are_not_compiled_read_one_slot_without_a_copy(slots: list[int], n_rows: int, kv_heads: int):
+    """Output and cache are the same with and without `runs_eager`, for one slot and for several."""
+    config = DecoderConfig(
+        vocab_size=8,
+        width=32,
+        inner=48,
+        n_layers=2,
+        heads=4,
+        kv_heads=kv_heads,
+        head_dim=8,
+        eps=1e-6,
+        rope_theta=1e4,
+        qk_norm=True,
+    )
+    stack = with_noise(Backbone(config))
+    stack.derive("cpu", torch.float32)
+    copied = KVCache(
+        n_layers=2, n_slots=3, max_len=24, kv_heads=kv_heads, head_dim=8, dtype=torch.float32, device="cpu"
+    )
+    for number, tensor in enumerate((*copied.k, *copied.v)):
+        tensor.copy_(noise(*tensor.shape, seed=number))
+    for counter in (copied.lengths, copied.positions):
+        counter.copy_(torch.tensor([7, 3, 11, 0]))
+    in_place = deepcopy(copied)
+    in_place.runs_eager = True
+    embeds, n_new = noise(len(slots), n_rows, 32, seed=50), torch.tensor([n_rows, max(1, n_rows - 2)][: len(slots)])
+    outputs = [stack(embeds, cache, torch.tensor(slots), n_new, 20, TORCH) for cache in (in_place, copied)]
+    for row, n in enumerate(n_new.tolist()):
+        assert_same(outputs[0][row, :n], outputs[1][row, :n], f"slot {slots[row]}")
+    for got, expected in zip(in_place.tensors(), copied.tensors(), strict=True):
+        assert_same(got[:3], expected[:3])

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.sampling.rng import (
+    MAX_ON_HOST,
     N_STREAMS,
     STREAM_SPEECH,
     STREAM_STOP_PROBE,
@@ -45,10 +46,11 @@ def _plain_uniform(seed: int, draw: int, stream: int) -> float:
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(SIGNED64, st.integers(0, 2**31)), min_size=1, max_size=5), st.integers(0, N_STREAMS - 1))
 def test_uniform_equals_plain_integers_in_any_batch(rows, stream):
-    seed, draw = (torch.tensor(column) for column in zip(*rows, strict=True))
-    got = uniform(seed, draw, stream).tolist()
     expected = [_plain_uniform(s, d, stream) for s, d in rows]
-    assert got == expected, f"expected {expected}, got {got}"
+    for repeats in (1, MAX_ON_HOST + 1):  # by Python's numbers, and by tensors
+        seed, draw = (torch.tensor(column * repeats) for column in zip(*rows, strict=True))
+        got = uniform(seed, draw, stream).tolist()
+        assert got == expected * repeats, f"expected {expected}, got {got}"
 
 
 def test_numbers_are_uniform_and_streams_uncorrelated():

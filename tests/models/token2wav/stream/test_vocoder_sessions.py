@@ -105,6 +105,15 @@ def test_more_sessions_than_the_largest_batch(batch: tuple[int, ...]):
         vocoder.begin_turn(*slots)
 
 
+@pytest.mark.parametrize("session", [1, 2])
+def test_sizes_without_padding_change_no_sound(session: int):
+    """As without compiling: as many tokens as a chunk has, from one on, and hardly more columns than it sees."""
+    exact = VocoderShapes(batch=(4,), speech_tokens=tuple(range(1, 29)), columns=tuple(range(256, 1665, 32)))
+    for number, expected in enumerate(alone(session, ONE_SIZE, convolutions=True)):
+        got = alone(session, exact, convolutions=True)[number]
+        assert_close(got, expected, OTHER_ORDER, f"chunk {number} of {COUNTS[session][number : number + 1]} tokens")
+
+
 def test_order_of_chunks_does_not_matter():
     vocoders = [make_vocoder(fast_parts()) for _ in range(2)]
     opened = [[vocoder.open(make_voice(i)) for i in range(4)] for vocoder in vocoders]
