@@ -7,7 +7,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -72,7 +72,7 @@ class EngineSpec:
         unit_shapes: only the buckets of units with one image, for one session and for all slots at once.
         targets: compile targets; None = the way's.
         warms_up: run the worker's warm-up conversation at the start.
-        early_prefill: pictures that come before their units are fed before them, too.
+        early_prefill: pictures that come before their units are fed before them, too; as in `EngineConfig`.
         kv_layout: as in `EngineConfig`.
         session: further session settings.
     """
@@ -89,7 +89,7 @@ class EngineSpec:
     unit_shapes: bool = False
     targets: tuple[Target, ...] | None = None
     warms_up: bool = True
-    early_prefill: bool = False
+    early_prefill: bool | Literal["auto"] = "auto"
     kv_layout: KVLayout = "slots"
     session: dict[str, Any] = field(default_factory=dict)
 

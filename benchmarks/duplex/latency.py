@@ -66,7 +66,7 @@ def add_floors(found: dict[str, Any], running: RunningEngine, ceilings: Ceilings
     steps = running.spec.n_steps
     for row in found["rows"]:
         speaks, context = row["mode"] == SPEAK, sum(row["llm_rows"]) // 2
-        is_fed = row["lead_s"] and running.spec.early_prefill
+        is_fed = row["lead_s"] and running.spec.early_prefill is not False
         try:
             row["floor_ms"] = unit_floor(
                 running.parts,

@@ -50,7 +50,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--no-warm-up", action="store_true", help="start engines without the warm-up conversation")
     parser.add_argument(
-        "--early-prefill", action="store_true", help="feed pictures before their units, as with duplex.early_prefill"
+        "--early-prefill",
+        action=argparse.BooleanOptionalAction,
+        default="auto",
+        help="feed pictures before their units, or not; default: as duplex.early_prefill auto",
     )
     parser.add_argument(
         "--kv-layout",

@@ -219,10 +219,10 @@ class DuplexSection(Settings):
         True,
         description="encode pictures when they arrive, while no unit is in flight; false: with their unit",
     )
-    early_prefill: bool = Field(
-        False,
+    early_prefill: bool | Literal["auto"] = Field(
+        "auto",
         description="with early_pictures: also feed such pictures to the language model before their unit, which "
-        "takes one more forward",
+        "takes one more forward; auto: while at most four sessions are open",
     )
     first_sound_first: bool = Field(
         True,

@@ -305,8 +305,10 @@ class EngineConfig(Settings):
     early_pictures: bool = Field(
         True, description="encode pictures when they arrive, while no unit is in flight, rather than with their unit"
     )
-    early_prefill: bool = Field(
-        False, description="feed pictures that are encoded before their unit while no unit is in flight"
+    early_prefill: bool | Literal["auto"] = Field(
+        "auto",
+        description="feed pictures that are encoded before their unit while no unit is in flight; auto: with few "
+        "sessions",
     )
     snapshots: int = Field(8, ge=0, le=1024, description="prepared prompts kept for later sessions")
     seed: int = Field(0, ge=0, le=2**64 - 1, description="source of the seeds of sessions without one")

@@ -5,6 +5,7 @@ known. If the unit turns out to begin otherwise, the rows are removed: they have
 """
 
 import logging
+from collections.abc import Callable
 
 from models.inputs.image import ImagePatches
 from models.stages.runner import Rows
@@ -19,8 +20,9 @@ LOG = logging.getLogger(__name__)
 class EarlyPrefill:
     """Early rows of all sessions. n_fed: images fed before their unit."""
 
-    def __init__(self, unit_steps: UnitSteps, language: Language):
-        self._unit_steps, self._language = unit_steps, language
+    def __init__(self, unit_steps: UnitSteps, language: Language, is_on: Callable[[], bool]):
+        """is_on: whether images may be fed now; otherwise their units feed them."""
+        self._unit_steps, self._language, self._is_on = unit_steps, language, is_on
         self._sessions: list[Session] = []
         self.n_fed = 0
 
@@ -50,6 +52,8 @@ class EarlyPrefill:
 
     def _next(self) -> tuple[Session, list[ImagePatches]] | None:
         """The first session with an image that can be fed, and the image."""
+        if not self._is_on():
+            return None
         self._sessions = [one for one in self._sessions if one.is_live]
         for session in self._sessions:
             image = None if session.waiting or session.phase is not SessionPhase.READY else self._image(session)

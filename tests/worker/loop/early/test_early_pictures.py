@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from unittest import mock
 
 import pytest
@@ -76,7 +76,7 @@ class Run(NamedTuple):
 
 
 @cache
-def engine(is_early: bool, *, feeds: bool = False) -> SmallEngine:
+def engine(is_early: bool, *, feeds: bool | Literal["auto"] = False) -> SmallEngine:
     """One engine for all runs, so that state left by one of them affects the next."""
     config = make_config(early_pictures=is_early, early_prefill=feeds)
     return SmallEngine(config, Director(listen=0.4, turn_end=0.3, unit_end=0.3))
@@ -347,6 +347,21 @@ def test_first_rows_of_a_unit_are_fed_before_it() -> None:
     assert isinstance(result, UnitResult) and (calls["vision"], calls["unit_prefill"]) == (0, 1), calls
     assert (result.context_len, result.rows) == (n_prompt + 1 + 2 * 66 + 10, FedRows(5, 10, 128))
     assert session.window.length == result.context_len + len(session.pending)
+
+
+def test_auto_feeds_pictures_ahead_while_few_sessions_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.loop.sessions.FED_SESSIONS", 1)
+    small = engine(True, feeds="auto")
+    session, frames = small.open("a"), [picture(1), picture(2), picture(3)]
+    assert fed_ahead(small, session, frames[:1]) == 1 + 66
+    other = small.open("b")
+    n_prompt = small.unit_steps.context_len(other.slot)
+    assert fed_ahead(small, other, frames[1:2]) == 0, "expected no rows with two open sessions"
+    small.sessions.close(session)
+    fed_ahead(small, other, frames[2:])
+    n_fed = small.unit_steps.context_len(other.slot) - n_prompt
+    assert n_fed == 1 + 2 * 66, f"expected the rows of both pictures of the rest, got {n_fed}"
+    small.close_all()
 
 
 @pytest.mark.parametrize("change", ["text", "adjust", "other pictures", "backlog", "fails"])
