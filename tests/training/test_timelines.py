@@ -9,7 +9,7 @@ import pytest
 
 from models.inputs.tokens import Tokenizer
 from training.grammar.phrases import Split, intents
-from training.timelines.conversations import BACKCHANNELS, WATCHFUL, Habits, draw_timeline
+from training.timelines.conversations import BACKCHANNELS, GLANCING, WATCHFUL, Habits, draw_timeline
 from training.timelines.layout import NOTHING, PICTURE, SOUND, RowLayout
 from training.timelines.pacing import MAX_CHARS, MAX_TOKENS, pace
 from training.timelines.speech import RATE, degrade, noise_bursts
@@ -144,18 +144,22 @@ def test_alerts_follow_their_picture_at_once() -> None:
     assert n_alerts > 2
 
 
-def test_watchful_habits_give_more_alerts(tokenizer: Tokenizer) -> None:
-    def count(habits: Habits) -> int:
-        drawn = (
-            draw_timeline(
+def test_watchful_habits_give_more_alerts_and_glancing_ones_more_pictures(tokenizer: Tokenizer) -> None:
+    def count(habits: Habits) -> tuple[int, int]:
+        """Alerts, and new views."""
+        n_alerts, views = 0, set()
+        for seed in range(10):
+            timeline = draw_timeline(
                 seed, 60, tokenizer.encode, tokenizer.special, noise_bursts, things=False, habits=habits
-            ).script
-            for seed in range(10)
-        )
-        return sum(said.skill == "watch_alert" for script in drawn for said in script)
+            )
+            n_alerts += sum(said.skill == "watch_alert" for said in timeline.script)
+            views |= {(seed, one.picture.look) for one in timeline.units if one.picture is not None}
+        return n_alerts, len(views)
 
-    usual, watchful = count(Habits(camera=1.0)), count(WATCHFUL)
+    (usual, _), (watchful, n_views), (glancing, n_glances) = map(count, (Habits(camera=1.0), WATCHFUL, GLANCING))
     assert watchful > 2 * usual > 0, f"expected more than twice as many alerts, got {watchful} and {usual}"
+    assert n_glances > 2 * n_views, f"expected more than twice as many views, got {n_glances} and {n_views}"
+    assert glancing < n_glances / 6, f"expected an alert in few of {n_glances} views, got {glancing}"
 
 
 def test_pacing_keeps_the_text_and_its_limits(tokenizer: Tokenizer) -> None:

@@ -19,7 +19,7 @@ from training.mind.stock.utterances import Stock
 from training.mind.voices import EngineVoice, Utterance, draw_voice
 from training.mind.words.written import WRITTEN
 from training.scenes.drawing import has_things
-from training.timelines.conversations import WATCHFUL, draw_timeline
+from training.timelines.conversations import GLANCING, WATCHFUL, Habits, draw_timeline
 from training.timelines.layout import SYSTEM, ContextRows, RowLayout
 from training.timelines.lessons import (
     CAPTION_SYSTEM,
@@ -47,6 +47,7 @@ SYSTEMS = (
     "Listen, look and talk with the user.",
 )
 WATCHFUL_OF_TEN = 3  # conversations of training
+GLANCING_OF_TEN = 5  # of those whose words are given as text
 QUIET_SPEEDS = (0.7, 1.3)
 SILENT: tuple[Task, ...] = ("text", "captions")  # tasks in which no one speaks
 ReplySpeaker = Callable[["DrawnPart", ContextRows], tuple[SpeechRecord, ...]]
@@ -208,6 +209,7 @@ class Examples:
             seed = index if self.split == "train" else HELD_OUT_SCENES + index
             return draw_captions(seed, self.lesson_s / 2, encode, special, things, source.views), CAPTION_SYSTEM
         (length,) = rng.choices((0.5, 1.0, 1.5), (4, 4, 1))
+        habits = self._habits(task, index)
         timeline = draw_timeline(
             index,
             length * self.seconds,
@@ -216,8 +218,16 @@ class Examples:
             source.voice,
             split=self.split,
             things=things,
-            habits=WATCHFUL if self.split == "train" and index % 10 < WATCHFUL_OF_TEN else None,
+            habits=habits,
             phrases=source.phrases,
             views=source.views,
         )
         return timeline, rng.choice(SYSTEMS)
+
+    def _habits(self, task: Task, index: int) -> Habits | None:
+        """Of a conversation; None: the usual ones."""
+        if self.split != "train":
+            return None
+        if task == WRITTEN and index % 10 < GLANCING_OF_TEN:
+            return GLANCING
+        return WATCHFUL if index % 10 < WATCHFUL_OF_TEN else None

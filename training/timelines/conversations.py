@@ -31,7 +31,9 @@ class Habits:
     """How often things happen: shares between 0 and 1, but for `watching`.
 
     pause: of sentences with a thinking pause. interruption, backchannel: of replies. camera: of conversations.
-    watching: weight of a request to watch for something; other actions with a camera have 0.8 to 4.
+    watching: weight of a request to watch for something; other actions with a camera have 0.8 to 4. While the model
+    watches: looking: share of what happens that is a new picture, or the end of the watching; target: share of those
+    that show the target. view_s: least and most seconds of a picture.
     """
 
     pause: float = 0.35
@@ -40,9 +42,14 @@ class Habits:
     camera: float = 0.5
     long_idle: float = 0.04
     watching: float = 1.0
+    looking: float = 0.75
+    target: float = 0.35
+    view_s: tuple[float, float] = (1.0, 4.0)
 
 
-WATCHFUL = Habits(camera=1.0, watching=10.0)
+WATCHFUL = Habits(camera=1.0, watching=10.0, target=0.25)
+# Many decisions about new pictures, of which few show the target, in little time.
+GLANCING = Habits(camera=1.0, watching=40.0, looking=0.95, target=0.15, view_s=(0.6, 1.6))
 
 
 @dataclass
@@ -103,9 +110,9 @@ class RandomConversation:
         if state.is_quiet and self._rng.random() < 0.35:
             self._exchange(self._plain("speak_again"))
             return
-        if state.target is not None and self._rng.random() < 0.75:
+        if state.target is not None and self._rng.random() < self._habits.looking:
             # Most new pictures do not show it: a model that names every new picture would be wrong.
-            if self._rng.random() < 0.35:
+            if self._rng.random() < self._habits.target:
                 self._see_target()
             else:
                 self._change_view()
@@ -162,7 +169,7 @@ class RandomConversation:
         if self._state.target is not None and self._state.target.matches(shown):
             return
         self._show(shown, heard_in(self._state.now) + 1, source)
-        self._state.now += self._rng.uniform(1.0, 4.0)
+        self._state.now += self._rng.uniform(*self._habits.view_s)
 
     def _watch_motion(self) -> None:
         """Something crosses the picture; then the person asks where it went."""
@@ -206,7 +213,6 @@ class RandomConversation:
         if self._rng.random() < 0.15:
             self._exchange(self._plain("watch_cancel"))
             return
-        state.now += self._rng.expovariate(1 / 4)
         unit = max(heard_in(state.now) + 1, FORCED_UNITS, self._stage.next_free)
         shown = camera.draw_match(self._rng, target)
         self._show(shown, unit)
