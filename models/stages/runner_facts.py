@@ -88,10 +88,10 @@ class RunnerFacts:
         """Size that a prefill of `n_rows` is padded to. Raises: ShapeError for more rows than any bucket has."""
         return self.runner.shapes.fit("unit_prefill", "rows", n_rows)
 
-    def next_prefill_bucket(self, n_rows: int) -> int:
-        """The next larger size than that of a prefill of `n_rows`; without one, the largest size."""
+    def joint_prefill_bucket(self, n_rows: int) -> int:
+        """The first size of at least four times that of a prefill of `n_rows`; without one, the largest size."""
         sizes = self.runner.shapes.rows
-        return next((size for size in sizes if size > self.prefill_bucket(min(n_rows, sizes[-1]))), sizes[-1])
+        return next((size for size in sizes if size >= 4 * self.prefill_bucket(min(n_rows, sizes[-1]))), sizes[-1])
 
     def encode_clips(self, waves: Sequence[Tensor], *, chunk_length: float) -> list[Tensor]:
         """LLM rows [n, D] of each clip, see `Runner.encode_clips`."""

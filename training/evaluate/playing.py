@@ -2,7 +2,7 @@
 
 A unit is sent when the result of the one before has come; with `real_time` also not before its second is over, and its
 picture half a second before that, as the page does. Decisions depend on the order of units only, so that both give the
-same conversation.
+same conversation but for rounding.
 """
 
 import asyncio

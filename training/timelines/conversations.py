@@ -28,7 +28,7 @@ PHRASES_OF_A_LABEL = 2  # at a time, where phrases recur: questions about one la
 
 @dataclass(frozen=True)
 class Habits:
-    """How often things happen: shares between 0 and 1, but for `watching`.
+    """How often things happen: shares between 0 and 1, but for `watching` and `view_s`.
 
     pause: of sentences with a thinking pause. interruption, backchannel: of replies. camera: of conversations.
     watching: weight of a request to watch for something; other actions with a camera have 0.8 to 4. While the model

@@ -30,6 +30,7 @@ from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.stream.vocoder import Vocoder
 from worker.assembly.backend_flags import apply_backend_flags, uses_kernels
 from worker.assembly.load_times import Loading
+from worker.assembly.sizes import llm_len, runs_eager, shapes_of, tts_len, vocoder_shapes_of
 from worker.assembly.solver_steps import with_solver_steps
 from worker.config.session import (
     FIXED_SET,
@@ -54,7 +55,6 @@ WORK_BYTES = 4 * 10**9  # CUDA graphs, activations, libraries and prepared promp
 WORK_SLOT_BYTES = 2 * 10**8  # of these, for each slot: 0.13 GB on an H200 at released size, and the keys of a prompt
 MEMORY_SHARE = 0.85  # of the memory that the weights leave: most that slots may take, whatever is left free
 PAGE_ROWS = 128  # of a pool of context rows; a multiple of the kernels' tiles of keys
-SPEECH_ROWS = 4096
 VOICES = 8
 MAX_PROMPT_FRAMES = 1500  # of one voice: 30 s
 FRAMES_PER_SECOND = 50  # of a voice's prompt
@@ -185,21 +185,21 @@ def assemble(
     # On a CPU each size costs seconds of compiling; without it a session alone need not wait for the work of all slots.
     few = model.device.type == "cpu" and n_slots <= CPU_SESSIONS and config.compile.enabled_on("cpu")
     batch = (n_slots,) if few else (*(size for size in BATCHES if size < n_slots), n_slots)
-    compiled = _shapes(model, batch, config) if by_kernels and shapes is None else None
+    compiled = shapes_of(model, batch, config) if by_kernels and shapes is None else None
     compiled_vocoder = VocoderShapes(batch=batch) if by_kernels and vocoder_shapes is None else None
     side_lane = side_lane_of(tokenizer, model.config)
     runner = Runner(
         model,
         token_sets(tokenizer, model.config.vocab_size, model.device, side_lane),
         n_slots=n_slots,
-        llm_len=_llm_len(model, config),
-        tts_len=_tts_len(model),
-        shapes=shapes or _shapes(model, batch, config, by_kernels=by_kernels),
+        llm_len=llm_len(model, config),
+        tts_len=tts_len(model),
+        shapes=shapes or shapes_of(model, batch, config, by_kernels=by_kernels),
         shared_scratch=by_kernels,
         early_slices=_early_slices(config),
         llm_pages=llm_pages,
     )
-    if runs_eager := _runs_eager(model, config):
+    if is_eager := runs_eager(model, config):
         runner.state.run_eager()
     vocoder = None
     if flow_parts is not None:
@@ -207,7 +207,7 @@ def assemble(
             flow_parts.flow,
             flow_parts.hift,
             sizes=_flow_sizes(n_slots, config),
-            shapes=vocoder_shapes or _vocoder_shapes(batch, by_kernels=by_kernels, runs_eager=runs_eager),
+            shapes=vocoder_shapes or vocoder_shapes_of(batch, by_kernels=by_kernels, eager=is_eager),
             steps=(config.solver_steps,),
             kernels=vocoder_kernels or ("auto" if by_kernels else "plain"),
             seed=config.seed,
@@ -232,42 +232,6 @@ def _use_kernels(model: OmniModel) -> None:
         model.use_kernels(True)
     except Exception as error:  # compiling tries again, reports it and falls back
         LOG.warning("kernels: %s", error)
-
-
-# Without compiling and capturing a size costs nothing, and time grows with what is padded. A frame of the page has 1024
-# patches.
-EAGER_SIZES = {
-    "slices": (1, 2, 4),
-    "patches": (1024, 1088, 4096),
-    "rows": (16, 32, 64, 80, 96, 128, 256, 512),
-    "kv": tuple(range(256, 8193, 256)),
-    "speech_kv": (64, 128, 192, 256, 512, 4096),
-}
-EAGER_VOCODER_SIZES = {"speech_tokens": tuple(range(1, 29)), "columns": tuple(range(256, 1665, 32))}
-
-
-def _shapes(model: OmniModel, batch: tuple[int, ...], config: EngineConfig, *, by_kernels: bool = False) -> Shapes:
-    if model.device.type == "cpu" and config.compile.enabled_on("cpu"):
-        # Each size costs seconds of compiling, and size 1 always compiles separately.
-        return Shapes(batch=batch, slices=(2, 4))
-    if _runs_eager(model, config):
-        return Shapes(batch=batch, **EAGER_SIZES)
-    if by_kernels:  # kernels read only the valid rows, so one size is enough
-        return Shapes(batch=batch, kv=(_llm_len(model, config),), speech_kv=(_tts_len(model),))
-    return Shapes(batch=batch)
-
-
-def _runs_eager(model: OmniModel, config: EngineConfig) -> bool:
-    return model.device.type == "cpu" and not config.compile.enabled_on("cpu")
-
-
-def _vocoder_shapes(batch: tuple[int, ...], *, by_kernels: bool, runs_eager: bool) -> VocoderShapes:
-    if runs_eager:
-        return VocoderShapes(batch=batch, **EAGER_VOCODER_SIZES)
-    if by_kernels:  # as above, for the columns; the tokens of a batch are padded
-        # The first piece of a unit with the default `sound_ramp`, the rest of the unit, and whole seconds.
-        return VocoderShapes(batch=batch, speech_tokens=(8, 17, 28), columns=(1664,))
-    return VocoderShapes(batch=batch)
 
 
 def pick_device(name: str) -> torch.device:
@@ -307,20 +271,12 @@ def _flow_sizes(n_slots: int, config: EngineConfig) -> FlowSizes:
     )
 
 
-def _llm_len(model: OmniModel, config: EngineConfig) -> int:
-    return min(config.llm_len, model.config.max_position_embeddings)
-
-
 def _slot_rows(model: OmniModel, config: EngineConfig) -> int:
     """Context rows that a slot takes: all that it may hold, or the pages of a default session."""
-    most = _llm_len(model, config)
+    most = llm_len(model, config)
     if config.kv_layout == "slots":
         return most
     return -(-min(config.rows_of(config.session), most) // PAGE_ROWS) * PAGE_ROWS
-
-
-def _tts_len(model: OmniModel) -> int:
-    return min(SPEECH_ROWS, model.config.tts_config.max_position_embeddings)
 
 
 def _early_slices(config: EngineConfig) -> int:
@@ -350,7 +306,7 @@ def _llm_pages(
     """
     if config.kv_layout == "slots":
         return None
-    n_default, n_longest = (-(-n_rows // PAGE_ROWS) for n_rows in (_slot_rows(model, config), _llm_len(model, config)))
+    n_default, n_longest = (-(-n_rows // PAGE_ROWS) for n_rows in (_slot_rows(model, config), llm_len(model, config)))
     least, most = n_slots * n_default + n_longest - n_default, n_slots * n_longest
     if model.device.type != "cuda":
         return PageSizes(PAGE_ROWS, least)
@@ -389,7 +345,7 @@ def slot_bytes(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineC
         model,
         n_slots=1,
         llm_len=_slot_rows(model, config),
-        tts_len=_tts_len(model),
+        tts_len=tts_len(model),
         shared_scratch=True,
         early_slices=_early_slices(config),
     )

@@ -225,12 +225,13 @@ class ReplyJob(Job):
     def _cut(self, speech_tokens: list[int], is_last: bool) -> list[Window]:
         cutter = self.session.speech.windows
         assert cutter is not None, "expected a session with windows, got one without"
-        windows = cutter.push(speech_tokens)
+        reference = self.session.reference
+        windows = cutter.push(speech_tokens, last=is_last and not reference and self.n_speech_tokens > 0)
+        if is_last and reference:  # whose full windows are not last ones
+            windows += cutter.push([], last=True)
         if windows:
             # The first window is small for early sound, later ones grow: a small window costs as much as a large one.
             cutter.grow()
-        if is_last and (self.n_speech_tokens > 0 or self.session.reference):
-            windows += cutter.push([], last=True)
         return windows
 
     def interrupt(self) -> bool:

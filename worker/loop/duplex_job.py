@@ -273,8 +273,9 @@ class DuplexJob(Job):
 
     @property
     def _sound_pieces(self) -> tuple[int, ...]:
-        config = self.session.config
-        return tuple(accumulate(config.sound_ramp)) if config.early_sound and not self.session.reference else ()
+        is_cut = self.session.config.early_sound and not self.session.reference
+        # A piece with all tokens of a unit would leave nothing but the lookahead to the last window of a turn.
+        return tuple(n for n in accumulate(self.session.config.sound_ramp) if is_cut and n < SPEECH_TOKENS_PER_UNIT)
 
     # --- speech --------------------------------------------------------------------------------
 

@@ -32,9 +32,6 @@ from worker.loop.voice_manager import VoiceManager
 from worker.loop.window import UnitWindow
 
 LOG = logging.getLogger(__name__)
-# Open sessions up to which `early_prefill` auto feeds pictures before their units. On one NVIDIA H200 a forward of a
-# picture's rows takes 6 ms: 2.4 % of the time of four sessions that send a picture a second.
-FED_SESSIONS = 4
 
 
 class SessionsMark(NamedTuple):
@@ -55,8 +52,7 @@ class Sessions:
         self._prompts = Prompts(unit_steps, language.tokenizer, loop.observer, config.snapshots)
         self._n_opened = 0
         if config.early_prefill:
-            is_on = (lambda: len(self) <= FED_SESSIONS) if config.early_prefill == "auto" else (lambda: True)
-            loop.pictures.feed_with(EarlyPrefill(unit_steps, language, is_on))
+            loop.pictures.feed_with(EarlyPrefill(unit_steps, language, loop.unfed, config.early_prefill, self.__len__))
 
     def __len__(self) -> int:
         return len(self._open)

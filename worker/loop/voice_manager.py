@@ -141,7 +141,7 @@ class VoiceManager:
         return SpeechProgress(vocoder_slot, self._windows() if speaks else None, speaks)
 
     def _windows(self) -> TokenWindows:
-        return TokenWindows(lookahead=self._lookahead, min_chunk=MIN_SPEECH_TOKENS)
+        return TokenWindows(lookahead=self._lookahead, min_chunk=MIN_SPEECH_TOKENS, joins_end=True)
 
     @property
     def _lookahead(self) -> int:

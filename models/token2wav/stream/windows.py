@@ -29,6 +29,7 @@ class TokenWindows:
         max_chunk: int = CHUNK_TOKENS,
         min_chunk: int = CHUNK_TOKENS,
         silence: bool = True,
+        joins_end: bool = False,
         compat: Literal["reference"] | None = None,
     ):
         """
@@ -37,6 +38,8 @@ class TokenWindows:
             max_chunk: most tokens synthesized at once.
             min_chunk: fewest tokens synthesized at once, 1 to `max_chunk`; fewer tokens mean earlier sound.
             silence: start the turn with `lookahead` silence tokens.
+            joins_end: the last window has all that is left, if that is at most a chunk and its lookahead; otherwise a
+                last window after a full one has only the lookahead.
             compat: "reference" marks the full windows at the end of a turn as last windows too, so their lookahead is
                 synthesized twice, as in the public turn-based helper.
         Raises: SettingsError for `compat` or `min_chunk`.
@@ -46,6 +49,7 @@ class TokenWindows:
         if not 1 <= min_chunk <= max_chunk:
             raise SettingsError("min_chunk", expected=f"1 to {max_chunk}", got=min_chunk)
         self.lookahead, self.max_chunk, self.min_chunk, self.compat = lookahead, max_chunk, min_chunk, compat
+        self.joins_end = joins_end
         self._speech_tokens: list[int] = [SILENCE_TOKEN] * lookahead if silence else []
 
     @property
@@ -70,6 +74,8 @@ class TokenWindows:
         self._speech_tokens.extend(speech_tokens)
         windows = []
         while len(self._speech_tokens) >= self.lookahead + self.min_chunk:
+            if last and self.joins_end and len(self._speech_tokens) <= self.lookahead + self.max_chunk:
+                break
             n = min(self.lookahead + self.max_chunk, len(self._speech_tokens))
             windows.append(Window(tuple(self._speech_tokens[:n]), last and self.compat == "reference"))
             del self._speech_tokens[: n - self.lookahead]

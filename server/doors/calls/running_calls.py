@@ -80,8 +80,12 @@ class RunningCalls:
         Raises: ApiError; ClientDisconnected if the client has gone before the answer; the errors of `set_up`.
         """
         slots, identity = self._context.slots, live.identity
-        process = self._processes.choose()
         pending = await ticket_within_wait(slots, live)
+        try:
+            process = self._processes.choose()
+        except BaseException:
+            slots.dispatcher.finish(pending)
+            raise
         pace = self._clients.pace_of(identity, {})
 
         async def refuse(error: AccessRefusedError) -> None:

@@ -31,6 +31,8 @@ async def ticket_within_wait(slots: SlotWait, session: LiveSession) -> PendingSe
     try:
         await slots.answered(pending)
         position = await _settled_position(slots.dispatcher, pending)
+        if slots.live.draining:
+            raise SessionEnd(DRAINING)
     except SessionEnd as end:
         slots.dispatcher.finish(pending)
         raise error_of_end(end) from None

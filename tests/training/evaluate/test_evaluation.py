@@ -20,9 +20,9 @@ from training.evaluate import __main__ as command
 from training.evaluate import figures, playing, targets
 from training.evaluate.acts import Appear, Idle, Played, Say
 from training.evaluate.material import Sizes, Voices, draw_cases, draw_conversation
-from training.evaluate.playing import play, play_all
+from training.evaluate.playing import Player, play, play_all
 from training.grammar.phrases import intents
-from worker.protocol.messages import AudioChunk
+from worker.protocol.messages import AudioChunk, Result
 
 GROUPS = ("training voices", "unseen voice", "15 dB noise")
 VOICES = Voices(dict.fromkeys(GROUPS, (tone_voice,)))
@@ -184,6 +184,47 @@ def test_settings_reach_the_sessions_and_sound_is_left_out_where_it_is_not_judge
         {"seed": unheard.seed, "generate_audio": False},
         {"seed": heard.seed, "generate_audio": False, "temperature": 0.5},
     ]
+
+
+@pytest.mark.parametrize("real_time", [False, True])
+def test_pictures_come_half_a_second_before_their_unit_in_real_time(
+    monkeypatch: pytest.MonkeyPatch, *, real_time: bool
+) -> None:
+    events: list[str | float] = []
+
+    class Recording:
+        async def send_picture(self, _: bytes) -> None:
+            events.append("picture")
+
+        async def send_unit(self, _: np.ndarray, pictures: list[bytes]) -> None:
+            events.append(f"unit and {len(pictures)}")
+
+        async def __aiter__(self) -> AsyncIterator[Result]:
+            yield Result.model_construct(audio_data=None, text="", is_listen=True, end_of_turn=False)
+
+    case = next(one for one in CASES if one.name == "watch-idle-0")
+    player = Player(Recording(), Played(replace(case, max_units=5)), real_time=real_time, render=label)  # type: ignore[arg-type]
+
+    async def until(due: float) -> None:
+        events.append(round(due - player._begun, 3))
+
+    monkeypatch.setattr(playing, "_sleep_until", until)
+    asyncio.run(player.run())
+    if real_time:
+        assert events[:9] == [
+            0.5,
+            1.0,
+            "unit and 0",
+            1.5,
+            2.0,
+            "unit and 0",
+            2.5,
+            3.0,
+            "unit and 0",
+        ]  # the camera is off
+        assert events[9:13] == [3.5, "picture", 4.0, "unit and 0"]
+    else:
+        assert events[:4] == ["unit and 0"] * 3 + ["unit and 1"]
 
 
 def test_the_command_prints_the_table_and_its_gate_fails_below_a_bound(

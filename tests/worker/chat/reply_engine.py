@@ -31,6 +31,7 @@ from models.token2wav.voice.voice import Voice
 from tests.models.layers.speech_reference import PlainSpeaker, PlainStream
 from tests.worker.loop.engines import QUIET, make_config, make_unit, short_speech, voice
 from worker.assembly import parts as building
+from worker.assembly import sizes
 from worker.assembly.parts import EngineParts
 from worker.chat.answers import Answers
 from worker.chat.config import ReplyConfig
@@ -77,7 +78,7 @@ def make_parts(n_slots: int = 3, rows: tuple[int, ...] = (96,)) -> EngineParts:
         speech_kv=(SPEECH_LEN,),
     )
     vocoder_shapes = VocoderShapes(batch=n, speech_tokens=(28,), columns=(224,), prompt=(60,))
-    with mock.patch.object(building, "SPEECH_ROWS", SPEECH_LEN):
+    with mock.patch.object(sizes, "SPEECH_ROWS", SPEECH_LEN):
         return building.build(make_config(n_slots, LLM_LEN), shapes=shapes, vocoder_shapes=vocoder_shapes)
 
 
@@ -358,7 +359,7 @@ def choose(logits: Tensor, seen: set[int], ends: set[int], never: set[int], conf
 def speak(stream: PlainStream, said: Plain, hidden: list[Tensor], is_finished: bool, reference: bool) -> None:
     """Speech tokens of all text chunks and their windows, cut as in `SpeechCall.cuts`."""
     tts = stream.speaker.model.tts
-    cutter = TokenWindows(min_chunk=25 if reference else 5)
+    cutter = TokenWindows(min_chunk=25 if reference else 5, joins_end=not reference)
     for start in range(0, len(said.ids), 10):
         ids = said.ids[start : start + 10]
         is_last = start + 10 >= len(said.ids)
@@ -373,11 +374,13 @@ def speak(stream: PlainStream, said: Plain, hidden: list[Tensor], is_finished: b
         first = [8] if start == 0 and not reference else []
         cuts = [n for n in (*first, *range(25, len(speech_tokens) + 1, 25)) if n < len(speech_tokens)]
         for begin, end in zip((0, *cuts), (*cuts, len(speech_tokens)), strict=True):
-            windows = cutter.push(speech_tokens[begin:end])
+            ends = start + 10 >= len(said.ids) and end == len(speech_tokens)
+            windows = cutter.push(speech_tokens[begin:end], last=ends and not reference)
             if windows:
                 cutter.grow()
             said.windows += windows
-    said.windows += cutter.push([], last=True)
+    if reference:
+        said.windows += cutter.push([], last=True)
 
 
 def rows_of(steps: UnitSteps, slot: int) -> list[Tensor]:

@@ -24,6 +24,7 @@ from tests.worker.compile.compile_stubs import StubModel, capture_without
 from tests.worker.loop.engines import ALOUD, LLM_LEN, SmallEngine, loaded, make_config, make_prompt, short_speech
 from worker.assembly import backend_flags
 from worker.assembly import parts as building
+from worker.assembly.sizes import shapes_of
 from worker.compile import compile_engine as compile_module
 from worker.compile import graph_compiler
 from worker.compile.compile_engine import CompileResult, compile_engine, count
@@ -139,9 +140,9 @@ def test_chooses_kernels_by_settings(monkeypatch: pytest.MonkeyPatch, options: d
 def test_kernels_need_one_context_size() -> None:
     model = SimpleNamespace(device=torch.device("cuda"), config=SmallEngine().parts.model.config)
     batch, config = (1, 2, 4), make_config(llm_len=300)
-    shapes = building._shapes(model, batch, config, by_kernels=True)
+    shapes = shapes_of(model, batch, config, by_kernels=True)
     assert (shapes.batch, shapes.kv, len(shapes.speech_kv), shapes.rows) == (batch, (300,), 1, (16, 96, 512))
-    assert len(building._shapes(model, batch, config).kv) > 1
+    assert len(shapes_of(model, batch, config).kv) > 1
 
 
 @pytest.mark.usefixtures("default_backend_flags")

@@ -21,6 +21,7 @@ from tests.worker.loop.engines import (
     make_prompt,
 )
 from worker.assembly import parts as building
+from worker.assembly.sizes import tts_len
 from worker.compile import compile_engine as compile_module
 from worker.config.session import WindowConfig
 
@@ -91,7 +92,7 @@ def test_compiled_layers_have_separate_scratch_slots(
 def test_slot_bytes_equal_the_growth_by_one_slot() -> None:
     model, *_, vocoder = loaded()
     config = make_config()
-    lengths = {"llm_len": config.llm_len, "tts_len": building._tts_len(model)}
+    lengths = {"llm_len": config.llm_len, "tts_len": tts_len(model)}
     few, more = (SlotState.allocate(model, n_slots=n, **lengths, early_slices=EARLY_SLICES).nbytes() for n in (2, 3))
     assert sum(building.slot_bytes(model, None, config).values()) == more - few
     assert sum(building.slot_bytes(model, vocoder, config).values()) > more - few

@@ -33,6 +33,7 @@ from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.voice.voice import Voice
 from tests.models.token2wav.stream.vocoders import make_voice, source_alone
 from worker.assembly import parts as building
+from worker.assembly import sizes
 from worker.assembly.parts import EngineParts
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.loop import duplex_job
@@ -118,7 +119,8 @@ def make_parts(config: EngineConfig, *, short_history: bool = True) -> EnginePar
     # Wide enough for the voices below and for tokens that wait beside a unit of speech.
     vocoder_shapes = VocoderShapes(batch=n, speech_tokens=(10,), columns=(192,), prompt=(60,))
     model, *others = loaded()
-    with mock.patch.multiple(building, SPEECH_ROWS=SPEECH_LEN, MAX_PROMPT_FRAMES=PROMPT_FRAMES):
+    short = mock.patch.object(building, "MAX_PROMPT_FRAMES", PROMPT_FRAMES)
+    with short, mock.patch.object(sizes, "SPEECH_ROWS", SPEECH_LEN):
         model = short_history_model() if short_history else model
         return building.assemble(model, *others, config, shapes=shapes, vocoder_shapes=vocoder_shapes)
 

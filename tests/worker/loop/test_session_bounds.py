@@ -44,7 +44,7 @@ def assert_rows_accounted_for(engine: ScriptedEngine, session: Session, what: st
     counted = engine.unit_steps.context_len(session.slot)
     assert counted == device, f"{what}: expected the host to count {device} rows, got {counted}"
     known = window.preserve + sum(unit.length for unit in window.units)
-    held = device + len(session.pending)
+    held = device - session.n_early_rows + len(session.pending)
     assert known == held, f"{what}: expected the prompt and its units to be the {held} rows held, got {known}"
     assert window.stray == 0, f"{what}: expected no stray rows, got {window.stray}"
 

@@ -141,6 +141,18 @@ def test_ramp_divides_the_sound_and_changes_neither_text_nor_speech_tokens(engin
     assert sizes[(6,)] != sizes[(5,)], f"expected other windows, got {sizes}"
 
 
+@pytest.mark.parametrize("ramp", [(UNIT_TOKENS,), (UNIT_TOKENS + 2,)])
+def test_last_unit_of_a_turn_is_voiced_in_one_window(engine: ScriptedEngine, ramp: tuple[int, ...]) -> None:
+    """With a piece that has all tokens of a unit, and with a longer one."""
+    session = engine.start("a", ALOUD.model_copy(update={"sound_ramp": ramp, "drain_s": 0}), HELLO, BYE)
+    engine.end_with(session, None)
+    engine.run(session, 1)
+    before = list(engine.record("a").voiced)
+    engine.run(session, 1)
+    ends = [(len(window.speech_tokens), window.last) for window in engine.record("a").voiced[len(before) :]]
+    assert before and ends == [(3 + UNIT_TOKENS, True)], f"expected one window with the lookahead, got {ends}"
+
+
 def test_reference_ignores_the_ramp(engine: ScriptedEngine) -> None:
     windows = []
     for ramp in ((5,), (3, 2)):

@@ -1,7 +1,7 @@
 """Encodes pictures of later units while no unit is in flight, so that their units only gather rows.
 
-Nothing is begun right before a unit is expected; one that arrives otherwise waits for two image slices at most. What is
-not encoded in time, or fails, is encoded with its unit, as without this module.
+Nothing is begun right before a unit is expected, for as long as such work takes; a unit that arrives otherwise waits
+for two image slices at most. What is not encoded in time, or fails, is encoded with its unit, as without this module.
 """
 
 import logging
@@ -16,6 +16,7 @@ from worker.loop.job import Job
 from worker.loop.session import Session
 
 LOG = logging.getLogger(__name__)
+FORGETTING = 0.9  # of the time that work has taken at most, for each later work
 
 
 class EarlyPictureCounts(NamedTuple):
@@ -39,7 +40,7 @@ class EarlyPictures:
 
     def __init__(self, images: EarlyImages, clock: Callable[[], float]):
         self._images, self._clock = images, clock
-        self._spent_ms = 0.0
+        self._spent_ms = self._longest_s = 0.0
         self._prefill: EarlyPrefill | None = None
         self._forecast = EdgeForecast()
 
@@ -52,6 +53,8 @@ class EarlyPictures:
     def forget(self, session: Session) -> None:
         """The session is closed."""
         self._forecast.forget(session.id)
+        if self._prefill is not None:
+            self._prefill.forget(session)
 
     def feed_with(self, prefill: EarlyPrefill) -> None:
         """Feed pictures that are encoded before their unit, too."""
@@ -81,12 +84,12 @@ class EarlyPictures:
     @property
     def _has_to_wait(self) -> bool:
         """Whether the device still encodes other pictures, or a unit is expected."""
-        return self._images.is_busy or self._forecast.is_near(self._clock())
+        return self._images.is_busy or self._forecast.is_near(self._clock(), self._longest_s)
 
     def expect(self, session: Session, slices: Sequence[ImagePatches]) -> None:
         """Encode slices of a session's later unit when there is time, and feed them."""
         self._images.expect(session.slot, slices)
-        if self._prefill is not None:
+        if self._prefill is not None and slices:
             self._prefill.expect(session)
 
     def run(self, jobs: Sequence[Job]) -> None:
@@ -98,7 +101,9 @@ class EarlyPictures:
             self._prefill.run()
         else:
             self._encode()
-        self._spent_ms += 1000 * (self._clock() - start)
+        spent_s = self._clock() - start
+        self._spent_ms += 1000 * spent_s
+        self._longest_s = max(spent_s, FORGETTING * self._longest_s)
 
     def _encode(self) -> None:
         try:

@@ -1,7 +1,7 @@
 """When units are expected, so that work which can wait does not delay them. Torch-free."""
 
 UNIT_S = 1.0
-MARGIN_S = 0.01  # before an expected unit; longer than the work takes on a GPU
+MARGIN_S = 0.01  # before an expected unit, at least; longer than the work takes on a GPU
 
 
 class EdgeForecast:
@@ -18,6 +18,10 @@ class EdgeForecast:
         """The session sends no more units."""
         self._due.pop(session, None)
 
-    def is_near(self, now: float) -> bool:
-        """Whether a unit is expected within MARGIN_S. One that is late is not waited for."""
-        return any(0 <= due - now < MARGIN_S for due in self._due.values())
+    def is_near(self, now: float, work_s: float = 0.0) -> bool:
+        """Whether a unit is expected within MARGIN_S, or before work of `work_s` is done.
+
+        One that is late is not waited for.
+        """
+        margin_s = max(MARGIN_S, work_s)
+        return any(0 <= due - now < margin_s for due in self._due.values())

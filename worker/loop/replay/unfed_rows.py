@@ -1,7 +1,8 @@
 """Rows of units that rebuild a context, which are fed together.
 
 A prefill of one unit costs nearly as much as that of several, so a unit's rows wait for those of the next ones, up to
-the next larger bucket. They wait only while the session's next unit is decided too; an eviction feeds them first.
+a bucket of four times the size. They wait only while the session's next unit is decided too; an eviction feeds them
+first.
 
 A unit whose speech goes on waits for none. Its tokens are fed one by one: its speech needs their hidden states.
 """
@@ -57,7 +58,7 @@ class UnfedRows:
 
     def _is_due(self, session: Session, n_newest: int) -> bool:
         """Whether another unit of `n_newest` rows may not wait with the others."""
-        is_full = self.n_rows(session) + n_newest > self._unit_steps.next_prefill_bucket(n_newest)
+        is_full = self.n_rows(session) + n_newest > self._unit_steps.joint_prefill_bucket(n_newest)
         return is_full or session.reference or not _is_decided_next(session)
 
     def _rebuild_speech(self, job: Job) -> None:

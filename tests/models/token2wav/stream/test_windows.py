@@ -35,10 +35,13 @@ def pushes(draw: st.DrawFn) -> list[list[int]]:
     max_chunk=st.integers(1, 25),
     min_chunk=st.integers(1, 25),
     silence=st.booleans(),
+    joins_end=st.booleans(),
 )
-def test_every_token_is_synthesized_once_and_in_order(pushes, lookahead, max_chunk, min_chunk, silence):
+def test_every_token_is_synthesized_once_and_in_order(pushes, lookahead, max_chunk, min_chunk, silence, joins_end):
     min_chunk = min(min_chunk, max_chunk)
-    windows = TokenWindows(lookahead=lookahead, max_chunk=max_chunk, min_chunk=min_chunk, silence=silence)
+    windows = TokenWindows(
+        lookahead=lookahead, max_chunk=max_chunk, min_chunk=min_chunk, silence=silence, joins_end=joins_end
+    )
     got = run(windows, pushes)
     speech_tokens = [SILENCE_TOKEN] * lookahead * silence + [token for push in pushes for token in push]
     assert synthesized(got, lookahead) == speech_tokens
@@ -51,7 +54,8 @@ def test_every_token_is_synthesized_once_and_in_order(pushes, lookahead, max_chu
     for window in got[:-1]:
         assert lookahead + min_chunk <= len(window.speech_tokens) <= lookahead + max_chunk
     if speech_tokens:
-        assert 1 <= len(got[-1].speech_tokens) < lookahead + min_chunk
+        most = lookahead + max_chunk if joins_end else lookahead + min_chunk - 1
+        assert 1 <= len(got[-1].speech_tokens) <= most
 
 
 @given(pushes=pushes(), min_chunk=st.integers(1, 25))
@@ -83,6 +87,20 @@ def test_full_window_at_the_end_leaves_its_look_ahead_to_the_last_window():
         Window(SILENCE + speech_tokens, False),
         Window(speech_tokens[-3:], True),
     ]
+
+
+@pytest.mark.parametrize("n", [0, 4, 5, 24, 25])
+def test_end_that_fits_one_window_is_one_window(n):
+    """The rest of a turn after a full chunk, as long as it has at most a chunk and its lookahead."""
+    windows, speech_tokens = TokenWindows(min_chunk=5, joins_end=True), tuple(range(100, 125 + n))
+    windows.push(list(speech_tokens[:25]))
+    assert windows.push(list(speech_tokens[25:]), last=True) == [Window(speech_tokens[22:], True)]
+
+
+def test_end_that_does_not_fit_one_window_is_two():
+    windows, speech_tokens = TokenWindows(min_chunk=5, joins_end=True), tuple(range(100, 126))
+    got = windows.push(list(speech_tokens), last=True)
+    assert got == [Window(SILENCE + speech_tokens[:25], False), Window(speech_tokens[22:], True)]
 
 
 def test_small_min_chunk_gives_early_windows():

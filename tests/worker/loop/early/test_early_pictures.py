@@ -1,6 +1,8 @@
 """Pictures encoded before their unit: results equal those of pictures encoded with it, and nothing is left behind."""
 
+import gc
 import logging
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -350,7 +352,7 @@ def test_first_rows_of_a_unit_are_fed_before_it() -> None:
 
 
 def test_auto_feeds_pictures_ahead_while_few_sessions_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.loop.sessions.FED_SESSIONS", 1)
+    monkeypatch.setattr("worker.loop.early.early_prefill.FED_SESSIONS", 1)
     small = engine(True, feeds="auto")
     session, frames = small.open("a"), [picture(1), picture(2), picture(3)]
     assert fed_ahead(small, session, frames[:1]) == 1 + 66
@@ -358,6 +360,10 @@ def test_auto_feeds_pictures_ahead_while_few_sessions_are_open(monkeypatch: pyte
     n_prompt = small.unit_steps.context_len(other.slot)
     assert fed_ahead(small, other, frames[1:2]) == 0, "expected no rows with two open sessions"
     small.sessions.close(session)
+    gone = weakref.ref(session)
+    del session
+    gc.collect()
+    assert gone() is None, "expected a closed session to be forgotten"
     fed_ahead(small, other, frames[2:])
     n_fed = small.unit_steps.context_len(other.slot) - n_prompt
     assert n_fed == 1 + 2 * 66, f"expected the rows of both pictures of the rest, got {n_fed}"

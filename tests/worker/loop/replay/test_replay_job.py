@@ -139,6 +139,7 @@ class Given(NamedTuple):
 )
 @example(units=[Given()] * 12, evicts=False)
 @example(units=[Given(has_picture=number % 3 == 1, is_piece=number == 4) for number in range(10)], evicts=True)
+@example(units=[*[Given()] * 4, Given(has_picture=True, is_piece=True)], evicts=False)
 def test_units_rebuilt_together_equal_those_rebuilt_one_by_one(
     engine: SmallEngine, units: list[Given], evicts: bool
 ) -> None:

@@ -1,0 +1,27 @@
+"""Sizes of the regions, and what follows from running without compiling."""
+
+import pytest
+
+from tests.worker.loop.engines import loaded, make_config
+from worker.assembly.parts import assemble
+from worker.assembly.sizes import EAGER_SIZES, EAGER_VOCODER_SIZES
+from worker.config.compile import CompileConfig
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_model_on_a_cpu_that_is_not_compiled_has_many_sizes_and_reads_in_place(*, is_compiled: bool) -> None:
+    config = make_config(compile=CompileConfig(enabled=is_compiled))
+    parts = assemble(*loaded(), config)
+    state = parts.unit_steps.state
+    assert state.speech is not None and state.apm is not None and parts.vocoder is not None
+    for cache in (state.llm, state.apm, state.speech.cache):
+        assert cache.runs_eager == (not is_compiled)
+    rows, n_tokens = parts.unit_steps.runner.shapes.rows, parts.vocoder.shapes.speech_tokens
+    assert (rows == EAGER_SIZES["rows"]) == (not is_compiled), rows
+    assert (n_tokens == EAGER_VOCODER_SIZES["speech_tokens"]) == (not is_compiled), n_tokens
+
+
+def test_units_that_are_rebuilt_share_a_prefill_of_four_times_the_size() -> None:
+    steps = assemble(*loaded(), make_config(compile=CompileConfig(enabled=False))).unit_steps
+    got = {n_rows: steps.joint_prefill_bucket(n_rows) for n_rows in (10, 20, 79, 85, 300, 10_000)}
+    assert got == {10: 64, 20: 128, 79: 512, 85: 512, 300: 512, 10_000: 512}
