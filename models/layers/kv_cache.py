@@ -41,7 +41,7 @@ class CacheView(NamedTuple):
     first: Tensor | None = None  # [B] oldest visible row
     last: Tensor | None = None  # [B, T] newest visible row of each query
     pages: Tensor | None = None  # [B, n] pages of each slot; None without a pool
-    place: int | None = None  # number of the only slot, whose rows are read without a copy; None copies them
+    only_slot: int | None = None  # of a call with one slot, whose rows are read as a view; None: they are copied
 
     def write(self, cache: Tensor, rows: Tensor) -> None:
         """Write rows [B, T, kv_heads, head_dim] to one layer's keys or values, in place."""
@@ -52,8 +52,8 @@ class CacheView(NamedTuple):
         # `narrow` instead of a slice: a slice makes torch.compile guard on the number of rows.
         if self.pages is not None:
             return joined(cache, self.pages).narrow(2, 0, self.kv_len)
-        if self.place is not None:
-            return cache.narrow(0, self.place, 1).narrow(2, 0, self.kv_len)
+        if self.only_slot is not None:
+            return cache.narrow(0, self.only_slot, 1).narrow(2, 0, self.kv_len)
         return cache.narrow(2, 0, self.kv_len).index_select(0, self.slots)
 
 
@@ -65,7 +65,7 @@ def joined(cache: Tensor, pages: Tensor) -> Tensor:
 class KVCache:
     """Keys and values of all slots of one decoder; see the module's schema.
 
-    runs_eager: the views are used on a CPU, by operations that are not compiled: their values can be read at once.
+    runs_eager: calls run on a CPU without compiling, so that the host may read index tensors.
     """
 
     def __init__(
@@ -136,8 +136,8 @@ class KVCache:
         columns = torch.arange(kv_len, device=slots.device)
         # At least one column stays visible, so that a padding row is finite.
         mask = (columns <= last[:, :, None].clamp(min=0)) & (columns >= first[:, :, None])
-        place = int(slots.numpy()[0]) if self.runs_eager and len(slots) == 1 else None
-        return CacheView(slots, row_slots, index, positions, mask, kv_len, pages=pages, place=place)
+        only_slot = int(slots.numpy()[0]) if self.runs_eager and len(slots) == 1 else None
+        return CacheView(slots, row_slots, index, positions, mask, kv_len, pages=pages, only_slot=only_slot)
 
     def places(self, slots: Tensor, index: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
         """Where rows are written, as `CacheView.row_slots` and `row_index`.

@@ -21,7 +21,7 @@ N_STREAMS = 8
 
 WEIGHT_ONE = 2**40  # weight of the most probable entry; the sum of 2**22 such entries does not overflow
 SCAN_BLOCK = 1024
-MAX_ON_HOST = 32  # numbers that Python computes sooner than 60 operations on tensors do
+MAX_ON_HOST = 32  # up to this many numbers, Python's integers are faster than 60 operations on tensors
 
 _MASK32 = 0xFFFFFFFF
 _MULTIPLIER = 0xD256D193

@@ -123,8 +123,8 @@ class SlotState:
         if self.images is not None:
             self.images.index_fill_(0, slots, 0)
 
-    def run_eager(self) -> None:
-        """Read rows without copies where possible, for regions on a CPU that are not compiled."""
+    def read_in_place(self) -> None:
+        """Read rows without copies where possible. Only for regions on a CPU that are not compiled."""
         for cache in self._caches():
             cache.runs_eager = True
 

@@ -46,8 +46,8 @@ SYSTEMS = (
     "You are a friendly companion. Answer briefly.",
     "Listen, look and talk with the user.",
 )
-WATCHFUL_OF_TEN = 3  # conversations of training
-GLANCING_OF_TEN = 5  # of those whose words are given as text
+WATCHFUL_OF_TEN = 3  # spoken conversations of training
+GLANCING_OF_TEN = 5  # conversations of training whose words are given as text
 QUIET_SPEEDS = (0.7, 1.3)
 SILENT: tuple[Task, ...] = ("text", "captions")  # tasks in which no one speaks
 ReplySpeaker = Callable[["DrawnPart", ContextRows], tuple[SpeechRecord, ...]]
@@ -225,7 +225,7 @@ class Examples:
         return timeline, rng.choice(SYSTEMS)
 
     def _habits(self, task: Task, index: int) -> Habits | None:
-        """Of a conversation; None: the usual ones."""
+        """Habits of a conversation; None: the usual ones."""
         if self.split != "train":
             return None
         if task == WRITTEN and index % 10 < GLANCING_OF_TEN:

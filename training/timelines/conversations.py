@@ -32,8 +32,8 @@ class Habits:
 
     pause: of sentences with a thinking pause. interruption, backchannel: of replies. camera: of conversations.
     watching: weight of a request to watch for something; other actions with a camera have 0.8 to 4. While the model
-    watches: looking: share of what happens that is a new picture, or the end of the watching; target: share of those
-    that show the target. view_s: least and most seconds of a picture.
+    watches: looking: share of actions that show a new picture or end the watching; target: share of those that show
+    the target or end the watching. view_s: least and most seconds of a picture.
     """
 
     pause: float = 0.35

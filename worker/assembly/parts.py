@@ -200,7 +200,7 @@ def assemble(
         llm_pages=llm_pages,
     )
     if is_eager := runs_eager(model, config):
-        runner.state.run_eager()
+        runner.state.read_in_place()
     vocoder = None
     if flow_parts is not None:
         vocoder = Vocoder(

@@ -36,10 +36,10 @@ def runs_eager(model: OmniModel, config: EngineConfig) -> bool:
 
 
 def vocoder_shapes_of(batch: tuple[int, ...], *, by_kernels: bool, eager: bool) -> VocoderShapes:
-    """Sizes of the vocoder. eager: of `runs_eager`; the others as in `shapes_of`."""
+    """Sizes of the vocoder. eager: as `runs_eager` returns; the others as in `shapes_of`."""
     if eager:
         return VocoderShapes(batch=batch, **EAGER_VOCODER_SIZES)
-    if by_kernels:  # as above, for the columns; the tokens of a batch are padded
+    if by_kernels:  # kernels read only the valid columns, so one size is enough; the tokens of a batch are padded
         # The first piece of a unit with the default `sound_ramp`, the rest of it, and whole seconds or ends of turns.
         return VocoderShapes(batch=batch, speech_tokens=(8, 17, 28), columns=(1664,))
     return VocoderShapes(batch=batch)

@@ -227,7 +227,7 @@ class ReplyJob(Job):
         assert cutter is not None, "expected a session with windows, got one without"
         reference = self.session.reference
         windows = cutter.push(speech_tokens, last=is_last and not reference and self.n_speech_tokens > 0)
-        if is_last and reference:  # whose full windows are not last ones
+        if is_last and reference:  # a push with `last` would mark full windows as last too
             windows += cutter.push([], last=True)
         if windows:
             # The first window is small for early sound, later ones grow: a small window costs as much as a large one.

@@ -71,7 +71,7 @@ class VoiceManager:
         if not speaks and is_spoken:
             notes.append("setting generate_audio takes effect when the turn has ended")
         elif speaks != speech.is_on or slot != speech.vocoder_slot:
-            session.start_speech(SpeechProgress(slot, self._windows(), speaks))
+            session.start_speech(SpeechProgress(slot, self._windows(session), speaks))
         return notes
 
     def begin_unspoken(self, session: Session) -> None:
@@ -138,10 +138,11 @@ class VoiceManager:
     def _progress(self, session: Session, vocoder_slot: int | None) -> SpeechProgress:
         """The speech of a turn that begins."""
         speaks = session.config.generate_audio
-        return SpeechProgress(vocoder_slot, self._windows() if speaks else None, speaks)
+        return SpeechProgress(vocoder_slot, self._windows(session) if speaks else None, speaks)
 
-    def _windows(self) -> TokenWindows:
-        return TokenWindows(lookahead=self._lookahead, min_chunk=MIN_SPEECH_TOKENS, joins_end=True)
+    def _windows(self, session: Session) -> TokenWindows:
+        joins_end = not session.reference
+        return TokenWindows(lookahead=self._lookahead, min_chunk=MIN_SPEECH_TOKENS, joins_end=joins_end)
 
     @property
     def _lookahead(self) -> int:

@@ -31,7 +31,7 @@ COLUMN_STEP = 16  # attention kernels need multiples of eight columns, at token 
 class VocoderShapes(ShapeTable):
     """Bucket sizes of the vocoder's axes."""
 
-    # Tokens synthesized at once. The small size is for early sound and for the short end of a turn.
+    # Tokens synthesized at once. The small size is for early sound and for the end of a turn with few tokens left.
     speech_tokens: tuple[int, ...] = (10, 25, 28)
     columns: tuple[int, ...] = (256, 512, 768, 1664)  # mel frames attended to, cached and new
     prompt: tuple[int, ...] = (300, 600, 1500)  # mel frames of a voice's prompt

@@ -38,8 +38,8 @@ class TokenWindows:
             max_chunk: most tokens synthesized at once.
             min_chunk: fewest tokens synthesized at once, 1 to `max_chunk`; fewer tokens mean earlier sound.
             silence: start the turn with `lookahead` silence tokens.
-            joins_end: the last window has all that is left, if that is at most a chunk and its lookahead; otherwise a
-                last window after a full one has only the lookahead.
+            joins_end: at the end of a turn, what is left is one window if it has at most `lookahead + max_chunk`
+                tokens; false: complete windows are cut first.
             compat: "reference" marks the full windows at the end of a turn as last windows too, so their lookahead is
                 synthesized twice, as in the public turn-based helper.
         Raises: SettingsError for `compat` or `min_chunk`.

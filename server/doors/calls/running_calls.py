@@ -81,26 +81,25 @@ class RunningCalls:
         """
         slots, identity = self._context.slots, live.identity
         pending = await ticket_within_wait(slots, live)
-        try:
-            process = self._processes.choose()
-        except BaseException:
-            slots.dispatcher.finish(pending)
-            raise
-        pace = self._clients.pace_of(identity, {})
+        call: WebRtcCall | None = None
+        made: CallSetup | None = None
 
         async def refuse(error: AccessRefusedError) -> None:
+            assert call is not None, "expected a call with messages, got none"
             await call.send_text(limit_message(request.url.path, str(error)))
             await call.close(CloseCode.POLICY_VIOLATION, LIMIT_REASON)
 
-        call = WebRtcCall(identity, process, lambda receive: pace.paced(receive, refuse))
-        made: CallSetup | None = None
         try:
+            # Between the choice and the call, which counts towards the process's limit, nothing is waited for.
+            process, pace = self._processes.choose(), self._clients.pace_of(identity, {})
+            call = WebRtcCall(identity, process, lambda receive: pace.paced(receive, refuse))
             made = await set_up(call)
             answer = await _answer(request, call, sdp)
         except BaseException:
             if made is not None:
                 made.drop()
-            await call.close(1000, "")
+            if call is not None:
+                await call.close(1000, "")
             slots.dispatcher.finish(pending)
             raise
         call.attach(made.session)

@@ -53,7 +53,10 @@ def _is_too_late(position: QueuePosition, dispatcher: Dispatcher) -> bool:
 
 
 async def _settled_position(dispatcher: Dispatcher, pending: PendingSession) -> QueuePosition | None:
-    """The ticket's position, after `SETTLE_S` if its wait is too long before; None if it does not wait."""
+    """Wait up to `SETTLE_S` for a slot, or an estimate that is short enough.
+
+    Returns: the position then; None if the ticket does not wait any more.
+    """
     with suppress(TimeoutError):
         async with asyncio.timeout(SETTLE_S):
             while (position := dispatcher.position_of(pending)) is not None and dispatcher.workers.n_ready:

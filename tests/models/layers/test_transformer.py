@@ -133,7 +133,7 @@ def test_derive_must_be_implemented():
 
 @pytest.mark.parametrize("kv_heads", [1, 4])
 @pytest.mark.parametrize(("slots", "n_rows"), [([1], 1), ([2], 5), ([2, 0], 1), ([0, 1], 5)])
-def test_layers_that_are_not_compiled_read_one_slot_without_a_copy(slots: list[int], n_rows: int, kv_heads: int):
+def test_reading_in_place_gives_the_same_output_and_cache(slots: list[int], n_rows: int, kv_heads: int):
     """Output and cache are the same with and without `runs_eager`, for one slot and for several."""
     config = DecoderConfig(
         vocab_size=8,

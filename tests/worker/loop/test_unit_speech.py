@@ -141,16 +141,25 @@ def test_ramp_divides_the_sound_and_changes_neither_text_nor_speech_tokens(engin
     assert sizes[(6,)] != sizes[(5,)], f"expected other windows, got {sizes}"
 
 
-@pytest.mark.parametrize("ramp", [(UNIT_TOKENS,), (UNIT_TOKENS + 2,)])
-def test_last_unit_of_a_turn_is_voiced_in_one_window(engine: ScriptedEngine, ramp: tuple[int, ...]) -> None:
-    """With a piece that has all tokens of a unit, and with a longer one."""
-    session = engine.start("a", ALOUD.model_copy(update={"sound_ramp": ramp, "drain_s": 0}), HELLO, BYE)
+@pytest.mark.parametrize(
+    ("ramp", "compat", "expected"),
+    [
+        ((UNIT_TOKENS,), None, [(3 + UNIT_TOKENS, True)]),  # a piece that has all tokens of a unit
+        ((UNIT_TOKENS + 2,), None, [(3 + UNIT_TOKENS, True)]),
+        ((UNIT_TOKENS,), "reference", [(3 + UNIT_TOKENS, False), (3, True)]),
+    ],
+)
+def test_last_unit_of_a_turn_is_voiced_in_one_window(
+    engine: ScriptedEngine, ramp: tuple[int, ...], compat: str | None, expected: list[tuple[int, bool]]
+) -> None:
+    config = ALOUD.model_copy(update={"sound_ramp": ramp, "drain_s": 0, "compat": compat})
+    session = engine.start("a", config, HELLO, BYE)
     engine.end_with(session, None)
     engine.run(session, 1)
     before = list(engine.record("a").voiced)
     engine.run(session, 1)
     ends = [(len(window.speech_tokens), window.last) for window in engine.record("a").voiced[len(before) :]]
-    assert before and ends == [(3 + UNIT_TOKENS, True)], f"expected one window with the lookahead, got {ends}"
+    assert before and ends == expected, f"windows: expected {expected}, got {ends}"
 
 
 def test_reference_ignores_the_ramp(engine: ScriptedEngine) -> None:

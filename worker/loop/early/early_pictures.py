@@ -1,10 +1,12 @@
 """Encodes pictures of later units while no unit is in flight, so that their units only gather rows.
 
-Nothing is begun right before a unit is expected, for as long as such work takes; a unit that arrives otherwise waits
-for two image slices at most. What is not encoded in time, or fails, is encoded with its unit, as without this module.
+Work begins only if it should be done before the next expected unit. A unit that arrives unexpectedly waits for one
+call: two image slices, or the forward of one picture. What is not encoded in time, or fails, is encoded with its unit,
+as without this module.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -16,7 +18,7 @@ from worker.loop.job import Job
 from worker.loop.session import Session
 
 LOG = logging.getLogger(__name__)
-FORGETTING = 0.9  # of the time that work has taken at most, for each later work
+N_TIMED = 8  # latest calls whose median time says how long the next one takes
 
 
 class EarlyPictureCounts(NamedTuple):
@@ -40,7 +42,8 @@ class EarlyPictures:
 
     def __init__(self, images: EarlyImages, clock: Callable[[], float]):
         self._images, self._clock = images, clock
-        self._spent_ms = self._longest_s = 0.0
+        self._spent_ms = 0.0
+        self._timed: deque[float] = deque(maxlen=N_TIMED)  # s
         self._prefill: EarlyPrefill | None = None
         self._forecast = EdgeForecast()
 
@@ -84,7 +87,11 @@ class EarlyPictures:
     @property
     def _has_to_wait(self) -> bool:
         """Whether the device still encodes other pictures, or a unit is expected."""
-        return self._images.is_busy or self._forecast.is_near(self._clock(), self._longest_s)
+        return self._images.is_busy or self._forecast.is_near(self._clock(), self._usual_s)
+
+    @property
+    def _usual_s(self) -> float:
+        return sorted(self._timed)[len(self._timed) // 2] if self._timed else 0.0
 
     def expect(self, session: Session, slices: Sequence[ImagePatches]) -> None:
         """Encode slices of a session's later unit when there is time, and feed them."""
@@ -103,7 +110,7 @@ class EarlyPictures:
             self._encode()
         spent_s = self._clock() - start
         self._spent_ms += 1000 * spent_s
-        self._longest_s = max(spent_s, FORGETTING * self._longest_s)
+        self._timed.append(spent_s)
 
     def _encode(self) -> None:
         try:

@@ -2,6 +2,8 @@
 
 UNIT_S = 1.0
 MARGIN_S = 0.01  # before an expected unit, at least; longer than the work takes on a GPU
+MAX_MARGIN_S = 0.1  # whatever the work takes: a second has to have time for it
+GRACE_S = 0.02  # for which a unit that is late is still waited for
 
 
 class EdgeForecast:
@@ -19,9 +21,6 @@ class EdgeForecast:
         self._due.pop(session, None)
 
     def is_near(self, now: float, work_s: float = 0.0) -> bool:
-        """Whether a unit is expected within MARGIN_S, or before work of `work_s` is done.
-
-        One that is late is not waited for.
-        """
-        margin_s = max(MARGIN_S, work_s)
-        return any(0 <= due - now < margin_s for due in self._due.values())
+        """Whether a unit is expected before work of `work_s` is done, in the next MARGIN_S, or since GRACE_S."""
+        margin_s = min(max(MARGIN_S, work_s), MAX_MARGIN_S)
+        return any(-GRACE_S <= due - now < margin_s for due in self._due.values())

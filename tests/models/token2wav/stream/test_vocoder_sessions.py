@@ -106,8 +106,8 @@ def test_more_sessions_than_the_largest_batch(batch: tuple[int, ...]):
 
 
 @pytest.mark.parametrize("session", [1, 2])
-def test_sizes_without_padding_change_no_sound(session: int):
-    """As without compiling: as many tokens as a chunk has, from one on, and hardly more columns than it sees."""
+def test_finer_sizes_change_no_sound(session: int):
+    """The sizes of a CPU without compiling: a bucket for each number of tokens, columns in steps of 32."""
     exact = VocoderShapes(batch=(4,), speech_tokens=tuple(range(1, 29)), columns=tuple(range(256, 1665, 32)))
     for number, expected in enumerate(alone(session, ONE_SIZE, convolutions=True)):
         got = alone(session, exact, convolutions=True)[number]
