@@ -77,7 +77,7 @@ def launched(ports: list[int], logs: Path) -> Iterator[Launched]:
     flags = ["--http", "--config", str(folder / "config.json"), "--log-dir", str(logs), "--model-path", "assets/tiny"]
     flags += ["--port", str(ports[0]), "--worker-base-port", str(ports[1]), "--num-workers", str(N_WORKERS)]
     with launcher(*flags, "--max-sessions", "1", environ=environ) as process:
-        process.wait_line(f"gateway  answers at http://localhost:{ports[0]}, while the model loads")
+        process.wait_line(f"gateway  answers at http://localhost:{ports[0]}")
         process.wait_line("^ready: ", timeout=START_S)
         yield process
 

@@ -71,14 +71,15 @@ def test_pieces_wait_for_their_second_without_the_setting(worker: WorkerProcess,
     assert worker.health()["early_units"] == before
 
 
-def test_pictures_sent_ahead_are_encoded_before_their_unit(worker: WorkerProcess) -> None:
+def test_pictures_sent_ahead_are_encoded_and_fed_before_their_unit(worker: WorkerProcess) -> None:
     """The answers equal those to pictures that come with their unit."""
 
-    def counts() -> tuple[int, int]:
+    def counts() -> tuple[int, int, int]:
         found = worker.health()["early_pictures"]
-        return found["encoded"], found["used"]
+        return found["encoded"], found["used"], found["fed"]
 
-    answers, (encoded, used) = [], counts()
+    answers, before = [], counts()
+    with_one = tuple(n + 1 for n in before)
     frame = base64_of(picture_of(0, 64, 48))
     for is_ahead in (True, False):
         with ScriptedClient(worker) as client:
@@ -86,9 +87,9 @@ def test_pictures_sent_ahead_are_encoded_before_their_unit(worker: WorkerProcess
             client.unit(0)
             if is_ahead:
                 client.send({"type": "video_frame", "frame": frame})
-                wait_for(lambda: counts() == (encoded + 1, used))
+                wait_for(lambda: counts() == with_one)
             answers.append(compared_fields(client.unit(1, **({} if is_ahead else {"frame_base64_list": [frame]}))))
-            assert counts() == (encoded + 1, used + 1)
+            assert counts() == with_one
     assert answers[0] == answers[1] and answers[0]["vision_slices"] == 1, answers
 
 
