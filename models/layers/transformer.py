@@ -88,9 +88,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def shared_mask(view: CacheView, groups: int, dtype: torch.dtype) -> CacheView:
-    """A view with a mask as PyTorch's attention uses it, so that it is made once and not by every layer.
+    """A view whose mask is made once for all layers: additive, with the rows of all query heads of a group.
 
-    groups: query heads for each key/value head.
+    groups: query heads for each key/value head. Returns: the view with a mask [B, 1 or groups * T, L] of `dtype`.
     """
     mask = view.mask
     assert mask is not None, "expected a view with a mask"

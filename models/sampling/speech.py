@@ -9,14 +9,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from models.sampling.rng import (
-    STREAM_SPEECH,
-    draw_index,
-    fixed_point_weights,
-    is_eager_on_cpu,
-    running_sum,
-    uniform,
-)
+from models.sampling.rng import STREAM_SPEECH, draw_index, fixed_point_weights, is_eager_on_cpu, running_sum, uniform
 from models.sampling.settings import SpeechSampling, check_number, signed_seed
 from models.sampling.text import NEVER, Sampled, best
 

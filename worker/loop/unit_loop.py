@@ -38,8 +38,7 @@ from worker.loop.speech_stages import SpeechStages
 from worker.loop.text_stages import BackgroundPrefill, SearchStage, TextStages, YieldingStage
 from worker.loop.voice_manager import VoiceManager
 
-REST_S = 1e-4  # sleep while only speech tokens or sound are in flight
-WAIT_S = 1e-3  # sleep while only pictures wait, for as long as a unit is expected
+REST_S = 1e-4  # sleep while only speech tokens or sound are in flight, or pictures wait for an expected unit
 
 
 class UnitLoop:
@@ -186,7 +185,7 @@ class UnitLoop:
         if any(job.has_text_left and not job.is_low_priority for job in jobs):
             return
         if not self.jobs and self.pictures.is_waiting:
-            time.sleep(WAIT_S)
+            time.sleep(REST_S)
             return
         poll = None if self._speech is None else self._speech.oldest_poll
         sound = None if self._sound is None else self._sound.oldest_batch

@@ -6,8 +6,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 from unittest import mock
 
 import pytest
@@ -34,7 +33,6 @@ from tests.worker.loop.engines import (
 from worker.config.session import SessionConfig, WindowConfig
 from worker.early.trial import EarlyTrial
 from worker.loop.duplex_job import MAX_WAITING_FRAMES
-from worker.loop.early.early_pictures import EarlyPictures
 from worker.loop.early.edge_forecast import EdgeForecast
 from worker.loop.early.headroom import Headroom
 from worker.loop.prompt.system_prompt import Adjustment
@@ -281,29 +279,6 @@ def test_closed_session_and_refused_unit_free_their_pictures(closes: bool, has_t
     else:
         small.sessions.forget_pictures_ahead(session)
     assert held(small) == 0 and small.loop.is_idle
-
-
-def test_one_slow_call_does_not_hold_back_later_pictures() -> None:
-    """Units of one session each second, pictures half a second before them; work that would end too late waits."""
-    now, encoded = [0.0], []
-
-    def encode() -> None:
-        encoded.append(now[0])
-        now[0] += 5.0 if len(encoded) == 1 else 0.06
-
-    images: Any = SimpleNamespace(has_expected=True, is_busy=False, encode_next=encode)
-    pictures = EarlyPictures(images, lambda: now[0])
-    job: Any = SimpleNamespace(is_background=False, layout=SimpleNamespace(ids=[0]), session=SimpleNamespace(id="a"))
-    for second in range(20):
-        now[0] = max(now[0], float(second))
-        job.arrived = now[0]
-        pictures.count_units([job])
-        now[0] += 0.5
-        pictures.run([])
-    assert len(encoded) == 20, f"expected a picture each second, got {len(encoded)}"
-    now[0] = job.arrived + 0.95
-    pictures.run([])
-    assert len(encoded) == 20 and pictures.is_waiting, "expected no work of 60 ms within the last 50"
 
 
 def test_pictures_that_fail_are_encoded_with_their_unit() -> None:
