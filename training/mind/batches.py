@@ -20,6 +20,8 @@ class Batch:
         learned, targets: [N] places of rows with a target, and the targets.
         is_decision: [N] whether the target is the first token of its unit.
         is_new_picture: [N] whether it is that of a unit with a picture that no earlier unit of the record has.
+        looks, look_pictures: [n] places of rows that decide about a new picture, and the numbers of these pictures.
+        watches, watch_classes: [n] places of decisions of units, and what the model watches for, see `TimelineUnit`.
         owners: [N] sequence of each target.
         sound, sound_sources: [n] places of rows of units; sources count (segment * K + unit) * 10 + row.
         clip, clip_sources: [n] the same for rows of clips; sources count clip * PLACES_OF_CLIP + row.
@@ -33,6 +35,10 @@ class Batch:
     targets: Tensor
     is_decision: Tensor
     is_new_picture: Tensor
+    looks: Tensor
+    look_pictures: Tensor
+    watches: Tensor
+    watch_classes: Tensor
     owners: Tensor
     sound: Tensor
     sound_sources: Tensor
@@ -80,7 +86,13 @@ def collate(records: Sequence[Record]) -> Batch:
         found["learned"].append(base + learned)
         found["targets"].append(one.targets[learned].astype(np.int64))
         found["is_decision"].append(one.kinds[learned] == SOUND)
-        found["is_new_picture"].append(new_pictures(one)[learned])
+        looks, pictures = new_pictures(one)
+        found["is_new_picture"].append(np.isin(learned, looks))
+        found["looks"].append(base + looks)
+        found["look_pictures"].append(n_pictures + pictures)
+        watches = np.flatnonzero(one.watched != NOTHING)
+        found["watches"].append(base + watches)
+        found["watch_classes"].append(one.watched[watches].astype(np.int64))
         found["owners"].append(np.full(len(learned), row))
         for name, kind in (("sound", SOUND), ("clip", REFERENCE), ("picture", PICTURE)):
             places = np.flatnonzero(one.kinds == kind)
@@ -104,20 +116,21 @@ def collate(records: Sequence[Record]) -> Batch:
     return Batch(**{name: torch.from_numpy(values) for name, values in arrays.items()})
 
 
-def new_pictures(record: Record) -> np.ndarray:
-    """[T] whether a row is the last one of sound in a unit whose picture no earlier unit has.
+def new_pictures(record: Record) -> tuple[np.ndarray, np.ndarray]:
+    """The last rows [n] of sound in units whose pictures no earlier unit has, and the numbers of these pictures.
 
     A long view has a new picture every `FRAMES_OF_A_VIEW` units, a movement one in each unit.
     """
-    is_new = np.zeros(len(record.kinds), bool)
     ends = np.flatnonzero((record.kinds == PICTURE) & (record.sources % PICTURE_ROWS == PICTURE_ROWS - 1))
-    _, first = np.unique(record.sources[ends], return_index=True)
+    pictures, first = np.unique(record.sources[ends] // PICTURE_ROWS, return_index=True)
     last = ends[first] + 1 + SOUND_ROWS  # after `</image>` and the sound; a chat's picture has none
-    is_new[last[last < len(is_new)]] = True
-    return is_new & (record.kinds == SOUND)
+    follows = last < len(record.kinds)
+    follows[follows] = record.kinds[last[follows]] == SOUND
+    return last[follows], pictures[follows].astype(np.int64)
 
 
 _LISTS = (
-    *("learned", "targets", "is_decision", "is_new_picture", "owners", "sound", "sound_sources"),
+    *("learned", "targets", "is_decision", "is_new_picture", "looks", "look_pictures", "watches", "watch_classes"),
+    *("owners", "sound", "sound_sources"),
     *("clip", "clip_sources", "picture", "picture_sources"),
 )

@@ -47,7 +47,7 @@ SYSTEMS = (
     "Listen, look and talk with the user.",
 )
 WATCHFUL_OF_TEN = 3  # spoken conversations of training
-GLANCING_OF_TEN = 5  # conversations of training whose words are given as text
+GLANCING_OF_TEN = 7  # conversations of training whose words are given as text
 QUIET_SPEEDS = (0.7, 1.3)
 SILENT: tuple[Task, ...] = ("text", "captions")  # tasks in which no one speaks
 ReplySpeaker = Callable[["DrawnPart", ContextRows], tuple[SpeechRecord, ...]]

@@ -32,6 +32,7 @@ from training.mind.parallel import Group
 from training.mind.pool import Pool, Stored
 from training.mind.records import SILENCE
 from training.mind.sight import class_loss
+from training.mind.watching import WatchHeads
 from training.mind.words.loss import collate_words, word_loss
 from training.mind.words.written import WRITTEN, draw_written
 from training.scenes.labels import CLASSES
@@ -44,6 +45,7 @@ QUIET_WEIGHT = 0.2  # of decisions to listen in the loss: most seconds of a conv
 PHONE_WEIGHTS = (1.0, 0.2)  # of the loss of phonemes, at the start of the schedule and at its end
 SIGHT_WEIGHTS = (0.5, 0.1)  # the same of classes of pictures
 WORD_WEIGHT = 0.5  # of the loss of words
+WATCH_WEIGHT = 0.3  # of the losses of `WatchHeads`
 BLANK_BIAS = 8.0  # at the start, where most rows have no word: two of three rows are blank
 PAUSE_WEIGHT = 0.1  # of pauses among phonemes: most of a conversation is silent
 TASKS_OF_A_STEP = 2  # the more, the more operations of small batches
@@ -53,7 +55,9 @@ CURRICULUM: tuple[tuple[float, dict[Task, float]], ...] = (
     (0.0, {"text": 0.18, "echo": 0.43, "captions": 0.24, "talk": 0.05, "written": 0.05, "chat": 0.05}),
     (0.15, {"text": 0.18, "echo": 0.33, "captions": 0.14, "talk": 0.21, "written": 0.09, "chat": 0.05}),
     (0.45, {"text": 0.16, "echo": 0.27, "captions": 0.08, "talk": 0.30, "written": 0.12, "chat": 0.07}),
-    (1.0, {"text": 0.12, "echo": 0.14, "captions": 0.06, "talk": 0.45, "written": 0.14, "chat": 0.09}),
+    (0.8, {"text": 0.10, "echo": 0.14, "captions": 0.03, "talk": 0.31, "written": 0.35, "chat": 0.07}),
+    (0.94, {"text": 0.10, "echo": 0.14, "captions": 0.03, "talk": 0.32, "written": 0.34, "chat": 0.07}),
+    (1.0, {"text": 0.12, "echo": 0.14, "captions": 0.04, "talk": 0.40, "written": 0.21, "chat": 0.09}),
 )
 
 
@@ -133,7 +137,7 @@ class Learner:
         device = plan.device
         self.log_mel = LogMel(device)
         self.passes = (Passes.compiled if plan.compiled else Passes.eager)(plan.dropout)
-        # A help in training that no checkpoint has: phonemes from states of the audio encoder.
+        # Helps in training that no checkpoint has: phonemes from states of the audio encoder.
         self.phones = nn.Linear(model.config.audio_config.d_model, len(PHONES), device=device)
         nn.init.zeros_(self.phones.weight)
         nn.init.zeros_(self.phones.bias)
@@ -146,6 +150,7 @@ class Learner:
         nn.init.zeros_(self.words.weight)
         nn.init.zeros_(self.words.bias)
         nn.init.constant_(self.words.bias[-1:], BLANK_BIAS)
+        self.watching = WatchHeads(model.config.hidden_size).to(device)
         self.weights = self._weights()
         for weight in self.weights.values():
             weight.requires_grad_(True)
@@ -295,7 +300,9 @@ class Learner:
         loss = (each * weight).sum() / weight.sum()
         is_right = logits.argmax(-1) == batch.targets
         measured = {"loss": loss}
-        for name, mask in (("listen", quiet), ("speak", batch.is_decision & ~quiet), ("text", ~batch.is_decision)):
+        speaks = batch.is_decision & ~quiet
+        new, parts = batch.is_new_picture, {"listen": quiet, "speak": speaks, "text": ~batch.is_decision}
+        for name, mask in (parts | {"new_listen": quiet & new, "new_speak": speaks & new}).items():
             measured[name] = (is_right & mask).sum() / mask.sum()
         if states.heard is not None and (phones := self.phone_targets(pool, drawn, batch)) is not None:
             phone_loss, measured["phone_errors"] = self.phone_loss(states.heard, phones)
@@ -304,9 +311,13 @@ class Learner:
             measured["words"] = word_loss(self.words, states.middle, said.to(self.plan.device))
             loss = loss + WORD_WEIGHT * measured["words"]
         if states.seen is not None:
-            sight_loss, errors = class_loss(self.sights, states.seen, pool.classes_of(drawn))
+            classes = pool.classes_of(drawn)
+            sight_loss, errors = class_loss(self.sights, states.seen.mean(1), classes)
             measured["sight_errors"] = errors.nanmean()
             loss = loss + self._help(SIGHT_WEIGHTS) * sight_loss
+            watch_loss, watched = self.watching.loss(states.middle, batch, classes)
+            measured |= watched
+            loss = loss + WATCH_WEIGHT * watch_loss
         return loss, measured
 
     def _help(self, weights: tuple[float, float]) -> float:
@@ -364,7 +375,8 @@ class Learner:
         named: dict[str, Tensor] = {
             name: one for name, one in self.model.named_parameters() if not name.startswith("tts.")
         }
-        for prefix, module in zip(AUXILIARY, (self.phones, self.sights, self.words), strict=True):
+        modules = (self.phones, self.sights, self.words, self.watching)
+        for prefix, module in zip(AUXILIARY, modules, strict=True):
             named |= {prefix + name: one for name, one in module.named_parameters()}
         return named
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 OCTAVES = 40.0  # below the largest second moment of a tensor; smaller ones are raised to that
 LEVELS = 255
-AUXILIARY = ("phones.", "sights.", "words.")  # what helps training and is not exported
+AUXILIARY = ("phones.", "sights.", "words.", "watching.")  # what helps training and is not exported
 
 
 def pack_moments(second: Tensor) -> tuple[Tensor, Tensor]:

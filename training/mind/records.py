@@ -6,7 +6,7 @@ log-mel are made anew for every use, on the training device.
 
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +72,8 @@ class Record:
         clip: [n] samples of the reference; empty without one.
         replies: speech of whole replies, for the speech model.
         words: what the person says.
+        watched: [T] what the model watches for, at rows whose target is a decision, as in `TimelineUnit`; NOTHING
+            elsewhere. Empty without units.
         is_silent: the words are not in the sound; they are always given as text, see `words.written`.
         skill, accepted: of a chat: what was asked for, and all right answers.
     """
@@ -89,6 +91,7 @@ class Record:
     clip: npt.NDArray[np.int16]
     replies: tuple[SpeechRecord, ...] = ()
     words: tuple[HeardWords, ...] = ()
+    watched: npt.NDArray[np.int16] = field(default_factory=lambda: np.zeros(0, np.int16))
     is_silent: bool = False
     skill: str = ""
     accepted: tuple[str, ...] = ()
@@ -152,6 +155,9 @@ def make_record(
     kinds, sources = rows.kinds.copy(), np.zeros(len(rows), np.int64)
     kinds[(kinds == SOUND) & (rows.units == NOTHING)] = REFERENCE
     sources[kinds == REFERENCE] = np.arange(n_clip)
+    watched = np.full(len(rows), NOTHING)
+    decides = (kinds == SOUND) & (rows.targets != NOTHING)
+    watched[decides] = [timeline.units[unit].watched for unit in rows.units[decides]]
     sound = np.array([places[unit] for unit in range(part.first, part.end)], np.int64)
     sources[kinds == SOUND] = (sound[:, None] * SOUND_ROWS + np.arange(SOUND_ROWS)).ravel()
     sources[kinds == PICTURE] = (np.array(shown, np.int64)[:, None] * PICTURE_ROWS + np.arange(PICTURE_ROWS)).ravel()
@@ -168,6 +174,7 @@ def make_record(
         picture_classes=as_classes(classes),
         clip=as_levels(np.zeros(0, np.float32) if clip is None else clip),
         replies=replies,
+        watched=watched.astype(np.int16),
         is_silent=is_silent,
         words=words_of_part(timeline, part, layout, kinds, rows.units),
     )

@@ -85,7 +85,7 @@ class SightTrainer:
         """Loss, and shares [5] of what is wrong: classes, and objects of patches. Arguments as of `DeviceScenes`."""
         states = patch_states(self.model, pictures, self.numbers)
         seen = resample(self.model, states, self.coords)
-        whole, errors = class_loss(self.sights, seen, classes)
+        whole, errors = class_loss(self.sights, seen.mean(1), classes)
         guessed, color = self.patches(states).float().flatten(0, 1).split(PATCH_CLASSES, dim=1)
         objects, colors = objects.flatten(), colors.flatten()
         weight = torch.where(objects == 0, EMPTY_WEIGHT, 1.0)
@@ -112,14 +112,14 @@ class SightTrainer:
         return {"sight_steps": self.n_steps} | {name: round(value, 4) for name, value in named}
 
 
-def class_loss(head: nn.Module, seen: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+def class_loss(head: nn.Module, states: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     """Loss of classes of pictures, and the shares of wrong ones [4].
 
     Args:
-        head: from the mean of a picture's rows to all CLASSES.
-        seen: [P, 64, D] rows of pictures. classes: [P, 4], UNKNOWN where a picture does not show it.
+        head: from the state of a picture to all CLASSES.
+        states: [P, D], such as the means of pictures' rows. classes: [P, 4], UNKNOWN where a picture does not show it.
     """
-    guessed = head(seen.mean(1)).float().split(CLASSES, dim=1)
+    guessed = head(states).float().split(CLASSES, dim=1)
     losses = [
         F.cross_entropy(one, right, ignore_index=UNKNOWN, reduction="sum")
         for one, right in zip(guessed, classes.unbind(1), strict=True)

@@ -125,6 +125,16 @@ def picture_classes(shown: Shown | None, is_still: bool) -> tuple[int, int, int,
     return 1 + OBJECTS.index((shown.kind, shown.name)), color, shown.count, place
 
 
+N_WATCHED = 1 + len(COLORS) + len(OBJECTS)  # classes of `watched_class`
+
+
+def watched_class(color: str | None, name: str | None) -> int:
+    """The class of what is watched for: 0 for nothing, then colors, then names of objects."""
+    if color is not None:
+        return 1 + list(COLORS).index(color)
+    return 0 if name is None else 1 + len(COLORS) + [one for _, one in OBJECTS].index(name)
+
+
 def with_article(words: str) -> str:
     """`words` after `a` or `an`."""
     is_vowel = words[0] in "aeiou" and words != "one"

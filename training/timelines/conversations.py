@@ -11,7 +11,7 @@ from models.inputs.tokens import SpecialTokens
 from training.grammar import camera, turns
 from training.grammar.phrases import Split
 from training.grammar.turns import Exchange, ToldFacts
-from training.scenes.labels import Shown
+from training.scenes.labels import Shown, watched_class
 from training.scenes.random_scenes import draw_movement, draw_shown
 from training.scenes.render import draw_look
 from training.timelines.pacing import Encode
@@ -204,6 +204,7 @@ class RandomConversation:
             self._state.now += 1.0
         self._exchange(camera.draw_watch(source, self._split, target), interruption=0.0)
         self._state.target = target
+        self._stage.watch(watched_class(target.color, target.name), self._stage.next_free)
 
     def _see_target(self) -> None:
         """What is watched for appears and the model speaks, or the person calls it off."""
@@ -212,10 +213,12 @@ class RandomConversation:
         state.target = None
         if self._rng.random() < 0.15:
             self._exchange(self._plain("watch_cancel"))
+            self._stage.watch(0, max(self._stage.next_free, heard_in(state.now)))
             return
         unit = max(heard_in(state.now) + 1, FORCED_UNITS, self._stage.next_free)
         shown = camera.draw_match(self._rng, target)
         self._show(shown, unit)
+        self._stage.watch(0, unit + 1)
         if state.is_quiet:
             state.now = unit + 2.0
             return

@@ -49,6 +49,7 @@ class Stage:
         self._skills: dict[int, str] = {}
         self._views: list[View | None] = []
         self._changes: list[int] = []
+        self._watches: list[tuple[int, int]] = []
         self._script: list[Said] = []
         self._end = 0.0
 
@@ -111,6 +112,10 @@ class Stage:
         self._changes.append(unit)
         self._views.append(view)
 
+    def watch(self, watched: int, unit: int) -> None:
+        """Let the model watch from a unit on. watched: as in `TimelineUnit`."""
+        self._watches.append((unit, watched))
+
     def build(self, end: float) -> Timeline:
         """The timeline up to `end` or the end of the last sound."""
         n_units = math.ceil(max(end, self._end, max(self._tokens, default=0) + 1))
@@ -127,7 +132,10 @@ class Stage:
         current = [view for view, start in zip(self._views, self._changes, strict=True) if start <= unit]
         picture = current[-1].picture(unit) if current and current[-1] is not None else None
         tokens = self._tokens.get(unit, (self._special.listen,))
-        return TimelineUnit(tokens, picture, unit < FORCED_UNITS, self._skills.get(unit, ""))
+        watched = [one for start, one in self._watches if start <= unit]
+        return TimelineUnit(
+            tokens, picture, unit < FORCED_UNITS, self._skills.get(unit, ""), watched[-1] if watched else 0
+        )
 
     def _put(self, unit: int, tokens: tuple[int, ...], skill: str) -> None:
         if unit < FORCED_UNITS or unit in self._tokens:

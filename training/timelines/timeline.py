@@ -50,12 +50,14 @@ class TimelineUnit:
         picture: of the camera; None if it is off.
         is_forced: serving listens in this unit whatever the model would do.
         skill: of the reply whose text is in the unit; empty if there is none.
+        watched: class of what the model watches for when it decides, see `training.scenes.labels.watched_class`.
     """
 
     tokens: tuple[int, ...]
     picture: Picture | None = None
     is_forced: bool = False
     skill: str = ""
+    watched: int = 0
 
 
 @dataclass(frozen=True)
