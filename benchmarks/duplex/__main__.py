@@ -6,6 +6,7 @@ not measure.
 """
 
 import argparse
+import json
 import shutil
 import signal
 import sys
@@ -24,7 +25,7 @@ from benchmarks.duplex.correctness import COMPARED_SLOTS
 from benchmarks.duplex.engine import EngineSpec
 from benchmarks.duplex.options import PARTS, parse, settings
 from benchmarks.duplex.process import JobRunner, JsonDict
-from benchmarks.duplex.tables import format_process, summary, toggle_table
+from benchmarks.duplex.tables import format_process, kept_summary, summary, toggle_table
 from benchmarks.duplex.verdicts import format_verdicts, verdicts
 
 FIRST_SOUND_SESSIONS = 2  # or more: half of them speak
@@ -42,6 +43,8 @@ class BenchRun:
         self._processes = JobRunner(folder)
         self._printed: set[str] = set()
         self._earlier_wall_s = 0.0
+        is_kept = options.summary is not None and options.summary.exists()
+        self._kept_summary: JsonDict = json.loads(options.summary.read_text(encoding="utf-8")) if is_kept else {}
         now = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "torch": torch.__version__,
@@ -203,6 +206,7 @@ class BenchRun:
             "voices_s": options.voices_s,
             "warms_up": not options.no_warm_up,
             "early_prefill": options.early_prefill,
+            "weights": options.weights,
             **more,
         }
         return asdict(EngineSpec(device=options.device, way=way, slots=slots, **given))
@@ -258,7 +262,7 @@ class BenchRun:
         if self._options.json is not None:
             report.write_json(self._options.json, self.result)
         if self._options.summary is not None:
-            report.write_json(self._options.summary, summary(self.result))
+            report.write_json(self._options.summary, kept_summary(self.result, self._kept_summary))
 
 
 def _is_finished(found: JsonDict) -> bool:

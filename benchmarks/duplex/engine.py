@@ -17,6 +17,8 @@ from benchmarks.duplex.memory_table import held_parts, phase_memory, start_peak
 from benchmarks.duplex.region_errors import exact_float32
 from benchmarks.timing import Ceilings, DeviceClock
 from models.checkpoint.config import load_config, load_preprocessor_config
+from models.checkpoint.precision import PRESETS
+from models.checkpoint.precision import Weights as Preset
 from models.inputs.tokens import Tokenizer
 from models.layers.weights import assign_weights, on_meta
 from models.load import build_on_meta, load_model, weight_dtype
@@ -74,6 +76,7 @@ class EngineSpec:
         warms_up: run the worker's warm-up conversation at the start.
         early_prefill: pictures that come before their units are fed before them, too; as in `EngineConfig`.
         kv_layout: as in `EngineConfig`.
+        weights: key of `models.checkpoint.precision.PRESETS`, as `model.weights`.
         session: further session settings.
     """
 
@@ -91,6 +94,7 @@ class EngineSpec:
     warms_up: bool = True
     early_prefill: bool | Literal["auto"] = "auto"
     kv_layout: KVLayout = "slots"
+    weights: Preset = "bf16"
     session: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -116,6 +120,7 @@ class EngineSpec:
             euler_steps=self.n_steps,
             early_prefill=self.early_prefill,
             kv_layout=self.kv_layout,
+            weights=self.weights,
             compile=WAYS[self.way].config(self.targets),
             session=SessionConfig(**session),
         )
@@ -134,9 +139,10 @@ class Weights:
         dtype = _dtype(spec)
         if spec.config == "tiny":
             flow = load_flow_and_hift(TINY / "assets/token2wav", device=device, dtype=dtype, hift_dtype=dtype)
-            return cls(load_model(TINY, device=device, dtype=dtype), flow)
+            return cls(load_model(TINY, device=device, dtype=dtype, precision=PRESETS[spec.weights]), flow)
         flow = random_parts(device=device, dtype=dtype, hift_dtype=dtype)
-        return cls(random_model(load_config(REAL), device=device, dtype=dtype), flow)
+        model = random_model(load_config(REAL), device=device, dtype=dtype, precision=PRESETS[spec.weights])
+        return cls(model, flow)
 
     def copy_as(self, dtype: torch.dtype) -> "Weights":
         """The same values in `dtype`, converted as when a checkpoint is loaded, in separate modules."""

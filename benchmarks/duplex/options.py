@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.compile_options import TOGGLES, WAYS
+from models.checkpoint.precision import PRESETS
 from worker.config.compile import TARGETS
 
 PARTS = ("latency", "sessions", "correctness", "start", "first_sound", "profile", "toggles")
@@ -61,6 +62,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         default="slots",
         help="model.kv_layout; correctness and toggles have slots",
     )
+    parser.add_argument(
+        "--weights",
+        choices=tuple(PRESETS),
+        default="bf16",
+        help="model.weights; of latency, sessions, start and profile",
+    )
     parser.add_argument("--llm-len", type=int, default=4608, help="context rows of a slot")
     parser.add_argument("--voices-s", type=float, default=12.0, help="seconds of voice prompts that fit")
     parser.add_argument("--frames", type=int, choices=(0, 1), default=1, help="images in each unit")
@@ -106,6 +113,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--no-cached", action="store_true", help="toggles: skip the second start from the cache")
     options = parser.parse_args(arguments)
     options.way = options.way or ("ours" if options.device == "cuda" else "eager")
+    if options.weights != "bf16" and (wrong := {"correctness", "toggles"} & set(options.parts)):
+        parser.error(f"--weights {options.weights}: expected parts without {' and '.join(sorted(wrong))}")
     if options.device == "cuda" and not has_cuda:
         parser.error("--device: expected a CUDA device, got none")
     try:

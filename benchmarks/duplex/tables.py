@@ -14,6 +14,14 @@ SUMMARY = (
     *("sessions_ok", "cold_start_s", "cached_start_s"),
     *("recompiles", "graph_breaks", "cudagraph_skips", "peak_gb", "date", "torch", "command"),
 )
+# Names of the figures of quantised weights, beside those of bf16.
+QUANTIZED = {
+    "listen_p95_ms": "listen_{}_p95_ms",
+    "speak_p95_ms": "speak_{}_p95_ms",
+    "first_sound_p95_ms": "first_sound_{}_p95_ms",
+    "sessions_ok": "sessions_{}",
+    "peak_gb": "peak_{}_gb",
+}
 GB = 1e9
 LATE = {
     "graphs": "recompiles",
@@ -95,6 +103,19 @@ def summary(result: JsonDict) -> JsonDict:
         "command": " && ".join(" ".join(one) for one in commands(result)),
     }
     return {name: _round(figures[name]) for name in SUMMARY}
+
+
+def kept_summary(result: JsonDict, kept: JsonDict) -> JsonDict:
+    """What a file of summaries holds after a run. Runs with quantised weights add their figures to those of other runs.
+
+    Args:
+        kept: content of the file before the run.
+    """
+    figures, weights = summary(result), result["settings"].get("weights", "bf16")
+    if weights == "bf16":
+        return figures
+    added = {own.format(weights): figures[name] for name, own in QUANTIZED.items() if figures[name] is not None}
+    return {**kept, **added, f"command_{weights}": figures["command"], f"date_{weights}": figures["date"]}
 
 
 def commands(result: JsonDict) -> list[list[str]]:

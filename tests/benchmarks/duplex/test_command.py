@@ -17,7 +17,7 @@ from benchmarks.duplex.bench_sessions import (
 )
 from benchmarks.duplex.engine import EngineSpec
 from benchmarks.duplex.process import JobRunner
-from benchmarks.duplex.tables import SUMMARY, format_process, summary, toggle_table
+from benchmarks.duplex.tables import SUMMARY, format_process, kept_summary, summary, toggle_table
 from benchmarks.duplex.utilization import UtilizationMeter
 from worker.config.compile import CompileConfig
 
@@ -108,6 +108,21 @@ def test_summary_prefers_starts_with_all_sessions() -> None:
     assert (summary(result)["cold_start_s"], summary(result)["cached_start_s"]) == (None, None)
 
 
+def test_summary_of_quantised_weights_is_added_to_that_of_others() -> None:
+    late = ("graphs", "graph_breaks", "graph_skips", "cudagraph_skips")
+    row = {"mode": "SPEAK", "total_ms": {"p95": 60.0}, "first_sound_ms": {"p95": 50.0}, "late": dict.fromkeys(late, 0)}
+    result = {
+        "command": ["python", "-m", "benchmarks.duplex", "--weights", "fp8"],
+        "environment": {"date": "2026-11-26", "torch": "2.11.0"},
+        "settings": {"weights": "fp8"},
+        "processes": {"latency": {"latency": {"rows": [row]}}},
+    }
+    kept = kept_summary(result, {"speak_p95_ms": 87.7, "sessions_fp8": 96})
+    assert kept["speak_p95_ms"] == 87.7 and kept["sessions_fp8"] == 96
+    assert (kept["speak_fp8_p95_ms"], kept["first_sound_fp8_p95_ms"]) == (60.0, 50.0)
+    assert kept_summary({**result, "settings": {}}, kept)["speak_p95_ms"] == 60.0
+
+
 def test_ways_use_known_settings_and_appear_in_the_toggle_table() -> None:
     for name, way in WAYS.items():
         assert way.config().enabled is (name != "eager")
@@ -166,5 +181,8 @@ def test_rejects_unknown_parts_and_toggles(capsys: pytest.CaptureFixture[str]) -
         with pytest.raises(SystemExit):
             duplex.parse(wrong)
         assert "expected some of" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        duplex.parse(["--weights", "int8", "--parts", "latency,correctness"])
+    assert "expected parts without correctness" in capsys.readouterr().err
     assert duplex.parse(["--parts", "all", "--device", "cpu"]).parts == duplex.PARTS
     assert SimpleNamespace(way=duplex.parse(["--device", "cpu"]).way).way == "eager"
