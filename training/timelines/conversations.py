@@ -23,6 +23,8 @@ from training.timelines.timeline import FORCED_UNITS, Timeline, View
 BACKCHANNELS = ("mhm", "uh huh", "right", "yes", "ah", "oh")
 RECENT_S = 12.0  # earlier pictures that the model did not name are asked for within this time
 LONG_IDLE_UNITS = (10, 60)
+LATE_CAMERA = 0.4  # of conversations with a camera: it is off at first
+CAMERA_S = (0.5, 3.0)  # after the camera is turned on or off
 PHRASES_OF_A_LABEL = 2  # at a time, where phrases recur: questions about one label of pictures
 
 
@@ -31,7 +33,7 @@ class Habits:
     """How often things happen: shares between 0 and 1, but for `watching` and `view_s`.
 
     pause: of sentences with a thinking pause. interruption, backchannel: of replies. camera: of conversations.
-    watching: weight of a request to watch for something; other actions with a camera have 0.8 to 4. While the model
+    watching: weight of a request to watch for something; other actions with a camera have 0.4 to 4. While the model
     watches: looking: share of actions that show a new picture or end the watching; target: share of those that show
     the target or end the watching. view_s: least and most seconds of a picture.
     """
@@ -94,9 +96,10 @@ class RandomConversation:
         self._rng, self._split, self._things = rng, split, things
         self._habits = habits or Habits()
         self._stage = Stage(rng, encode, special, synthesize, self._phrases)
-        self._state = _State(now=rng.uniform(0.3, 3.0), has_camera=rng.random() < self._habits.camera)
-        if self._state.has_camera:
-            self._show(None, 0)
+        self._state = _State(now=rng.uniform(0.3, 3.0))
+        self._may_see = rng.random() < self._habits.camera
+        if self._may_see and rng.random() >= LATE_CAMERA:
+            self._turn_camera_on(0)
 
     def run(self, seconds: float) -> Timeline:
         """The conversation, about as long as this."""
@@ -110,7 +113,7 @@ class RandomConversation:
         if state.is_quiet and self._rng.random() < 0.35:
             self._exchange(self._plain("speak_again"))
             return
-        if state.target is not None and self._rng.random() < self._habits.looking:
+        if state.has_camera and state.target is not None and self._rng.random() < self._habits.looking:
             # Most new pictures do not show it: a model that names every new picture would be wrong.
             if self._rng.random() < self._habits.target:
                 self._see_target()
@@ -127,8 +130,11 @@ class RandomConversation:
             (self._quiet, 0.3),
             (self._idle, 1),
         ]
+        if self._may_see and not state.has_camera:
+            actions.append((self._turn_camera_on, 0.6 * self._habits.watching + 4))
         if state.has_camera:
             actions += [(self._change_view, 1.5), (self._watch_motion, 1), (self._ask_before, 0.8)]
+            actions.append((self._turn_camera_off, 0.4))
             if state.target is None and not state.is_quiet:
                 actions.append((self._watch, self._habits.watching))
         (action,) = self._rng.choices([one for one, _ in actions], [weight for _, weight in actions])
@@ -161,6 +167,24 @@ class RandomConversation:
             window = WINDOW if state.shown is None else PHRASES_OF_A_LABEL
             kind, draw = f"ask {state.shown}", lambda source: camera.draw_question(source, self._split, state.shown)
             self._exchange(self._drawn(kind, draw, window))
+
+    def _turn_camera_on(self, unit: int | None = None) -> None:
+        """Show the surroundings or, later in a conversation, often an object. unit: None: the next one."""
+        source = self._views.source("view", self._rng)
+        shown = None if unit == 0 or source.random() < 0.5 else draw_shown(source, self._things)
+        if self._state.target is not None and self._state.target.matches(shown):
+            return
+        self._state.has_camera = True
+        self._show(shown, heard_in(self._state.now) + 1 if unit is None else unit, source)
+        if unit is None:
+            self._state.now += self._rng.uniform(*CAMERA_S)
+
+    def _turn_camera_off(self) -> None:
+        unit = heard_in(self._state.now) + 1
+        self._remember_view(unit)
+        self._stage.show(None, unit)
+        self._state.has_camera, self._state.shown = False, None
+        self._state.now += self._rng.uniform(*CAMERA_S)
 
     def _change_view(self) -> None:
         """Show something else, or nothing, from the next unit on."""
