@@ -30,6 +30,7 @@ class ManyTiles(NamedTuple):
     inner: int
     stages: int = 3
     warps: int = 8
+    splits: int = 1  # programs that share a part of the result, each with an equal share of the columns
 
 
 # Instructions that convert types run at a quarter of the rate of others or less, and would take longer than reading the
@@ -146,7 +147,10 @@ def _many_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr, INT4: tl.constexpr,
     BIAS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of x weight^T. K: stored columns; TILES of BK of them, for int4 groups as in `_few_kernel`."""
+    """A tile of x weight^T, or of its partial sums [splits, M, N].
+
+    K: stored columns; TILES of BK of them in each split, for int4 groups as in `_few_kernel`.
+    """
     # Neighbouring programs share rows of the weight, which are read once into the L2 cache.
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -156,7 +160,8 @@ def _many_kernel(
     read = (m < M)[:, None]
     x_stride = K * (2 if INT4 else 1)
     acc = tl.zeros((BM, BN), tl.float32)
-    for tile in range(TILES):
+    first = tl.program_id(2) * TILES
+    for tile in range(first, first + TILES):
         raw = tl.load(values + rows[None, :] * K + (tile * BK + k)[:, None])
         if INT4:
             column = x + m.to(tl.int64)[:, None] * x_stride + (tile * 2 * BK + k)[None, :]
@@ -174,7 +179,8 @@ def _many_kernel(
     if BIAS:
         acc += tl.load(bias + rows).to(tl.float32)[None, :]
     inside = (m < M)[:, None] & (n < N)[None, :]
-    tl.store(out + m.to(tl.int64)[:, None] * N + n[None, :], acc.to(out.dtype.element_ty), mask=inside)
+    to = (tl.program_id(2) * M + m).to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(out + to, acc.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -299,14 +305,25 @@ def _many(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None) -> Tensor:
         rounded, scale = fp8_rows(x)
         first, rest = torch._scaled_mm(rounded, weight.values.T, scale, weight.scale[None], out_dtype=x.dtype).split(M)
         return first + rest if bias is None else first + rest + bias
-    out = torch.empty(M, N, dtype=x.dtype, device=x.device)
-    plan, stored = many_tiles(M, weight), weight.values.shape[1]
-    _many_kernel[(triton.cdiv(M, plan.rows), triton.cdiv(N, plan.columns))](
-        x, _readable(weight), weight.scale, _zeros(weight), out if bias is None else bias, out, M, N, stored,
-        BM=plan.rows, BN=plan.columns, BK=plan.inner, TILES=stored // plan.inner, INT4=weight.zeros is not None,
-        BIAS=bias is not None, PRECISION=_precision(x), num_warps=plan.warps, num_stages=plan.stages,
+    return many_product(x, weight, bias, many_tiles(M, weight))
+
+
+def many_product(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None, plan: ManyTiles) -> Tensor:
+    """`quantized_linear` of any number of rows with given tile sizes, dequantised in registers."""
+    M, N, stored = len(x), len(weight), weight.values.shape[1]
+    is_split = plan.splits > 1
+    out = torch.empty(plan.splits, M, N, dtype=torch.float32 if is_split else x.dtype, device=x.device)
+    own_bias = None if is_split else bias
+    _many_kernel[(triton.cdiv(M, plan.rows), triton.cdiv(N, plan.columns), plan.splits)](
+        x, _readable(weight), weight.scale, _zeros(weight), out if own_bias is None else own_bias, out, M, N, stored,
+        BM=plan.rows, BN=plan.columns, BK=plan.inner, TILES=stored // plan.splits // plan.inner,
+        INT4=weight.zeros is not None, BIAS=own_bias is not None, PRECISION=_precision(x),
+        num_warps=plan.warps, num_stages=plan.stages,
     )  # fmt: skip
-    return out
+    if not is_split:
+        return out[0]
+    total = sum_parts(out, x.dtype)
+    return total if bias is None else total + bias
 
 
 def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """Conversations on units: rules of time, pacing of text, parts of long conversations."""
 
+import itertools
 import random
 from functools import cache
 from pathlib import Path
@@ -149,8 +150,8 @@ def test_the_camera_is_turned_on_and_off_within_a_conversation(tokenizer: Tokeni
     for seed in range(30):
         timeline = draw_timeline(seed, 60, tokenizer.encode, tokenizer.special, noise_bursts, habits=WATCHFUL)
         sees = [unit.picture is not None for unit in timeline.units]
-        n_on += sum(now and not before for before, now in zip(sees, sees[1:], strict=False))
-        n_off += sum(before and not now for before, now in zip(sees, sees[1:], strict=False))
+        n_on += sum(now and not before for before, now in itertools.pairwise(sees))
+        n_off += sum(before and not now for before, now in itertools.pairwise(sees))
         n_late += not sees[0]
         for unit, (said, one) in enumerate(zip(sees, timeline.units, strict=True)):
             assert said or one.skill != "watch_alert", f"unit {unit}: expected no alert without a picture"
