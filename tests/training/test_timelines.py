@@ -10,6 +10,7 @@ import pytest
 
 from models.inputs.tokens import Tokenizer
 from training.grammar.phrases import Split, intents
+from training.scenes.labels import watched_class
 from training.timelines.conversations import BACKCHANNELS, GLANCING, WATCHFUL, Habits, draw_timeline
 from training.timelines.layout import NOTHING, PICTURE, SOUND, RowLayout
 from training.timelines.pacing import MAX_CHARS, MAX_TOKENS, pace
@@ -157,6 +158,24 @@ def test_the_camera_is_turned_on_and_off_within_a_conversation(tokenizer: Tokeni
             assert said or one.skill != "watch_alert", f"unit {unit}: expected no alert without a picture"
     assert n_late > 5, f"expected conversations that begin without a picture, got {n_late} of 30"
     assert n_on > n_off > 0, f"expected pictures that begin and end, got {n_on} and {n_off} times"
+
+
+def test_units_say_what_the_model_watches_for(tokenizer: Tokenizer) -> None:
+    n_alerts = 0
+    for seed in range(20):
+        timeline = draw_timeline(seed, 60, tokenizer.encode, tokenizer.special, noise_bursts, habits=WATCHFUL)
+        units = timeline.units
+        for unit, (before, now) in enumerate(itertools.pairwise(units), 1):
+            if now.skill != "watch_alert" or before.skill == "watch_alert":
+                continue
+            shown = now.picture.shown if now.picture is not None else None
+            assert shown is not None
+            matching = {watched_class(None, shown.name), watched_class(shown.color, None)} - {0}
+            assert before.watched == now.watched in matching, f"unit {unit}: expected {matching}, got {now.watched}"
+            later = units[unit + 1].watched if unit + 1 < len(units) else 0
+            assert later == 0, f"unit {unit + 1}: expected nothing to watch for after the alert, got {later}"
+            n_alerts += 1
+    assert n_alerts > 3, f"expected alerts, got {n_alerts}"
 
 
 def test_watchful_habits_give_more_alerts_and_glancing_ones_more_pictures(tokenizer: Tokenizer) -> None:

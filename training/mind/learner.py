@@ -31,8 +31,7 @@ from training.mind.moments import AUXILIARY, load_small, save_small
 from training.mind.parallel import Group
 from training.mind.pool import Pool, Stored
 from training.mind.records import SILENCE
-from training.mind.sight import class_loss
-from training.mind.watching import WatchHeads
+from training.mind.sight import WatchHeads, class_loss
 from training.mind.words.loss import collate_words, word_loss
 from training.mind.words.written import WRITTEN, draw_written
 from training.scenes.labels import CLASSES

@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.omni import OmniModel
+from training.mind.batches import Batch
 from training.mind.forward import patch_places, patch_states, resample
 from training.scenes.device_scenes import DeviceScenes, SceneDrawer
-from training.scenes.labels import CLASSES, COLORS, OBJECTS, UNKNOWN
+from training.scenes.labels import CLASSES, COLORS, N_WATCHED, OBJECTS, UNKNOWN
 
 PICTURES = 256  # of a step
 PATCH_CLASSES = (len(OBJECTS) + 1, len(COLORS) + 1)  # of objects and colors
@@ -128,3 +129,32 @@ def class_loss(head: nn.Module, states: Tensor, classes: Tensor) -> tuple[Tensor
     best = torch.stack([one.argmax(-1) for one in guessed], dim=1)
     wrong = ((best != classes) & known).sum(0) / known.sum(0)
     return torch.stack(losses).sum() / known.sum().clamp_min(1), wrong
+
+
+class WatchHeads(nn.Module):
+    """A help in training that no checkpoint has: rows that decide know the picture and what is watched for.
+
+    Linear layers from a state after half of the language model's layers to the classes of a new picture, and to what
+    the model watches for, so that the later layers can compare the two. size: of a state.
+    """
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.looks, self.watches = nn.Linear(size, sum(CLASSES)), nn.Linear(size, N_WATCHED)
+        for layer in (self.looks, self.watches):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def loss(self, middle: Tensor, batch: Batch, classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum of both losses, and the shares of wrong classes.
+
+        Args:
+            middle: [B, T, D] states. classes: [P, 4] of all pictures of the batch, see `class_loss`.
+        """
+        states = middle.flatten(0, 1)
+        loss, errors = class_loss(self.looks, states[batch.looks], classes[batch.look_pictures])
+        watched = self.watches(states[batch.watches]).float()
+        each = F.cross_entropy(watched, batch.watch_classes, reduction="none")
+        wrong = watched.argmax(-1) != batch.watch_classes
+        measured = {"look_errors": errors.nanmean(), "watch_errors": wrong.float().mean()}
+        return loss + each.sum() / max(1, len(each)), measured

@@ -11,11 +11,14 @@ from tests.training.batches import tiny_model
 from tests.worker.loop.engines import TINY
 from training.mind import forward
 from training.mind import sight as sight_module
+from training.mind.batches import collate
 from training.mind.examples import Examples
 from training.mind.learner import Learner, LearnPlan
-from training.mind.sight import SightTrainer
+from training.mind.sight import SightTrainer, WatchHeads
+from training.mind.words.written import WRITTEN
 from training.scenes.device_scenes import DeviceScenes, SceneDrawer
-from training.scenes.labels import COLORS, OBJECTS, UNKNOWN
+from training.scenes.labels import CLASSES, COLORS, N_WATCHED, OBJECTS, UNKNOWN
+from training.timelines.layout import NOTHING
 
 CPU = torch.device("cpu")
 
@@ -97,3 +100,30 @@ def test_pictures_are_padded_only_where_it_is_asked_for(
     pictures = torch.rand(3, 2, 2, 3)
     rows = forward.encode_pictures(None, pictures, encode, is_padded=is_padded)  # type: ignore[arg-type]
     assert sizes == expected and torch.equal(rows, pictures.flatten(1, 2)), f"expected {expected}, got {sizes}"
+
+
+def test_heads_read_the_picture_and_what_is_watched_for_at_rows_that_decide() -> None:
+    examples = Examples(TINY, seconds=40.0)
+    records = (examples.record(WRITTEN, number) for number in itertools.count())
+    record = next(one for one in records if len(set(one.watched[one.watched != NOTHING].tolist())) > 1)
+    batch, classes = collate([record]), torch.from_numpy(record.picture_classes.astype("int64"))
+    n_decisions = int(batch.is_decision.sum())
+    assert len(batch.watches) == n_decisions, f"expected {n_decisions} decisions, got {len(batch.watches)}"
+    assert batch.look_pictures.tolist() == list(range(len(classes))), "expected each picture once, when it is new"
+    # States that name the classes, and layers that read them.
+    n_looks = sum(CLASSES)
+    states = torch.zeros(len(record.ids), n_looks + N_WATCHED)
+    starts = list(itertools.accumulate(CLASSES, initial=0))
+    for row, picture in zip(batch.looks.tolist(), batch.look_pictures.tolist(), strict=True):
+        for start, one in zip(starts, classes[picture].tolist(), strict=False):
+            states[row, start + max(one, 0)] = 50.0
+    states[batch.watches, n_looks + batch.watch_classes] = 50.0
+    heads = WatchHeads(n_looks + N_WATCHED)
+    with torch.no_grad():
+        heads.looks.weight[:, :n_looks] = torch.eye(n_looks)
+        heads.watches.weight[:, n_looks:] = torch.eye(N_WATCHED)
+    loss, measured = heads.loss(states[None], batch, classes)
+    assert loss.item() < 1e-6, f"expected no loss, got {loss.item()}"
+    assert [float(one) for one in measured.values()] == [0.0, 0.0], f"expected no errors, got {measured}"
+    loss, measured = heads.loss(states.roll(1, 0)[None], batch, classes)
+    assert loss.item() > 1 and min(map(float, measured.values())) > 0, f"expected errors, got {measured}"
