@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from models.load import load_model
 from models.omni import OmniModel
-from tests.models.kernels.interpreter import let_loops_end, patch_once
+from tests.models.kernels.interpreter import let_loops_end, patch_once, skip_unused_checks
 
 pytest_plugins = ("tests.scheduling", "tests.conformance.servers")
 
@@ -26,6 +26,7 @@ if not torch.cuda.is_available():
     if find_spec("triton") is not None:
         let_loops_end()
         patch_once()
+        skip_unused_checks()
 # The tiny model is too small for more threads, and threads of parallel test processes block each other.
 torch.set_num_threads(1)
 

@@ -1,5 +1,6 @@
 """Patches of Triton's interpreter: support of newer NumPy versions, speed, and a product rounded as on a GPU."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,18 @@ def patch_once() -> None:
         return launches[0]
 
     interpreter._patch_lang = patch_unpatched
+
+
+def skip_unused_checks() -> None:
+    """Leave out the search for overflows of whole numbers, whose result is discarded.
+
+    Only a debugging interpreter reports what it finds. The search takes three operations for one.
+    """
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    if not builder.options.debug and hasattr(builder.options, "sanitize_overflow"):
+        builder.options = replace(builder.options, sanitize_overflow=False)
 
 
 def chained_dot(_: Any, a: Any, b: Any, total: Any, *options: Any) -> Any:
