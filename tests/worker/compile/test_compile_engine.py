@@ -34,6 +34,9 @@ from worker.config.compile import TARGETS, CompileConfig, Target
 
 N_UNITS = 5
 UNCOMPILED = CompileConfig(enabled=True, targets=(), cuda_graphs="on")
+# One size per axis makes one graph either way; tracing for that size alone takes a quarter of the time. The order of
+# targets, fewer graphs and the settings of torch.compile are tested with the default.
+STATIC = CompileConfig(enabled=True, dynamic=False)
 ONE, FEW = ("vpm",), ("vpm", "llm.model")
 # Of both tables, by layer and whole. tests/test_compile_equivalence.py compiles all targets, and test_warmup the LLM.
 TRACED = ("resampler", "token2wav.hift")
@@ -238,7 +241,8 @@ def test_functions_are_dynamic_in_varying_sizes_only(monkeypatch: pytest.MonkeyP
 def test_failed_target_alone_stays_eager(caplog: pytest.LogCaptureFixture) -> None:
     engine = SmallEngine()
     with caplog.at_level(logging.WARNING, "worker.compile.compile_engine"):
-        result = compile_with(engine, CompileConfig(enabled=True, targets=("resampler", *FEW)), backend=failing(at=1))
+        config = STATIC.model_copy(update={"targets": ("resampler", *FEW)})
+        result = compile_with(engine, config, backend=failing(at=1))
     assert result.targets["vpm"].phase is TargetPhase.COMPILED
     for name in ("llm.model", "resampler"):
         state = result.targets[name]
@@ -259,14 +263,14 @@ def test_untraceable_part_falls_back() -> None:
         return plain(self, x, mask)
 
     with mock.patch.object(VisionLayer, "forward", forward):
-        state = compile_with(engine, CompileConfig(enabled=True, targets=("vpm",))).targets["vpm"]
+        state = compile_with(engine, STATIC.model_copy(update={"targets": ONE})).targets["vpm"]
     assert state.phase is TargetPhase.FELL_BACK and state.error, state
 
 
 def test_capture_out_of_memory_drops_its_targets_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     capture_without(monkeypatch, "audio_unit")
     engine = SmallEngine()
-    config = CompileConfig(enabled=True, targets=("vpm", "apm"), kernels="off")
+    config = STATIC.model_copy(update={"targets": ("vpm", "apm"), "kernels": "off"})
     result = compile_with(engine, config, gpu=True)
     state, table = result.targets["apm"], engine.unit_steps.regions
     assert state.phase is TargetPhase.FELL_BACK and state.n_captured == 0, state
@@ -291,7 +295,7 @@ def test_uncapturable_region_alone_has_no_graph(
     call_example = table.call_example
     monkeypatch.setattr(table, "call_example", lambda name, *given: called.append(name) or call_example(name, *given))
     with caplog.at_level(logging.WARNING, "worker.compile.graph_compiler"):
-        result = compile_with(engine, CompileConfig(enabled=True, targets=targets), gpu=True)
+        result = compile_with(engine, STATIC.model_copy(update={"targets": targets}), gpu=True)
     state, phase = result.targets["apm"], TargetPhase.KERNELS if kernels else TargetPhase.COMPILED
     why = "capturing it failed: RuntimeError: operation would make a stream wait"
     assert (state.phase, state.error, state.has_failed) == (phase, f"audio_unit: {why}", True) and not result.is_whole
@@ -317,7 +321,7 @@ def test_region_that_fails_without_graphs_falls_back_with_its_target(
         plain(name, *given)
 
     monkeypatch.setattr(table, "call_example", call_example)
-    config = CompileConfig(enabled=True, targets=("vpm", "apm"), kernels="off")
+    config = STATIC.model_copy(update={"targets": ("vpm", "apm"), "kernels": "off"})
     result = compile_with(engine, config, gpu=True)
     assert result.targets["apm"].phase is TargetPhase.FELL_BACK and "eager call failed" in result.targets["apm"].error
     assert result.regions["mel_unit"].reason == "apm fell back" and table.captured == {"vision"}
@@ -330,7 +334,7 @@ def test_failed_capture_keeps_unconfigured_targets(
     """None or one of the region's two targets is configured. The region runs without graphs and reports the reason."""
     capture_without(monkeypatch, "vision")
     engine = SmallEngine()
-    config = CompileConfig(enabled=True, targets=targets, cuda_graphs="on")
+    config = STATIC.model_copy(update={"targets": targets, "cuda_graphs": "on"})
     with caplog.at_level(logging.WARNING, "worker.compile.graph_compiler"):
         result = compile_with(engine, config, gpu=True)
     for name, state in result.targets.items():
@@ -349,7 +353,7 @@ def test_failed_capture_keeps_unconfigured_targets(
 
 
 def test_counts_graphs_for_configured_targets(made: list[Replayed]) -> None:
-    result = compile_with(SmallEngine(), CompileConfig(enabled=True, targets=("resampler",)), gpu=True)
+    result = compile_with(SmallEngine(), STATIC.model_copy(update={"targets": ("resampler",)}), gpu=True)
     vpm, resampler = (result.targets[name] for name in ("vpm", "resampler"))
     assert (vpm.phase, vpm.n_captured, vpm.seconds) == (TargetPhase.OFF, 0, 0.0), vpm
     assert resampler.n_captured == result.n_graphs == len(made) > 0, resampler
@@ -391,7 +395,7 @@ def test_empties_a_cache_of_bad_graphs_and_compiles_again(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(graph_compiler, "cache_counts", lambda: (hits[0], 0))
     monkeypatch.setattr(compile_module, "_empty_cache", clear)
-    result = compile_with(SmallEngine(), CompileConfig(enabled=True, targets=ONE), backend=backend)
+    result = compile_with(SmallEngine(), STATIC.model_copy(update={"targets": ONE}), backend=backend)
     assert len(cleared) == 1 and {result.targets[name].phase for name in ONE} == {TargetPhase.COMPILED}, result.targets
     assert any("cache" in note for note in result.notes), result.notes
 
