@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.worker.http.client_scripts import ALOUD, QUIET, assert_same_results, base64_of, chunk, picture_of, sound_of
+from tests.worker.http.conftest import Undisturbed
 from tests.worker.http.processes import WorkerProcess
 from tests.worker.http.scripted_client import ScriptedClient
 from tests.worker.http.small_worker import N_SLOTS
@@ -45,24 +46,32 @@ def undisturbed(worker: WorkerProcess) -> list[Result]:
 
 # --- invalid messages----------------------------------------------------------------------------------
 
+PER_SESSION = 12  # invalid messages of one session, with a unit after each
+N_SHARES = -(-len(HARMLESS) // PER_SESSION)
+
 
 def test_invalid_messages_cover_protocol_codes() -> None:
     unknown = {code for _, code in HARMLESS.values()} - set(ErrorCode)
     assert not unknown, f"expected codes of the protocol, got {unknown}"
 
 
-@pytest.mark.parametrize("kind", HARMLESS)
-def test_answers_invalid_message_and_continues(worker: WorkerProcess, undisturbed: list[Result], kind: str) -> None:
-    """One error; the later results are those of a session without the message."""
-    message, code = HARMLESS[kind]
+@pytest.mark.parametrize("share", range(N_SHARES))
+def test_answers_invalid_message_and_continues(worker: WorkerProcess, alone: Undisturbed, share: int) -> None:
+    """One error for each message; the units between them have the results of a session without the messages."""
+    kinds = list(HARMLESS)[share::N_SHARES]
+    expected = alone(QUIET, PER_SESSION + 1)
     with ScriptedClient(worker) as client:
         client.prepare(QUIET)
-        results = [client.unit(0)]
-        client.send(message)
-        error = client.expect_error(code)
-        assert 0 < len(error.error) <= 2000 and error.message == error.error, f"expected a few words, got {error!r}"
-        results.append(client.unit(1))
-        assert_same_results(results, undisturbed[:2], f"around {kind}")
+        assert_same_results([client.unit(0)], expected[:1], f"before {kinds[0]}")
+        for number, kind in enumerate(kinds, 1):
+            message, code = HARMLESS[kind]
+            client.send(message)
+            error = client.receive()
+            assert isinstance(error, Error) and error.code == code, f"{kind}: expected {code}, got {error!r}"
+            assert 0 < len(error.error) <= 2000 and error.message == error.error, (
+                f"{kind}: expected a few words, got {error!r}"
+            )
+            assert_same_results([client.unit(number)], [expected[number]], f"after {kind}")
 
 
 def test_other_sessions_are_not_affected(worker: WorkerProcess) -> None:
