@@ -33,6 +33,8 @@ from worker.compile.targets import SERVING
 from worker.config.compile import TARGETS, CompileConfig
 from worker.loop.results import Failure
 
+# One size per axis makes one graph either way; tracing for that size alone takes a quarter of the time.
+STATIC = CompileConfig(enabled=True, dynamic=False)
 OMNI = {"vpm", "resampler", "apm", "llm.model", "tts.model"}
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -98,7 +100,7 @@ def test_failed_kernels_are_off_and_layers_compile(
 
         monkeypatch.setattr(table, "call_example", fails_with_kernels)
     with caplog.at_level(logging.WARNING, "worker.compile.compile_engine"):
-        result = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=("vpm", "apm")))
+        result = by_kernels(engine, model, compile=STATIC.model_copy(update={"targets": ("vpm", "apm")}))
     assert {result.targets[name].phase for name in ("vpm", "apm")} == {TargetPhase.COMPILED}, result.targets
     assert not model.kernels and result.backend_flags["kernels"] is False
     [note] = result.notes
@@ -111,7 +113,7 @@ def test_uncapturable_kernel_region_leaves_its_target_without_graphs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     capture_without(monkeypatch, "unit_step")
-    model, compile = StubModel(), CompileConfig(enabled=True, targets=("vpm", "llm.model"))
+    model, compile = StubModel(), STATIC.model_copy(update={"targets": ("vpm", "llm.model")})
     engine = SmallEngine()
     result = by_kernels(engine, model, compile=compile)
     state = result.targets["llm.model"]
@@ -152,7 +154,7 @@ def test_failed_kernels_restore_sizes_for_compiled_layers(made: list[Replayed]) 
     unit_steps = engine.unit_steps
     few = replace(unit_steps.shapes, kv=(64, 128, LLM_LEN))
     engine.parts = replace(engine.parts, compiled_shapes=few)
-    result = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=("vpm",), cuda_graphs="on"))
+    result = by_kernels(engine, model, compile=STATIC.model_copy(update={"targets": ("vpm",), "cuda_graphs": "on"}))
     table = unit_steps.regions
     assert result.failed_kernels == ["omni"] and unit_steps.shapes == table.shapes == few and table.is_sealed
     assert result.targets["vpm"].phase is TargetPhase.COMPILED and result.targets["vpm"].n_graphs > 0
@@ -288,7 +290,7 @@ def test_failed_vocoder_kernels_restore_its_sizes(made: list[Replayed], monkeypa
     engine = engine_with_vocoder_kernels(monkeypatch, SOUND, lambda: True)
     more = replace(engine.vocoder.shapes, speech_tokens=(5, *engine.vocoder.shapes.speech_tokens))
     engine.parts = replace(engine.parts, compiled_vocoder_shapes=more)
-    result = by_kernels(engine, StubModel(), compile=CompileConfig(enabled=True, targets=("token2wav.hift",)))
+    result = by_kernels(engine, StubModel(), compile=STATIC.model_copy(update={"targets": ("token2wav.hift",)}))
     assert result.failed_kernels == ["vocoder"] and engine.vocoder.shapes == engine.vocoder.regions.shapes == more
     assert result.regions["hift"].sizes["speech_tokens"] == list(more.speech_tokens)
 
@@ -296,7 +298,7 @@ def test_failed_vocoder_kernels_restore_its_sizes(made: list[Replayed], monkeypa
 @pytest.mark.usefixtures("default_backend_flags")
 def test_failed_model_kernels_keep_the_vocoders(made: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
     engine, model = engine_with_vocoder_kernels(monkeypatch, SOUND, lambda: False), StubModel("no such instruction")
-    result = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=("vpm", *SOUND.values())))
+    result = by_kernels(engine, model, compile=STATIC.model_copy(update={"targets": ("vpm", *SOUND.values())}))
     phases = [result.targets[name].phase for name in ("vpm", *SOUND.values())]
     assert phases == [TargetPhase.COMPILED, TargetPhase.KERNELS, TargetPhase.KERNELS], result.targets
     assert result.failed_kernels == ["omni"] and "those of the model are off" in result.notes[0]
