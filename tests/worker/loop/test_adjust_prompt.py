@@ -60,25 +60,26 @@ def front_of(engine: SmallEngine, session: Session, n: int) -> list[torch.Tensor
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("prompt", [SHORT, LONG], ids=["shorter", "longer"])
-def test_tokens_change_and_the_context_goes_on(engine: SmallEngine, mode: str, prompt: SystemPrompt) -> None:
+def test_tokens_change_and_the_context_goes_on(engine: SmallEngine, mode: str) -> None:
+    """With a shorter and a longer prompt, beside a session that keeps its own."""
     tokens = {}
-    for adjusted in (False, True):
+    for kind, prompt in (("unchanged", None), ("shorter", SHORT), ("longer", LONG)):
         with opened(engine, mode) as session:
             before = run_units(engine, session, 5)
             window, kept = session.window, [unit.id for unit in session.window.units]
-            if adjusted:
+            if prompt is not None:
                 counters = engine.unit_steps.counters(session.slot)
                 outcome = engine.sessions.adjust(session, Adjustment(prompt=prompt))
-                assert outcome.from_unit == before[-1].index + 1
-                assert engine.unit_steps.counters(session.slot)[1:7] == counters[1:7], "expected draws to stay"
-                assert [unit.id for unit in session.window.units] == kept[-len(session.window.units) :]
-                assert session.window.length - session.window.preserve <= window.length - window.preserve
+                assert outcome.from_unit == before[-1].index + 1, f"{kind}: got {outcome.from_unit}"
+                assert engine.unit_steps.counters(session.slot)[1:7] == counters[1:7], f"{kind}: expected draws to stay"
+                assert [unit.id for unit in session.window.units] == kept[-len(session.window.units) :], kind
+                assert session.window.length - session.window.preserve <= window.length - window.preserve, kind
                 assert_consistent(engine, session)
             after = run_units(engine, session, 6)
-            tokens[adjusted] = [result.tokens for result in before], [result.tokens for result in after]
-    assert tokens[True][0] == tokens[False][0]
-    assert tokens[True][1] != tokens[False][1], "expected other tokens under another prompt"
+            tokens[kind] = [result.tokens for result in before], [result.tokens for result in after]
+    for kind in ("shorter", "longer"):
+        assert tokens[kind][0] == tokens["unchanged"][0], f"{kind}: expected the same tokens before the change"
+        assert tokens[kind][1] != tokens["unchanged"][1], f"{kind}: expected other tokens under another prompt"
 
 
 @pytest.mark.parametrize("mode", ["basic", "context"])
