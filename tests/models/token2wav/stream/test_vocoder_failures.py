@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
@@ -124,19 +125,26 @@ def speak(vocoder: Vocoder, number: int, chunks: list[Chunk]) -> list[Tensor]:
     return [wave for call in calls for wave in vocoder.speak(call)]
 
 
+@cache
+def undisturbed_turn(compat: str | None) -> list[list[Tensor]]:
+    """The sounds of a turn without failures, in the calls of `speak`."""
+    vocoder, turn = three_sessions(compat)
+    return [speak(vocoder, number, chunks) for number, chunks in enumerate(turn)]
+
+
 @COMPATS
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("region", ["flow", "hift"])
 def test_chunks_of_a_failed_call_can_be_retried_one_by_one(region: str, when: str, compat: str | None):
     vocoder, turn = three_sessions(compat)
-    watched, undisturbed = Watched(vocoder), three_sessions(compat)[0]
+    watched = Watched(vocoder)
     for number, chunks in enumerate(turn):
         for _ in range(2 * (number in FAILING_CHUNKS)):
             watched.failing = region, when
             with without_effect(vocoder):
                 vocoder.speak(chunks)
             watched.failing = None
-        expected = speak(undisturbed, number, chunks)
+        expected = undisturbed_turn(compat)[number]
         for session, (got, want) in enumerate(zip(speak(vocoder, number, chunks), expected, strict=True)):
             assert_same(got, want, f"chunk {number} of session {session}")
 

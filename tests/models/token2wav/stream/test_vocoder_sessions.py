@@ -98,7 +98,7 @@ def test_more_sessions_than_the_largest_batch(batch: tuple[int, ...]):
         shapes=VocoderShapes(batch=batch),
     )
     slots = [vocoder.open(make_voice(i)) for i in range(5)]
-    for _ in range(2):
+    for _ in range(1 if convolutions else 2):  # the convolutions have no state
         for i, waves in enumerate(together(vocoder, slots)):
             for number, expected in enumerate(alone(i, ONE_SIZE, convolutions=convolutions)):
                 assert_close(waves[number], expected, OTHER_ORDER, f"chunk {number} of session {i}")
