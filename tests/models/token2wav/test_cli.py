@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,15 @@ FIGURES = (
 )
 
 VOCODER = ("--model", str(Path(__file__).parents[3] / TINY / "assets" / "token2wav"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded_once() -> Iterator[None]:
+    """Load the modules once for all commands of this process: no command changes their weights."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("load_flow_and_hift", "load_voice_parts"):
+            patch.setattr(cli, name, cache(getattr(cli, name)))
+        yield
 
 
 @pytest.fixture
