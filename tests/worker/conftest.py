@@ -1,6 +1,7 @@
-"""Fixtures of this folder: unchanged weights, short units, fake graphs without a GPU, a reset compiler."""
+"""Fixtures of this folder: unchanged weights, short units, fake graphs without a GPU, a reset compiler, checkpoints."""
 
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ import torch
 from tests.models.graphs.fake_captures import Replayed, replay_on_cpu
 from tests.worker.chat.reply_engine import make_parts
 from tests.worker.loop.engines import loaded, short_history_model, short_speech
+from worker.assembly import parts as assembly
 from worker.assembly.parts import EngineParts
+from worker.start import voices
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -58,3 +61,13 @@ def fresh_dynamo() -> Iterator[None]:
     yield
     _forget_compiled_layers()
     torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def loaded_once() -> Iterator[None]:
+    """Load each checkpoint once for all commands and replays of a file: none of them changes its weights."""
+    loads = (assembly, "load_model"), (assembly, "load_flow_and_hift"), (voices, "load_voice_parts")
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in loads:
+            patch.setattr(owner, name, cache(getattr(owner, name)))
+        yield

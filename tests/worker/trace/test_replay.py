@@ -17,6 +17,7 @@ from worker.trace.compare import STAGES, differences, first_of_each_stage
 from worker.trace.recorder import TraceRecorder
 from worker.trace.records import CONTENT, Record, Trace, pack, read_records, to_line
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
 EVERYTHING = CORPUS / "everything.trace.jsonl"
 
 
