@@ -34,8 +34,7 @@ from worker.config.compile import TARGETS, CompileConfig, Target
 
 N_UNITS = 5
 UNCOMPILED = CompileConfig(enabled=True, targets=(), cuda_graphs="on")
-# One size per axis makes one graph either way; tracing for that size alone takes a quarter of the time. The order of
-# targets, fewer graphs and the settings of torch.compile are tested with the default.
+# One size per axis makes one graph either way; tracing for that size alone takes a fraction of the time.
 STATIC = CompileConfig(enabled=True, dynamic=False)
 ONE, FEW = ("vpm",), ("vpm", "llm.model")
 # Of both tables, by layer and whole. tests/test_compile_equivalence.py compiles all targets, and test_warmup the LLM.
@@ -241,8 +240,7 @@ def test_functions_are_dynamic_in_varying_sizes_only(monkeypatch: pytest.MonkeyP
 def test_failed_target_alone_stays_eager(caplog: pytest.LogCaptureFixture) -> None:
     engine = SmallEngine()
     with caplog.at_level(logging.WARNING, "worker.compile.compile_engine"):
-        config = STATIC.model_copy(update={"targets": ("resampler", *FEW)})
-        result = compile_with(engine, config, backend=failing(at=1))
+        result = compile_with(engine, STATIC.model_copy(update={"targets": ("resampler", *FEW)}), backend=failing(at=1))
     assert result.targets["vpm"].phase is TargetPhase.COMPILED
     for name in ("llm.model", "resampler"):
         state = result.targets[name]
@@ -270,8 +268,7 @@ def test_untraceable_part_falls_back() -> None:
 def test_capture_out_of_memory_drops_its_targets_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     capture_without(monkeypatch, "audio_unit")
     engine = SmallEngine()
-    config = STATIC.model_copy(update={"targets": ("vpm", "apm"), "kernels": "off"})
-    result = compile_with(engine, config, gpu=True)
+    result = compile_with(engine, STATIC.model_copy(update={"targets": ("vpm", "apm"), "kernels": "off"}), gpu=True)
     state, table = result.targets["apm"], engine.unit_steps.regions
     assert state.phase is TargetPhase.FELL_BACK and state.n_captured == 0, state
     for advice in ("CUDA out of memory", "compile.targets", "cuda_graphs: off", "max_sessions"):
@@ -321,8 +318,7 @@ def test_region_that_fails_without_graphs_falls_back_with_its_target(
         plain(name, *given)
 
     monkeypatch.setattr(table, "call_example", call_example)
-    config = STATIC.model_copy(update={"targets": ("vpm", "apm"), "kernels": "off"})
-    result = compile_with(engine, config, gpu=True)
+    result = compile_with(engine, STATIC.model_copy(update={"targets": ("vpm", "apm"), "kernels": "off"}), gpu=True)
     assert result.targets["apm"].phase is TargetPhase.FELL_BACK and "eager call failed" in result.targets["apm"].error
     assert result.regions["mel_unit"].reason == "apm fell back" and table.captured == {"vision"}
 
@@ -334,9 +330,8 @@ def test_failed_capture_keeps_unconfigured_targets(
     """None or one of the region's two targets is configured. The region runs without graphs and reports the reason."""
     capture_without(monkeypatch, "vision")
     engine = SmallEngine()
-    config = STATIC.model_copy(update={"targets": targets, "cuda_graphs": "on"})
     with caplog.at_level(logging.WARNING, "worker.compile.graph_compiler"):
-        result = compile_with(engine, config, gpu=True)
+        result = compile_with(engine, STATIC.model_copy(update={"targets": targets, "cuda_graphs": "on"}), gpu=True)
     for name, state in result.targets.items():
         expected = TargetPhase.FELL_BACK if name in targets else TargetPhase.OFF
         assert (state.phase, bool(state.error), state.seconds > 0, state.n_captured) == (
