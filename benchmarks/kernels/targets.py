@@ -32,7 +32,7 @@ SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}  # of 
 KERNELS = ("words", "gated words", "few", "gated", "many")
 GATE_UP, DOWN = (24576, 4096), (4096, 12288)
 SHAPES = {"words": DOWN, "gated words": GATE_UP, "few": DOWN, "gated": GATE_UP, "many": (4096, 4096)}  # N, K
-FEW_ROWS, WORD_ROWS, MANY_ROWS = (1, 64), (1, 16, 64), 512
+FEW_ROWS, WORD_ROWS, MANY_ROWS = (1, 64), (1, 16, 64), (128, 512)
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 
@@ -57,13 +57,15 @@ def cases(kernel: str, kind: Kind, capability: int) -> Iterator[TargetKernel]:
     common = {"INT4": is_int4, "PRECISION": "tf32"}
     stored = weight.values.shape[1]
     if kernel == "many":
-        tiles = many_tiles(MANY_ROWS, weight)
-        constants = {"BM": tiles.rows, "BN": tiles.columns, "BK": tiles.inner, "TILES": stored // tiles.inner}
-        signature = {**types, "bias": "*bf16", "out": "*bf16"}
-        yield TargetKernel(
-            f"many {kind}", quantized_gemm._many_kernel, {**constants, **common, "BIAS": True}, signature,
-            tiles.warps, tiles.stages,
-        )  # fmt: skip
+        for rows in MANY_ROWS:
+            tiles = many_tiles(rows, weight)
+            n_tiles, is_split = stored // tiles.splits // tiles.inner, tiles.splits > 1
+            constants = {"BM": tiles.rows, "BN": tiles.columns, "BK": tiles.inner, "TILES": n_tiles}
+            signature = {**types, "bias": "*bf16", "out": "*fp32" if is_split else "*bf16"}
+            yield TargetKernel(
+                f"many {kind}, {rows} rows", quantized_gemm._many_kernel,
+                {**constants, **common, "BIAS": not is_split}, signature, tiles.warps, tiles.stages,
+            )  # fmt: skip
         return
     if kernel.endswith("words"):
         yield from _word_cases(weight, kernel, types, {**common, "PDL": capability >= 90})

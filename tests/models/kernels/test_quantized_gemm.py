@@ -15,8 +15,11 @@ pytest.importorskip("triton")
 
 from models.kernels import quantized_gemm, word_gemm
 from models.kernels.quantized_gemm import (
+    SPLIT_BELOW,
+    WIDE_ROWS,
     ManyTiles,
     fp8_rows,
+    many_tiles,
     quantized_gated_linear,
     quantized_linear,
     quantized_parts,
@@ -108,15 +111,28 @@ def test_which_weights_are_read_as_words() -> None:
     assert tiles(72, 192, "int4") is None and tiles(72, 48, "fp8") is None, "expected whole groups and tiles"
 
 
+@pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_rows_with_a_bias(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        quantized_gemm, "many_tiles", lambda M, w: MANY._replace(inner=MANY.inner if w.zeros is None else w.group // 2)
-    )
+def test_many_rows_with_a_bias(kind: Kind, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tiles(_: int, weight: QuantizedMatrix) -> ManyTiles:
+        return MANY._replace(inner=MANY.inner if weight.zeros is None else weight.group // 2, splits=splits)
+
+    monkeypatch.setattr(quantized_gemm, "many_tiles", tiles)
     x, weight, bias = drawn(MAX_ROWS + 1, K), quantize(drawn(70, K, seed=1), kind), drawn(70, seed=2)
     got = quantized_linear(x, weight, bias)
     check(got, exact(x, weight) + bias)
     check(quantized_linear(x[:3], weight, bias), exact(x[:3], weight) + bias)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiles_of_many_rows_divide_the_weight(kind: Kind) -> None:
+    for N, columns in ((70, 256), (70, 96), (512, 3072), (SPLIT_BELOW + 8, 128)):
+        weight = quantize(torch.zeros(N, columns), kind)
+        stored = weight.values.shape[1]
+        for M in (MAX_ROWS + 1, 128, 129):
+            plan = many_tiles(M, weight)
+            assert stored % (plan.inner * plan.splits) == 0, f"{kind} {N} x {columns}: expected whole tiles, got {plan}"
+            assert plan.splits == 1 or (N <= SPLIT_BELOW and M <= WIDE_ROWS), f"{M} rows: expected one part, got {plan}"
 
 
 def test_groups_of_32_and_every_fp8_number() -> None:
@@ -246,4 +262,4 @@ def test_kernels_compile_for_other_gpus() -> None:
     options = ["--targets", "80", "--kinds", "fp8", "--kernels", "many"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, f"expected it to compile, got {done.stdout}{done.stderr}"
-    assert done.stdout.count("sm_80") == 1, done.stdout
+    assert done.stdout.count("sm_80") == 2, done.stdout
