@@ -3,7 +3,7 @@
 import pytest
 
 from models.checkpoint.embedded import DEFAULT, TINY
-from worker.assembly.talker_session import SPEECH_TEMPERATURE, with_talker_session
+from worker.assembly.talker_session import LISTEN_SCALE, SPEECH_TEMPERATURE, TEXT_TEMPERATURE, with_talker_session
 from worker.config.service import ROOT
 from worker.config.session import EngineConfig, SessionConfig
 
@@ -11,18 +11,20 @@ USUAL = SessionConfig()
 
 
 @pytest.mark.parametrize(
-    ("model", "device", "session", "ramp", "temperature"),
+    ("model", "device", "session", "ramp", "speech", "text"),
     [
-        (DEFAULT, "cpu", {}, (25,), SPEECH_TEMPERATURE),
-        (DEFAULT, "cuda", {}, (8,), SPEECH_TEMPERATURE),
-        (TINY, "cpu", {}, (8,), USUAL.tts_temperature),
-        (DEFAULT, "cpu", {"sound_ramp": [5, 10]}, (5, 10), SPEECH_TEMPERATURE),
-        (DEFAULT, "cpu", {"tts_temperature": 1.1}, (25,), 1.1),
+        (DEFAULT, "cpu", {}, (25,), SPEECH_TEMPERATURE, TEXT_TEMPERATURE),
+        (DEFAULT, "cuda", {}, (8,), SPEECH_TEMPERATURE, TEXT_TEMPERATURE),
+        (TINY, "cpu", {}, (8,), USUAL.tts_temperature, USUAL.temperature),
+        (DEFAULT, "cpu", {"sound_ramp": [5, 10]}, (5, 10), SPEECH_TEMPERATURE, TEXT_TEMPERATURE),
+        (DEFAULT, "cpu", {"tts_temperature": 1.1}, (25,), 1.1, TEXT_TEMPERATURE),
+        (DEFAULT, "cpu", {"temperature": 0.9}, (25,), SPEECH_TEMPERATURE, 0.9),
     ],
 )
 def test_defaults(
-    model: object, device: str, session: dict[str, object], ramp: tuple[int, ...], temperature: float
+    model: object, device: str, session: dict[str, object], ramp: tuple[int, ...], speech: float, text: float
 ) -> None:
     config = EngineConfig(model_path=f"{ROOT}/{model}", session=SessionConfig.model_validate(session))
     got = with_talker_session(config, device).session
-    assert (got.sound_ramp, got.tts_temperature) == (ramp, temperature)
+    assert (got.sound_ramp, got.tts_temperature, got.temperature) == (ramp, speech, text)
+    assert got.listen_prob_scale == (LISTEN_SCALE if model == DEFAULT else USUAL.listen_prob_scale)
