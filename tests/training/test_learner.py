@@ -24,7 +24,7 @@ from training.mind.learner import (
     shares_at,
 )
 from training.mind.measure import measure
-from training.mind.moments import pack_moments, unpack_moments
+from training.mind.moments import average_weights, pack_moments, unpack_moments
 from training.mind.pool import MAX_USES, MIN_BATCH, Pool, PoolSizes, Ring
 from training.mind.produce import make_shard
 from training.mind.records import Record, read_records, write_records
@@ -290,3 +290,18 @@ def test_schedules() -> None:
     for progress in (0.0, 0.1, 0.5, 1.0, 1.5):
         assert sum(shares_at(progress).values()) == pytest.approx(1)
     assert shares_at(2.0) == CURRICULUM[-1][1]
+
+
+def test_averaged_weights_are_the_mean_of_those_that_are_there(tmp_path: Path) -> None:
+    for number, (weight, more) in enumerate(((1.0, {}), (3.0, {"watching.b": torch.full((2,), 5.0)}))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        torch.save({"llm.a": torch.full((3,), weight), **more}, folder / "mind_weights.pt")
+        torch.save({"counters": {"step": number}}, folder / "mind_moments.pt")
+    states = [tmp_path / "0", tmp_path / "1"]
+    average_weights(states, (0.25, 0.75), tmp_path / "out")
+    got = torch.load(tmp_path / "out" / "mind_weights.pt", weights_only=True)
+    assert {name: one.tolist() for name, one in got.items()} == {"llm.a": [2.5] * 3, "watching.b": [5.0] * 2}
+    assert torch.load(tmp_path / "out" / "mind_moments.pt", weights_only=True)["counters"]["step"] == 1
+    with pytest.raises(ValueError, match="expected 2 with a sum of one"):
+        average_weights(states, (0.5, 0.6), tmp_path / "out")
