@@ -13,6 +13,7 @@ from models.checkpoint.precision import PRESETS
 from worker.config.compile import TARGETS
 
 PARTS = ("latency", "sessions", "correctness", "start", "first_sound", "profile", "toggles")
+UNQUANTIZED_PARTS = ("correctness", "toggles")
 # Settings that may differ between the commands of one result: extent and output paths.
 UNCHECKED_ON_RESUME = {
     "parts",
@@ -37,7 +38,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--config", choices=("tiny", "real"), default="tiny", help="real: released size, random weights"
     )
     parser.add_argument("--device", default="cuda" if has_cuda else "cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--parts", type=_name_list(PARTS), default=PARTS[:4], help=f"some of {','.join(PARTS)}, or all")
+    parser.add_argument(
+        "--parts",
+        type=_name_list(PARTS),
+        help=f"some of {','.join(PARTS)}, or all; default: the first four that can run",
+    )
     parser.add_argument("--way", choices=WAYS, help="how the engine runs; default: ours on a GPU, eager on a CPU")
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="end after this many seconds")
     parser.add_argument("--json", type=Path, help="write all results to this file, after each result")
@@ -66,7 +71,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--weights",
         choices=tuple(PRESETS),
         default="bf16",
-        help="model.weights; of latency, sessions, start and profile",
+        help=f"model.weights; of all parts but {' and '.join(UNQUANTIZED_PARTS)}",
     )
     parser.add_argument("--llm-len", type=int, default=4608, help="context rows of a slot")
     parser.add_argument("--voices-s", type=float, default=12.0, help="seconds of voice prompts that fit")
@@ -113,8 +118,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--no-cached", action="store_true", help="toggles: skip the second start from the cache")
     options = parser.parse_args(arguments)
     options.way = options.way or ("ours" if options.device == "cuda" else "eager")
-    if options.weights != "bf16" and (wrong := {"correctness", "toggles"} & set(options.parts)):
-        parser.error(f"--weights {options.weights}: expected parts without {' and '.join(sorted(wrong))}")
+    unquantized = () if options.weights == "bf16" else UNQUANTIZED_PARTS
+    if options.parts is None:
+        options.parts = tuple(part for part in PARTS[:4] if part not in unquantized)
+    if wrong := [part for part in options.parts if part in unquantized]:
+        parser.error(f"--parts with --weights {options.weights}: expected others, got {','.join(wrong)}")
     if options.device == "cuda" and not has_cuda:
         parser.error("--device: expected a CUDA device, got none")
     try:

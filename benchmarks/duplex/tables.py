@@ -113,7 +113,7 @@ def kept_summary(result: JsonDict, kept: JsonDict) -> JsonDict:
     """
     figures, weights = summary(result), result["settings"].get("weights", "bf16")
     if weights == "bf16":
-        return figures
+        return {**{name: value for name, value in kept.items() if name not in SUMMARY}, **figures}
     added = {own.format(weights): figures[name] for name, own in QUANTIZED.items() if figures[name] is not None}
     return {**kept, **added, f"command_{weights}": figures["command"], f"date_{weights}": figures["date"]}
 

@@ -23,7 +23,7 @@ _FP8_STEP = tl.constexpr(1.329227995784916e36)
 
 
 WIDE_ROWS = 128  # more rows of x have larger tiles
-SPLIT_BELOW = 8192  # rows of a weight up to which a product of up to WIDE_ROWS rows is split
+MAX_SPLIT_ROWS = 8192  # rows of a weight up to which a product of up to WIDE_ROWS rows is split
 
 
 class ManyTiles(NamedTuple):
@@ -299,7 +299,7 @@ def many_tiles(M: int, weight: QuantizedMatrix) -> ManyTiles:
         inner //= 2
     if M > WIDE_ROWS:
         return ManyTiles(128, 128, inner)
-    if len(weight) > SPLIT_BELOW:
+    if len(weight) > MAX_SPLIT_ROWS:
         return ManyTiles(64, 128, inner, stages=3 if is_int4 else 4, warps=4)
     # Parts of a small result are too few for all multiprocessors.
     splits = 4
@@ -319,8 +319,12 @@ def _many(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None) -> Tensor:
 
 
 def many_product(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None, plan: ManyTiles) -> Tensor:
-    """`quantized_linear` of any number of rows with given tile sizes, dequantised in registers."""
+    """`quantized_linear` of contiguous rows x, dequantised in registers.
+
+    The tiles of `plan` must divide the weight's columns. The bias of a split product is added after the sum is rounded.
+    """
     M, N, stored = len(x), len(weight), weight.values.shape[1]
+    assert x.is_contiguous() and stored % (plan.inner * plan.splits) == 0, f"tiles: expected whole ones, got {plan}"
     is_split = plan.splits > 1
     out = torch.empty(plan.splits, M, N, dtype=torch.float32 if is_split else x.dtype, device=x.device)
     own_bias = None if is_split else bias
@@ -328,7 +332,8 @@ def many_product(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None, plan: 
         x, _readable(weight), weight.scale, _zeros(weight), out if own_bias is None else own_bias, out, M, N, stored,
         BM=plan.rows, BN=plan.columns, BK=plan.inner, TILES=stored // plan.splits // plan.inner,
         INT4=weight.zeros is not None, BIAS=own_bias is not None, PRECISION=_precision(x),
-        num_warps=plan.warps, num_stages=plan.stages,
+        # Tiles of larger numbers would not fit into the shared memory of smaller GPUs.
+        num_warps=plan.warps, num_stages=plan.stages if x.element_size() <= 2 else 2,
     )  # fmt: skip
     if not is_split:
         return out[0]

@@ -293,15 +293,22 @@ def test_schedules() -> None:
 
 
 def test_averaged_weights_are_the_mean_of_those_that_are_there(tmp_path: Path) -> None:
-    for number, (weight, more) in enumerate(((1.0, {}), (3.0, {"watching.b": torch.full((2,), 5.0)}))):
+    added = {"phones.c": torch.ones(1)}, {"watching.b": torch.full((2,), 5.0)}
+    for number, (weight, more) in enumerate(zip((1.0, 3.0), added, strict=True)):
         folder = tmp_path / str(number)
         folder.mkdir()
         torch.save({"llm.a": torch.full((3,), weight), **more}, folder / "mind_weights.pt")
         torch.save({"counters": {"step": number}}, folder / "mind_moments.pt")
-    states = [tmp_path / "0", tmp_path / "1"]
-    average_weights(states, (0.25, 0.75), tmp_path / "out")
-    got = torch.load(tmp_path / "out" / "mind_weights.pt", weights_only=True)
-    assert {name: one.tolist() for name, one in got.items()} == {"llm.a": [2.5] * 3, "watching.b": [5.0] * 2}
-    assert torch.load(tmp_path / "out" / "mind_moments.pt", weights_only=True)["counters"]["step"] == 1
-    with pytest.raises(ValueError, match="expected 2 with a sum of one"):
-        average_weights(states, (0.5, 0.6), tmp_path / "out")
+    states, out = [tmp_path / "0", tmp_path / "1"], tmp_path / "out"
+    average_weights(states, (0.25, 0.75), out)
+    got = {name: one.tolist() for name, one in torch.load(out / "mind_weights.pt", weights_only=True).items()}
+    assert got == {"llm.a": [2.5] * 3, "phones.c": [1.0], "watching.b": [5.0] * 2}
+    assert torch.load(out / "mind_moments.pt", weights_only=True)["counters"]["step"] == 1
+    for shares in ((0.5, 0.6), (1.0,), (0.0, 1.0)):
+        with pytest.raises(ValueError, match="expected 2 above zero with a sum of one"):
+            average_weights(states, shares, out)
+    with pytest.raises(ValueError, match="expected another folder"):
+        average_weights(states, (0.5, 0.5), states[0])
+    torch.save({"llm.a": torch.zeros(4)}, states[0] / "mind_weights.pt")
+    with pytest.raises(ValueError, match=r"llm\.a: expected weights of one model"):
+        average_weights(states, (0.5, 0.5), out)

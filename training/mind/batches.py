@@ -20,7 +20,8 @@ class Batch:
         learned, targets: [N] places of rows with a target, and the targets.
         is_decision: [N] whether the target is the first token of its unit.
         is_new_picture: [N] whether it is that of a unit with a picture that no earlier unit of the record has.
-        looks, look_pictures: [n] places of rows that decide about a new picture, and the numbers of these pictures.
+        looks, look_pictures: [n] places of the last rows of sound of units with a new picture, also where nothing is
+            learned, and the numbers of these pictures.
         watches, watch_classes: [n] places of decisions of units, and what the model watches for, see `TimelineUnit`.
         owners: [N] sequence of each target.
         sound, sound_sources: [n] places of rows of units; sources count (segment * K + unit) * 10 + row.

@@ -93,23 +93,32 @@ def load_small(
     return counters
 
 
-def average_weights(folders: Sequence[Path], shares: Sequence[float], out: Path, name: str = "mind") -> None:
-    """Write the mean of the weights of states of one training, and the moments of the last.
+def average_weights(folders: Sequence[Path], shares: Sequence[float], out: Path) -> None:
+    """Write the mean of the weights of states of one mind to a new folder, and the moments of the last.
 
-    Weights that a state does not have are those of the others. Raises: ValueError for shares that are not as many, or
-    whose sum is not one.
+    Weights whose name begins with one of AUXILIARY may be missing in some states; then they are the mean of the others.
+
+    Raises: ValueError for shares that are not as many, not positive, or whose sum is not one; for an `out` that is one
+        of the folders; for weights of another model.
     """
-    if len(shares) != len(folders) or not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
-        raise ValueError(f"shares: expected {len(folders)} with a sum of one, got {list(shares)}")
-    states = [torch.load(folder / f"{name}_weights.pt", weights_only=True) for folder in folders]
+    if len(shares) != len(folders) or min(shares) <= 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
+        raise ValueError(f"shares: expected {len(folders)} above zero with a sum of one, got {list(shares)}")
+    if out.resolve() in [folder.resolve() for folder in folders]:
+        raise ValueError(f"out: expected another folder than those of the states, got {out}")
+    states = [torch.load(folder / "mind_weights.pt", weights_only=True) for folder in folders]
+    shapes = [{key: tuple(weight.shape) for key, weight in state.items()} for state in states]
     mean = {}
-    for key in states[-1]:
-        found = [(share, state[key].float()) for share, state in zip(shares, states, strict=True) if key in state]
-        total = sum(share for share, _ in found)
-        mean[key] = torch.stack([share / total * weight for share, weight in found]).sum(0).half()
+    for key in dict.fromkeys(key for state in states for key in state):
+        found = [number for number, state in enumerate(states) if key in state]
+        is_whole = len(found) == len(states) or key.startswith(AUXILIARY)
+        if not is_whole or len({shapes[number][key] for number in found}) > 1:
+            raise ValueError(f"{key}: expected weights of one model, got {[one.get(key) for one in shapes]}")
+        total = sum(shares[number] for number in found)
+        mean[key] = sum(shares[number] / total * states[number][key].float() for number in found).half()
     out.mkdir(parents=True, exist_ok=True)
-    torch.save(mean, out / f"{name}_weights.pt")
-    shutil.copy(folders[-1] / f"{name}_moments.pt", out / f"{name}_moments.pt")
+    torch.save(mean, out / "mind_weights.pt")
+    if (moments := folders[-1] / "mind_moments.pt").exists():
+        shutil.copy(moments, out / "mind_moments.pt")
 
 
 def main(argv: list[str] | None = None) -> None:

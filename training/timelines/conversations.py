@@ -32,8 +32,9 @@ PHRASES_OF_A_LABEL = 2  # at a time, where phrases recur: questions about one la
 class Habits:
     """How often things happen: shares between 0 and 1, but for `watching` and `view_s`.
 
-    pause: of sentences with a thinking pause. interruption, backchannel: of replies. camera: of conversations.
-    watching: weight of a request to watch for something; other actions with a camera have 0.4 to 4. While the model
+    pause: of sentences with a thinking pause. interruption, backchannel: of replies. camera: of conversations that may
+    have one, of which LATE_CAMERA begin without. watching: weight of a request to watch for something; other actions
+    with a camera have 0.4 to 4, and turning it on has more the larger this is. While the model
     watches: looking: share of actions that show a new picture or end the watching; target: share of those that show
     the target or end the watching. view_s: least and most seconds of a picture.
     """
@@ -169,7 +170,10 @@ class RandomConversation:
             self._exchange(self._drawn(kind, draw, window))
 
     def _turn_camera_on(self, unit: int | None = None) -> None:
-        """Show the surroundings or, later in a conversation, often an object. unit: None: the next one."""
+        """From `unit` on, None: the next one, the camera shows its surroundings, or in half of the cases an object.
+
+        In unit 0 it shows the surroundings.
+        """
         source = self._views.source("view", self._rng)
         shown = None if unit == 0 or source.random() < 0.5 else draw_shown(source, self._things)
         if self._state.target is not None and self._state.target.matches(shown):
@@ -236,8 +240,8 @@ class RandomConversation:
         assert target is not None
         state.target = None
         if self._rng.random() < 0.15:
-            self._exchange(self._plain("watch_cancel"))
-            self._stage.watch(0, max(self._stage.next_free, heard_in(state.now)))
+            end = self._exchange(self._plain("watch_cancel"), interruption=0.0)
+            self._stage.watch(0, answer_unit(end))
             return
         unit = max(heard_in(state.now) + 1, FORCED_UNITS, self._stage.next_free)
         shown = camera.draw_match(self._rng, target)
@@ -260,11 +264,12 @@ class RandomConversation:
 
     # --- exchanges -----------------------------------------------------------------------------
 
-    def _exchange(self, turn: Exchange, interruption: float | None = None) -> None:
+    def _exchange(self, turn: Exchange, interruption: float | None = None) -> float:
         """The person says something and the model answers, unless it is to be quiet.
 
         Args:
             interruption: share of such replies that are interrupted; None: by habit.
+        Returns: the end of what the person says.
         """
         rng, state, habits = self._rng, self._state, self._habits
         end = self._stage.hear(turn.said, state.now, turn.skill, habits.pause)
@@ -272,7 +277,7 @@ class RandomConversation:
             state.is_quiet = False
         elif state.is_quiet or not turn.reply:
             state.now = end + self._gap()
-            return
+            return end
         first = max(answer_unit(end), self._stage.next_free)
         last, until = self._stage.speak(turn.reply, first, turn.skill)
         share = habits.interruption if interruption is None else interruption
@@ -283,6 +288,7 @@ class RandomConversation:
                 self._stage.hear(rng.choice(BACKCHANNELS), rng.uniform(first + 1.2, until - 1.0), "backchannel")
             # A quick person begins before the sound of the reply ends; its text has ended by then.
             state.now = max(until + self._gap(), last + 1.0)
+        return end
 
     def _drawn(self, kind: str, draw: Callable[[random.Random], Exchange], window: int = WINDOW) -> Exchange:
         """A turn of a kind, whose phrase may recur; its answer is drawn anew."""

@@ -114,6 +114,8 @@ class Stage:
 
     def watch(self, watched: int, unit: int) -> None:
         """Let the model watch from a unit on. watched: as in `TimelineUnit`."""
+        if self._watches and unit < self._watches[-1][0]:
+            raise ValueError(f"watching from unit {unit}: expected one from {self._watches[-1][0]} on")
         self._watches.append((unit, watched))
 
     def build(self, end: float) -> Timeline:

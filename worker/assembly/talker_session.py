@@ -8,8 +8,7 @@ from worker.config.session import UNIT_SPEECH_TOKENS, EngineConfig
 # Its speech tokens are less certain than those of a large model: at the usual 0.8 an independent recogniser hears 15
 # points more wrong words than in the voice that it has learned, at 0.4 7 (69 replies, training/README.md).
 SPEECH_TEMPERATURE = 0.4
-# It answers more spoken questions right, and speaks less often when it should listen, than with the usual 0.7 and 1
-# (training/README.md).
+# It was measured with these (training/README.md). With the usual odds of listening it has more false alarms.
 TEXT_TEMPERATURE = 0.3
 LISTEN_SCALE = 3.0
 
@@ -26,8 +25,9 @@ def with_talker_session(config: EngineConfig, device_type: str) -> EngineConfig:
     defaults: dict[str, Any] = {
         "tts_temperature": SPEECH_TEMPERATURE,
         "temperature": TEXT_TEMPERATURE,
-        "listen_prob_scale": LISTEN_SCALE,
     }
+    if session.compat != "reference":  # there it scales a logit
+        defaults["listen_prob_scale"] = LISTEN_SCALE
     if device_type == "cpu":
         defaults["sound_ramp"] = (UNIT_SPEECH_TOKENS,)
     missing = {name: value for name, value in defaults.items() if name not in session.model_fields_set}

@@ -120,7 +120,9 @@ def test_summary_of_quantised_weights_is_added_to_that_of_others() -> None:
     kept = kept_summary(result, {"speak_p95_ms": 87.7, "sessions_fp8": 96})
     assert kept["speak_p95_ms"] == 87.7 and kept["sessions_fp8"] == 96
     assert (kept["speak_fp8_p95_ms"], kept["first_sound_fp8_p95_ms"]) == (60.0, 50.0)
-    assert kept_summary({**result, "settings": {}}, kept)["speak_p95_ms"] == 60.0
+    assert kept["command_fp8"] == "python -m benchmarks.duplex --weights fp8"
+    again = kept_summary({**result, "settings": {}}, kept)
+    assert (again["speak_p95_ms"], again["speak_fp8_p95_ms"], again["sessions_fp8"]) == (60.0, 60.0, 96)
 
 
 def test_ways_use_known_settings_and_appear_in_the_toggle_table() -> None:
@@ -183,6 +185,7 @@ def test_rejects_unknown_parts_and_toggles(capsys: pytest.CaptureFixture[str]) -
         assert "expected some of" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         duplex.parse(["--weights", "int8", "--parts", "latency,correctness"])
-    assert "expected parts without correctness" in capsys.readouterr().err
+    assert "expected others, got correctness" in capsys.readouterr().err
+    assert duplex.parse(["--weights", "int8", "--device", "cpu"]).parts == ("latency", "sessions", "start")
     assert duplex.parse(["--parts", "all", "--device", "cpu"]).parts == duplex.PARTS
     assert SimpleNamespace(way=duplex.parse(["--device", "cpu"]).way).way == "eager"

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from models.kernels import quantized_gemm, word_gemm
 from models.kernels.quantized_gemm import (
-    SPLIT_BELOW,
+    MAX_SPLIT_ROWS,
     WIDE_ROWS,
     ManyTiles,
     fp8_rows,
@@ -125,14 +125,23 @@ def test_many_rows_with_a_bias(kind: Kind, splits: int, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_products_of_65_rows_with_their_own_tiles(kind: Kind) -> None:
+    x, weight = drawn(MAX_ROWS + 1, 512), quantize(drawn(70, 512, seed=1), kind)
+    assert many_tiles(len(x), weight).splits == 4
+    check(quantized_linear(x, weight), exact(x, weight))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_tiles_of_many_rows_divide_the_weight(kind: Kind) -> None:
-    for N, columns in ((70, 256), (70, 96), (512, 3072), (SPLIT_BELOW + 8, 128)):
+    for N, columns in ((70, 256), (70, 96), (512, 3072), (MAX_SPLIT_ROWS + 8, 128)):
         weight = quantize(torch.zeros(N, columns), kind)
         stored = weight.values.shape[1]
         for M in (MAX_ROWS + 1, 128, 129):
             plan = many_tiles(M, weight)
             assert stored % (plan.inner * plan.splits) == 0, f"{kind} {N} x {columns}: expected whole tiles, got {plan}"
-            assert plan.splits == 1 or (N <= SPLIT_BELOW and M <= WIDE_ROWS), f"{M} rows: expected one part, got {plan}"
+            expected = 4 if (N, columns, M <= WIDE_ROWS) == (512, 3072, True) else 1
+            assert plan.splits == expected or N == 70, f"{M} rows: expected {expected} parts, got {plan}"
+            assert plan.inner == (weight.group // 2 if kind == "int4" else plan.inner) >= 16, f"{kind}: got {plan}"
 
 
 def test_groups_of_32_and_every_fp8_number() -> None:

@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -105,14 +106,18 @@ def test_pictures_are_padded_only_where_it_is_asked_for(
 def test_heads_read_the_picture_and_what_is_watched_for_at_rows_that_decide() -> None:
     examples = Examples(TINY, seconds=40.0)
     records = (examples.record(WRITTEN, number) for number in itertools.count())
-    record = next(one for one in records if len(set(one.watched[one.watched != NOTHING].tolist())) > 1)
-    batch, classes = collate([record]), torch.from_numpy(record.picture_classes.astype("int64"))
+    watching = (one for one in records if len(set(one.watched[one.watched != NOTHING].tolist())) > 1)
+    drawn = list(itertools.islice(watching, 2))
+    batch, classes = (
+        collate(drawn),
+        torch.from_numpy(np.concatenate([one.picture_classes for one in drawn]).astype("int64")),
+    )
     n_decisions = int(batch.is_decision.sum())
     assert len(batch.watches) == n_decisions, f"expected {n_decisions} decisions, got {len(batch.watches)}"
     assert batch.look_pictures.tolist() == list(range(len(classes))), "expected each picture once, when it is new"
     # States that name the classes, and layers that read them.
     n_looks = sum(CLASSES)
-    states = torch.zeros(len(record.ids), n_looks + N_WATCHED)
+    states = torch.zeros(batch.ids.numel(), n_looks + N_WATCHED)
     starts = list(itertools.accumulate(CLASSES, initial=0))
     for row, picture in zip(batch.looks.tolist(), batch.look_pictures.tolist(), strict=True):
         for start, one in zip(starts, classes[picture].tolist(), strict=False):
@@ -122,8 +127,8 @@ def test_heads_read_the_picture_and_what_is_watched_for_at_rows_that_decide() ->
     with torch.no_grad():
         heads.looks.weight[:, :n_looks] = torch.eye(n_looks)
         heads.watches.weight[:, n_looks:] = torch.eye(N_WATCHED)
-    loss, measured = heads.loss(states[None], batch, classes)
+    loss, measured = heads.loss(states.unflatten(0, batch.ids.shape), batch, classes)
     assert loss.item() < 1e-6, f"expected no loss, got {loss.item()}"
     assert [float(one) for one in measured.values()] == [0.0, 0.0], f"expected no errors, got {measured}"
-    loss, measured = heads.loss(states.roll(1, 0)[None], batch, classes)
+    loss, measured = heads.loss(states.roll(1, 0).unflatten(0, batch.ids.shape), batch, classes)
     assert loss.item() > 1 and min(map(float, measured.values())) > 0, f"expected errors, got {measured}"

@@ -28,3 +28,9 @@ def test_defaults(
     got = with_talker_session(config, device).session
     assert (got.sound_ramp, got.tts_temperature, got.temperature) == (ramp, speech, text)
     assert got.listen_prob_scale == (LISTEN_SCALE if model == DEFAULT else USUAL.listen_prob_scale)
+
+
+def test_the_odds_of_listening_are_those_that_are_given_or_of_the_public_reference() -> None:
+    for given, expected in (({"listen_prob_scale": 1.5}, 1.5), ({"compat": "reference"}, USUAL.listen_prob_scale)):
+        config = EngineConfig(model_path=f"{ROOT}/{DEFAULT}", session=SessionConfig.model_validate(given))
+        assert with_talker_session(config, "cpu").session.listen_prob_scale == expected, given
