@@ -305,7 +305,7 @@ def many_tiles(M: int, weight: QuantizedMatrix) -> ManyTiles:
     splits = 4
     while stored // inner % splits:
         splits //= 2
-    return ManyTiles(128, 64, inner, stages=2 if is_int4 else 4, warps=4, splits=splits)
+    return ManyTiles(128, 64, inner, stages=2 if is_int4 else 3, warps=4, splits=splits)
 
 
 def _many(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None) -> Tensor:
