@@ -25,7 +25,7 @@ from models.kernels.skinny_gemm import MAX_ROWS, skinny_gated_linear, skinny_par
 from models.kernels.word_gemm import INT4_WORDS, WordTiles, word_kernel, word_launch, word_tiles
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-SWEPT = (1, 16, 64)
+SWEPT = (1, 16, 32, 64)
 COMPILED_ROWS = (1, 16, 32, 64)  # one for each width of the kernel's tiles
 MANY_ROWS = 512  # of the language model's layers
 MIN_COLUMNS = 4096  # of a weight that many rows multiply
@@ -34,9 +34,9 @@ SCALE = 0.02
 SAMPLE_MS = 1.5
 # (rows, words, stages, warps); int4 has tiles of one group.
 FEW = ((64, 32, 4, 4), (32, 32, 5, 2), (64, 64, 3, 4), (64, 32, 4, 2), (64, 64, 3, 2), (128, 32, 4, 4))
-MORE = ((32, 32, 4, 2), (64, 32, 4, 2), (64, 32, 3, 4), (64, 64, 3, 4))
+MORE = ((32, 32, 4, 2), (64, 32, 4, 2), (64, 32, 4, 4), (64, 64, 3, 4), (128, 32, 3, 4), (128, 32, 4, 8))
 INT4_FEW = ((64, 4, 4), (64, 6, 4), (32, 6, 2), (128, 4, 4), (64, 6, 2), (32, 6, 1))
-INT4_MORE = ((32, 5, 2), (64, 5, 2), (64, 4, 4), (128, 3, 4))
+INT4_MORE = ((32, 5, 2), (32, 4, 4), (64, 3, 2), (64, 4, 4), (128, 3, 8))
 
 
 class Shape(NamedTuple):
@@ -77,10 +77,11 @@ def product_cases(meter: Meter) -> Iterator[Case]:
         del products
 
 
-def _plans(shape: Shape, kind: Kind, M: int, *, is_tiny: bool = False) -> list[WordTiles]:
-    """What is timed: the default first. None of a shape that this kernel does not multiply."""
+def _plans(shape: Shape, kind: Kind, M: int, device: torch.device, *, is_tiny: bool = False) -> list[WordTiles]:
+    """What is timed on `device`: the default first. None of a shape that this kernel does not multiply."""
     with torch.device("meta"):
-        default = word_tiles(_empty_matrix(shape, kind), M, gated=shape.is_gated) if M <= MAX_ROWS else None
+        weight = _empty_matrix(shape, kind)
+    default = word_tiles(weight, M, gated=shape.is_gated, device=device) if M <= MAX_ROWS else None
     if default is None:
         return []
     if kind == "int4":
@@ -117,7 +118,7 @@ def compile_plans(device: torch.device, dtype: torch.dtype, shape: Shape, kind: 
     """Compile the kernels of all plans into Triton's cache."""
     with torch.device(device):
         x, weight = torch.empty(M, shape.K, dtype=dtype), _empty_matrix(shape, kind)
-    for plan in _plans(shape, kind, M):
+    for plan in _plans(shape, kind, M, device):
         launch = word_launch(x, weight, _out(shape, M, plan, x), plan, gated=shape.is_gated)
         word_kernel.warmup(*launch.args, grid=launch.grid, **launch.options)
 
@@ -177,7 +178,7 @@ class _Products:
 
     def _chosen(self, kind: Kind, M: int) -> list[WordTiles | None]:
         """The plans to time; None: the product as it is."""
-        plans: list[WordTiles | None] = [*_plans(self.shape, kind, M, is_tiny=self.meter.is_tiny)]
+        plans: list[WordTiles | None] = [*_plans(self.shape, kind, M, self.meter.device, is_tiny=self.meter.is_tiny)]
         if not plans:
             return [None]
         if self.meter.is_tiny or (M in SWEPT and kind != "int8" and self.shape.splits):

@@ -58,6 +58,11 @@ def has_native_fp8(device: torch.device) -> bool:
     return device.type == "cuda" and _capability(device.index) >= (8, 9)
 
 
+def has_large_tiles(device: torch.device) -> bool:
+    """Whether a program has the 200 KB of shared memory that tiles of 128 rows with four stages need."""
+    return device.type == "cuda" and _capability(device.index)[0] in (9, 10)
+
+
 @cache
 def _capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from models.checkpoint.quantized import QuantizedMatrix
 from models.kernels.dots import add_dot
-from models.kernels.launch import launch_options
+from models.kernels.launch import has_large_tiles, launch_options
 from models.kernels.skinny_gemm import SMALL_WEIGHT
 
 INT4_WORDS = 16  # of a group of 128 columns, one tile
 MIN_PROGRAMS = 256  # that split a weight, if its columns allow it: two for each multiprocessor of an H200
 MIN_SPLIT_WORDS = 128  # that a program multiplies at least, if it shares rows with others
+LARGE = 4096  # rows and columns of a weight from which on more rows of x have larger tiles
 
 
 class WordTiles(NamedTuple):
@@ -256,11 +257,15 @@ def word_kernel(
     tl.store(out + to, acc.to(out.dtype.element_ty), mask=(n < N)[:, None] & inside)
 
 
-def word_tiles(weight: QuantizedMatrix, n_rows: int, *, gated: bool = False) -> WordTiles | None:
+def word_tiles(
+    weight: QuantizedMatrix, n_rows: int, *, gated: bool = False, device: torch.device | None = None
+) -> WordTiles | None:
     """Tile sizes for n_rows rows of x; None for a weight that this kernel does not multiply.
 
-    With more than 8 rows of x, 32 rows of the weight keep the instructions of a warp, where 64 take those of a warp
-    group: the sums of a row have the same bits beside 7 and beside 63 others.
+    The sums of a row have the same bits beside 7 and beside 63 others.
+
+    Args:
+        device: where the product runs; None: where the weight is. Larger tiles need the shared memory of a large GPU.
     """
     N, K = weight.shape
     if weight.zeros is None:
@@ -273,7 +278,8 @@ def word_tiles(weight: QuantizedMatrix, n_rows: int, *, gated: bool = False) -> 
         n_words, words = K // 8, INT4_WORDS
     else:
         return None
-    rows, warps = (32, 4 if n_rows > 16 else 2) if gated or n_rows > 8 else (64, 4)
+    is_large = min(N, K) >= LARGE and has_large_tiles(device or weight.values.device)
+    rows, stages, warps = _tile_rows(n_rows, is_large=is_large, is_int4=weight.zeros is not None, gated=gated)
     splits = 1
     while (
         not gated
@@ -282,7 +288,18 @@ def word_tiles(weight: QuantizedMatrix, n_rows: int, *, gated: bool = False) -> 
         and n_words >= 2 * splits * MIN_SPLIT_WORDS
     ):
         splits *= 2
-    return WordTiles(rows, words, splits, warps=warps)
+    return WordTiles(rows, words, splits, stages, warps)
+
+
+def _tile_rows(n_rows: int, *, is_large: bool, is_int4: bool, gated: bool) -> tuple[int, int, int]:
+    """Weight rows, stages and warps of a tile. Those of a large weight were measured with 16, 32 and 48 rows of x."""
+    if is_large and is_int4 and 8 < n_rows <= 32:
+        return 64, 4, 2
+    if is_large and not is_int4 and n_rows > 16:
+        return (64, 4, 4) if n_rows <= 32 else (128, 4, 8)
+    if gated or n_rows > 8:
+        return 32, 4, 4 if n_rows > 16 else 2
+    return 64, 4, 4
 
 
 class Launch(NamedTuple):

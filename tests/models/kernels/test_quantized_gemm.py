@@ -107,6 +107,10 @@ def test_which_weights_are_read_as_words() -> None:
         assert few[1:3] == many[1:3], f"{kind}: expected sums in one order for all numbers of rows, got {few}, {many}"
         gated = tiles(768, 3072, kind, gated=True)
         assert gated is not None and gated.splits == 1, (kind, gated)
+    for kind in KINDS:
+        large = quantize(torch.zeros(4096, 4096), kind)
+        plans = [word_tiles(large, M, gated=gated) for M in (1, 9, 17, 33) for gated in (False, True)]
+        assert all(plan is not None and plan.rows <= 64 for plan in plans), f"{kind}: no large GPU, got {plans}"
     assert tiles(70, 256, "int8") is not None and tiles(70, 256, "int4") is None, "expected rows by fours for int4"
     assert tiles(72, 192, "int4") is None and tiles(72, 48, "fp8") is None, "expected whole groups and tiles"
 
@@ -245,11 +249,16 @@ def test_products_on_the_gpu(kind: Kind, shape: tuple[int, int]) -> None:
     weight = quantize(torch.randn(shape, device="cuda") / shape[1] ** 0.5, kind)
     x = torch.randn(300, shape[1], device="cuda").bfloat16()
     want = x.double() @ weight.dequantized(dtype=torch.float64).T
-    for n_rows in (1, 2, 17, MAX_ROWS):
-        check(quantized_linear(x[:n_rows], weight), want[:n_rows], 4e-3)
-        assert_same(quantized_linear(x[:n_rows], weight)[-1:], quantized_linear(x[n_rows - 1 : n_rows], weight))
+    is_gated = shape[0] % 2 == 0
+    for n_rows in (1, 2, 9, 17, 32, 33, MAX_ROWS):  # each width of the kernel's tiles
+        few, last = x[:n_rows], x[n_rows - 1 : n_rows]
+        check(quantized_linear(few, weight), want[:n_rows], 4e-3)
+        assert_same(quantized_linear(few, weight)[-1:], quantized_linear(last, weight), f"beside {n_rows - 1} rows")
+        if is_gated:
+            got, alone = quantized_gated_linear(few, weight), quantized_gated_linear(last, weight)
+            assert_same(got[-1:], alone, f"gated, beside {n_rows - 1} rows")
     check(quantized_linear(x, weight), want, 4e-3)
-    if shape[0] % 2 == 0:
+    if is_gated:
         gate, up = want[:8].bfloat16().chunk(2, 1)
         check(quantized_gated_linear(x[:8], weight), (torch.nn.functional.silu(gate) * up).double(), 1e-2)
 
