@@ -19,6 +19,7 @@ from torch import Tensor
 from benchmarks.kernels.timing import Case, Figures, Meter, gb_per_s, relative_error
 from models.checkpoint.precision import Kind
 from models.checkpoint.quantized import KINDS, VALUE_TYPES, QuantizedMatrix, quantize
+from models.kernels.launch import has_large_tiles
 from models.kernels.quantized_gemm import few_product, quantized_linear
 from models.kernels.rows import silu_mul
 from models.kernels.skinny_gemm import MAX_ROWS, skinny_gated_linear, skinny_parts
@@ -81,7 +82,7 @@ def _plans(shape: Shape, kind: Kind, M: int, device: torch.device, *, is_tiny: b
     """What is timed on `device`: the default first. None of a shape that this kernel does not multiply."""
     with torch.device("meta"):
         weight = _empty_matrix(shape, kind)
-    default = word_tiles(weight, M, gated=shape.is_gated, device=device) if M <= MAX_ROWS else None
+    default = word_tiles(weight, M, gated=shape.is_gated, large_gpu=has_large_tiles(device)) if M <= MAX_ROWS else None
     if default is None:
         return []
     if kind == "int4":

@@ -32,7 +32,7 @@ SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}  # of 
 KERNELS = ("words", "gated words", "few", "gated", "many")
 GATE_UP, DOWN = (24576, 4096), (4096, 12288)
 SHAPES = {"words": DOWN, "gated words": GATE_UP, "few": DOWN, "gated": GATE_UP, "many": (4096, 4096)}  # N, K
-FEW_ROWS, WORD_ROWS, MANY_ROWS = (1, 64), (1, 16, 64), (128, 512)
+FEW_ROWS, WORD_ROWS, MANY_ROWS = (1, 64), (1, 16, 32, 64), (128, 512)
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 
@@ -68,7 +68,7 @@ def cases(kernel: str, kind: Kind, capability: int) -> Iterator[TargetKernel]:
             )  # fmt: skip
         return
     if kernel.endswith("words"):
-        yield from _word_cases(weight, kernel, types, {**common, "PDL": capability >= 90})
+        yield from _word_cases(weight, kernel, types, common, capability)
         return
     gated = kernel == "gated"
     plan = quantized_tiles(weight)
@@ -85,11 +85,12 @@ def cases(kernel: str, kind: Kind, capability: int) -> Iterator[TargetKernel]:
 
 
 def _word_cases(
-    weight: QuantizedMatrix, kernel: str, types: dict[str, str], common: dict[str, Any]
+    weight: QuantizedMatrix, kernel: str, types: dict[str, str], common: dict[str, Any], capability: int
 ) -> Iterator[TargetKernel]:
     gated = kernel == "gated words"
+    common = {**common, "PDL": capability >= 90}
     for rows in WORD_ROWS:
-        plan = word_tiles(weight, rows, gated=gated)
+        plan = word_tiles(weight, rows, gated=gated, large_gpu=capability == 90)
         assert plan is not None, f"{weight.shape}: expected a weight that is read as words"
         constants = {"BN": plan.rows, "BM": 8 if rows <= 8 else rows, "BK": plan.words, "STAGES": plan.stages}
         constants |= {"FP8": weight.kind == "fp8", "GATED": gated, **common}

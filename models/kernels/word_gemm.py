@@ -258,14 +258,14 @@ def word_kernel(
 
 
 def word_tiles(
-    weight: QuantizedMatrix, n_rows: int, *, gated: bool = False, device: torch.device | None = None
+    weight: QuantizedMatrix, n_rows: int, *, gated: bool = False, large_gpu: bool | None = None
 ) -> WordTiles | None:
     """Tile sizes for n_rows rows of x; None for a weight that this kernel does not multiply.
 
     The sums of a row have the same bits beside 7 and beside 63 others.
 
     Args:
-        device: where the product runs; None: where the weight is. Larger tiles need the shared memory of a large GPU.
+        large_gpu: whether the GPU has the shared memory for larger tiles; None: that of the weight.
     """
     N, K = weight.shape
     if weight.zeros is None:
@@ -278,7 +278,9 @@ def word_tiles(
         n_words, words = K // 8, INT4_WORDS
     else:
         return None
-    is_large = min(N, K) >= LARGE and has_large_tiles(device or weight.values.device)
+    if large_gpu is None:
+        large_gpu = has_large_tiles(weight.values.device)
+    is_large = large_gpu and min(N, K) >= LARGE
     rows, stages, warps = _tile_rows(n_rows, is_large=is_large, is_int4=weight.zeros is not None, gated=gated)
     splits = 1
     while (
