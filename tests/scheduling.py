@@ -22,7 +22,7 @@ from xdist.scheduler import LoadGroupScheduling
 ROOT = Path(__file__).parent.parent
 FILE = Path(__file__).with_name("durations.json")
 MIN_RECORDED_S = 1.0
-QUICK_FOLDER_S = 4.0  # test time that --quick spends on a folder at most
+QUICK_FOLDER_S = 3.0  # test time that --quick spends on a folder at most
 # Fixtures of server processes, by which files are grouped. Each has session scope and is ended by `at_group_end`.
 SHARED = ("servers", "shared_server")
 # New objects between two searches for garbage: the default of 700 spends about half as much time again on them.
