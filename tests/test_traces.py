@@ -12,9 +12,9 @@ import torch
 
 from models.stages.unit_steps import UnitSteps
 from tests.parity.report import Report
-from tests.trace_copies import GOLDEN, VARIED, altered, make_folder, with_field
 from tests.traces.account import SessionRecord
 from tests.traces.compare import compare
+from tests.traces.copies import GOLDEN, VARIED, altered, make_folder, with_field
 from tests.traces.folder import Trace, TraceFolder
 from tests.traces.play import play
 from tests.traces.run import SNAPSHOTS, run_alone, run_cases
