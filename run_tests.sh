@@ -47,12 +47,12 @@ report_types() {
 }
 empty=0 failed=0
 if [[ -n $quick ]]; then
-    run_pytest "not alone and not slow" -n "$workers" --dist loadgroup --no-loadscope-reorder "$@"
+    run_pytest "not alone and not slow" -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
     report_types
     ((empty == 0)) || fail "no test was run"
     exit "$failed"
 fi
-run_pytest "not alone" -n "$workers" --dist loadgroup --no-loadscope-reorder "$@"
+run_pytest "not alone" -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
 report_types
 run_pytest alone "$@"
 ((empty < 2)) || fail "no test was run"

@@ -2,8 +2,8 @@
 
 `durations.json` holds the seconds of each file that takes at least a second, as `--record-durations` wrote them. Files
 run longest first, because a file is the unit that xdist gives to a process. Files that share server processes are one
-unit: the servers start once and end after the last of these files. An idle gateway or worker takes a hundredth of a
-core. `--quick` runs the cheapest files of every folder.
+unit, listed in `groups.json`: the servers start once and end after the last of these files. An idle gateway or worker
+takes a hundredth of a core. `--quick` runs the cheapest files of every folder.
 """
 
 import atexit
@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).parent.parent
 FILE = Path(__file__).with_name("durations.json")
+GROUPS_FILE = Path(__file__).with_name("groups.json")
 MIN_RECORDED_S = 1.0
 QUICK_FOLDER_S = 3.0  # test time that --quick spends on a folder at most
 # Fixtures of server processes, by which files are grouped. Each has session scope and is ended by `at_group_end`.
@@ -74,11 +75,20 @@ def at_group_end(config: pytest.Config, end: Callable[[], None]) -> None:
     schedule.ends.append(end)
 
 
-class FilesAndGroups(LoadGroupScheduling):
-    """Gives a process all tests of a file, or of a group of files: `--dist loadgroup` marks the tests of groups."""
+def listed_groups() -> dict[str, str]:
+    """The name of the group of each file in `groups.json`. The process that distributes tests cannot look at fixtures."""
+    groups = json.loads(GROUPS_FILE.read_text(encoding="utf-8"))
+    return {file: name for name, files in groups.items() for file in files}
+
+
+class FilesAndGroups(LoadFileScheduling):
+    """Gives a process all tests of a file, or of a group of files."""
+
+    groups = listed_groups()
 
     def _split_scope(self, nodeid: str) -> str:
-        return super()._split_scope(nodeid).partition("::")[0]
+        file = super()._split_scope(nodeid)
+        return self.groups.get(file, file)
 
 
 def quick_files(seconds: dict[str, float], root: Path = ROOT) -> set[str]:
@@ -109,12 +119,12 @@ class Schedule:
         self._quick = quick_files(self._seconds) if config.getoption("--quick") else None
         self._records = config.getoption("--record-durations") and not hasattr(config, "workerinput")
         self._recorded: dict[str, float] = defaultdict(float)
-        self._groups: dict[str, str] = {}
+        self.groups = listed_groups()
         self.ends: list[Callable[[], None]] = []
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> FilesAndGroups | None:
-        return FilesAndGroups(config, log) if config.getoption("dist") == "loadgroup" else None
+        return FilesAndGroups(config, log) if config.getoption("dist") == "loadfile" else None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> None:
@@ -146,26 +156,25 @@ class Schedule:
         return None
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        self._groups = groups_of(items)
-        for item in items:
-            if group := self._groups.get(file_of(item)):
-                item.add_marker(pytest.mark.xdist_group(group))
+        for file, group in groups_of(items).items():
+            if self.groups.get(file) != group:
+                raise pytest.UsageError(f"{GROUPS_FILE.name}: expected {file} in {group!r}, a fixture of its tests")
         files = dict.fromkeys(map(file_of, items))
         totals: dict[str, float] = defaultdict(float)
         for file in files:
-            totals[self._groups.get(file, file)] += self._seconds.get(file, 0.0)
+            totals[self.groups.get(file, file)] += self._seconds.get(file, 0.0)
 
         def place(item: pytest.Item) -> tuple[float, str, float]:
             file = file_of(item)
-            group = self._groups.get(file, file)
+            group = self.groups.get(file, file)
             return -totals[group], group, -self._seconds.get(file, 0.0)
 
         items.sort(key=place)
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
-        group = self._groups.get(file_of(item))
-        if nextitem is None or self._groups.get(file_of(nextitem)) != group:
+        group = self.groups.get(file_of(item))
+        if nextitem is None or self.groups.get(file_of(nextitem)) != group:
             while self.ends:
                 self.ends.pop()()
 

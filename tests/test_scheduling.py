@@ -29,7 +29,7 @@ def test_quick_runs_one_file_of_an_expensive_folder(tmp_path: Path) -> None:
 
 
 def item(nodeid: str, *fixtures: str) -> Any:
-    return SimpleNamespace(nodeid=nodeid, fixturenames=list(fixtures), add_marker=lambda marker: None)
+    return SimpleNamespace(nodeid=nodeid, fixturenames=list(fixtures))
 
 
 def test_files_are_grouped_by_the_servers_that_they_share() -> None:
@@ -41,15 +41,19 @@ def test_files_are_grouped_by_the_servers_that_they_share() -> None:
 
 @pytest.mark.parametrize(
     ("nodeid", "scope"),
-    [("a.py::Class::one", "a.py"), ("a.py::one[x@y]", "a.py"), ("a.py::one[x@y]@servers", "servers")],
+    [("a.py::Class::one", "a.py"), ("b.py::one[x::y]", "servers"), ("c.py::one", "servers")],
 )
-def test_a_process_gets_all_tests_of_a_file_or_group(nodeid: str, scope: str) -> None:
+def test_a_process_gets_all_tests_of_a_file_or_group(monkeypatch: pytest.MonkeyPatch, nodeid: str, scope: str) -> None:
+    monkeypatch.setattr(FilesAndGroups, "groups", {"b.py": "servers", "c.py": "servers"})
     assert FilesAndGroups._split_scope(FilesAndGroups.__new__(FilesAndGroups), nodeid) == scope
 
 
 def test_shared_servers_end_after_the_last_file_of_their_group(pytestconfig: pytest.Config) -> None:
     schedule, ended = Schedule(pytestconfig), list[str]()
     items = [item("a.py::one", "servers"), item("b.py::one"), item("c.py::one", "servers"), item("d.py::one")]
+    with pytest.raises(pytest.UsageError, match=r"expected a\.py in 'servers'"):
+        schedule.pytest_collection_modifyitems(items)
+    schedule.groups = {"a.py": "servers", "c.py": "servers"}
     schedule.pytest_collection_modifyitems(items)
     files = [one.nodeid.partition("::")[0] for one in items]
     assert files.index("c.py") == files.index("a.py") + 1, (
