@@ -76,7 +76,7 @@ def at_group_end(config: pytest.Config, end: Callable[[], None]) -> None:
 
 
 def listed_groups() -> dict[str, str]:
-    """The name of the group of each file in `groups.json`. The process that distributes tests cannot look at fixtures."""
+    """The name of the group of each file in `groups.json`: the process that distributes tests knows no fixtures."""
     groups = json.loads(GROUPS_FILE.read_text(encoding="utf-8"))
     return {file: name for name, files in groups.items() for file in files}
 
