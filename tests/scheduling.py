@@ -1,25 +1,31 @@
-"""pytest plugin: which test files run, in which order, and when garbage is collected.
+"""pytest plugin: which test files run, in which order and process, and when garbage is collected.
 
 `durations.json` holds the seconds of each file that takes at least a second, as `--record-durations` wrote them. Files
-run longest first, because a file is the unit that xdist gives to a process. `--quick` runs the cheapest files of every
-folder.
+run longest first, because a file is the unit that xdist gives to a process. Files that share server processes are one
+unit, listed in `groups.json`: the servers start once and end after the last of these files. An idle gateway or worker
+takes a hundredth of a core. `--quick` runs the cheapest files of every folder.
 """
 
 import atexit
 import gc
 import json
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).parent.parent
 FILE = Path(__file__).with_name("durations.json")
+GROUPS_FILE = Path(__file__).with_name("groups.json")
 MIN_RECORDED_S = 1.0
-QUICK_FOLDER_S = 4.0  # test time that --quick spends on a folder at most
+QUICK_FOLDER_S = 3.0  # test time that --quick spends on a folder at most
+# Fixtures of server processes, by which files are grouped. Each has session scope and is ended by `at_group_end`.
+SHARED = ("servers", "shared_server")
 # New objects between two searches for garbage: the default of 700 spends about half as much time again on them.
 GC_THRESHOLD = (10_000, 20, 50)
 
@@ -43,6 +49,46 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.unfreeze)
     gc.set_threshold(*GC_THRESHOLD)
     gc.enable()
+
+
+def groups_of(items: Iterable[pytest.Item]) -> dict[str, str]:
+    """The name of the group of each file with tests that use shared servers.
+
+    Raises: ValueError for a file that uses those of two groups.
+    """
+    groups: dict[str, str] = {}
+    for item in items:
+        for name in SHARED:
+            if name in getattr(item, "fixturenames", ()) and groups.setdefault(file_of(item), name) != name:
+                raise ValueError(f"{file_of(item)}: expected one of the fixtures {SHARED}, got several")
+    return groups
+
+
+def file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def at_group_end(config: pytest.Config, end: Callable[[], None]) -> None:
+    """Call `end` after the last test of the group of files that runs now."""
+    schedule = config.pluginmanager.get_plugin("schedule")
+    assert isinstance(schedule, Schedule)
+    schedule.ends.append(end)
+
+
+def listed_groups() -> dict[str, str]:
+    """The name of the group of each file in `groups.json`: the process that distributes tests knows no fixtures."""
+    groups = json.loads(GROUPS_FILE.read_text(encoding="utf-8"))
+    return {file: name for name, files in groups.items() for file in files}
+
+
+class FilesAndGroups(LoadFileScheduling):
+    """Gives a process all tests of a file, or of a group of files."""
+
+    groups = listed_groups()
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return self.groups.get(file, file)
 
 
 def quick_files(seconds: dict[str, float], root: Path = ROOT) -> set[str]:
@@ -73,6 +119,12 @@ class Schedule:
         self._quick = quick_files(self._seconds) if config.getoption("--quick") else None
         self._records = config.getoption("--record-durations") and not hasattr(config, "workerinput")
         self._recorded: dict[str, float] = defaultdict(float)
+        self.groups = listed_groups()
+        self.ends: list[Callable[[], None]] = []
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> FilesAndGroups | None:
+        return FilesAndGroups(config, log) if config.getoption("dist") == "loadfile" else None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> None:
@@ -104,7 +156,27 @@ class Schedule:
         return None
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items.sort(key=lambda item: -self._seconds.get(item.nodeid.partition("::")[0], 0.0))
+        for file, group in groups_of(items).items():
+            if self.groups.get(file) != group:
+                raise pytest.UsageError(f"{GROUPS_FILE.name}: expected {file} in {group!r}, a fixture of its tests")
+        files = dict.fromkeys(map(file_of, items))
+        totals: dict[str, float] = defaultdict(float)
+        for file in files:
+            totals[self.groups.get(file, file)] += self._seconds.get(file, 0.0)
+
+        def place(item: pytest.Item) -> tuple[float, str, float]:
+            file = file_of(item)
+            group = self.groups.get(file, file)
+            return -totals[group], group, -self._seconds.get(file, 0.0)
+
+        items.sort(key=place)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        group = self.groups.get(file_of(item))
+        if nextitem is None or self.groups.get(file_of(nextitem)) != group:
+            while self.ends:
+                self.ends.pop()()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._recorded[report.nodeid.partition("::")[0]] += report.duration

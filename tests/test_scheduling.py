@@ -1,8 +1,12 @@
-"""Which test files `--quick` runs."""
+"""Which test files `--quick` runs, and which files run in one process because they share servers."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from tests.scheduling import QUICK_FOLDER_S, quick_files
+import pytest
+
+from tests.scheduling import QUICK_FOLDER_S, FilesAndGroups, Schedule, groups_of, quick_files
 
 
 def write_files(root: Path, *names: str) -> None:
@@ -22,3 +26,41 @@ def test_quick_runs_one_file_of_an_expensive_folder(tmp_path: Path) -> None:
     write_files(tmp_path, "a/test_long.py", "a/test_longer.py", "b/test_cheap.py")
     seconds = {"tests/a/test_long.py": 2 * QUICK_FOLDER_S, "tests/a/test_longer.py": 3 * QUICK_FOLDER_S}
     assert quick_files(seconds, tmp_path) == {"tests/a/test_long.py", "tests/b/test_cheap.py"}
+
+
+def item(nodeid: str, *fixtures: str) -> Any:
+    return SimpleNamespace(nodeid=nodeid, fixturenames=list(fixtures))
+
+
+def test_files_are_grouped_by_the_servers_that_they_share() -> None:
+    items = [item("a.py::one"), item("a.py::two[x]", "servers"), item("b.py::one", "shared_server"), item("c.py::one")]
+    assert groups_of(items) == {"a.py": "servers", "b.py": "shared_server"}
+    with pytest.raises(ValueError, match=r"^a\.py: expected one of the fixtures"):
+        groups_of([*items, item("a.py::three", "shared_server")])
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "scope"),
+    [("a.py::Class::one", "a.py"), ("b.py::one[x::y]", "servers"), ("c.py::one", "servers")],
+)
+def test_a_process_gets_all_tests_of_a_file_or_group(monkeypatch: pytest.MonkeyPatch, nodeid: str, scope: str) -> None:
+    monkeypatch.setattr(FilesAndGroups, "groups", {"b.py": "servers", "c.py": "servers"})
+    assert FilesAndGroups._split_scope(FilesAndGroups.__new__(FilesAndGroups), nodeid) == scope
+
+
+def test_shared_servers_end_after_the_last_file_of_their_group(pytestconfig: pytest.Config) -> None:
+    schedule, ended = Schedule(pytestconfig), list[str]()
+    items = [item("a.py::one", "servers"), item("b.py::one"), item("c.py::one", "servers"), item("d.py::one")]
+    with pytest.raises(pytest.UsageError, match=r"expected a\.py in 'servers'"):
+        schedule.pytest_collection_modifyitems(items)
+    schedule.groups = {"a.py": "servers", "c.py": "servers"}
+    schedule.pytest_collection_modifyitems(items)
+    files = [one.nodeid.partition("::")[0] for one in items]
+    assert files.index("c.py") == files.index("a.py") + 1, (
+        f"expected one file of the group after the other, got {files}"
+    )
+    schedule.ends.append(lambda: ended.append(current))
+    for one, following in zip(items[files.index("a.py") :], [*items[files.index("a.py") + 1 :], None], strict=True):
+        current = one.nodeid
+        schedule.pytest_runtest_teardown(one, following)
+    assert ended == ["c.py::one"]

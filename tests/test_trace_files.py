@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.trace_copies import GOLDEN, VARIED, altered, given_with, make_folder, with_field, without_units
 from tests.traces.__main__ import main
+from tests.traces.copies import GOLDEN, VARIED, altered, given_with, make_folder, with_field, without_units
 from tests.traces.folder import TraceError, TraceFolder
 from tests.traces.run import run_alone
 from tests.traces.settings import session_config, slice_limits

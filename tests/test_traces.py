@@ -12,9 +12,9 @@ import torch
 
 from models.stages.unit_steps import UnitSteps
 from tests.parity.report import Report
-from tests.trace_copies import GOLDEN, VARIED, altered, make_folder, with_field
 from tests.traces.account import SessionRecord
 from tests.traces.compare import compare
+from tests.traces.copies import GOLDEN, VARIED, altered, make_folder, with_field
 from tests.traces.folder import Trace, TraceFolder
 from tests.traces.play import play
 from tests.traces.run import SNAPSHOTS, run_alone, run_cases
@@ -23,7 +23,7 @@ from tests.traces.turns import NAME as TURNS
 from tests.traces.turns import run_turns
 
 NAMES = sorted(file.parent.name for file in GOLDEN.glob("*/input.json"))
-SHORT = [name for name in NAMES if len(json.loads((GOLDEN / name / "input.json").read_text())["units"]) <= 8]
+ALONE = ("audio_basic", "omni_hd")  # sound only, and sound with pictures
 CHECKS_PER_UNIT = 50
 # Fields of the recorder itself, and fields that depend on how rows are split into calls.
 NOT_COMPARED = {
@@ -103,7 +103,7 @@ def test_sessions_share_batches_and_prompts(together, batches):
     assert 0 < len(copies) < len(NAMES), f"expected some prompts to be fed and some copied, got copies in {copies}"
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", ALONE)
 def test_session_alone_equals_its_recording(name, cast, together):
     (outcome,) = run_alone(cast, [name])
     assert not outcome.report.misses, misses_text(outcome.report)

@@ -5,7 +5,7 @@ their WebSockets that knows JSON only.
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from tests.e2e.serving import gateway
+from tests.scheduling import at_group_end
 from tests.worker.http.processes import WorkerProcess
 from tests.worker.http.small_worker import small_worker
 
@@ -77,9 +78,12 @@ class Servers:
 
 
 @pytest.fixture(scope="session")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def servers(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Servers]:
     """Both processes, started by the first test that needs them. Tests leave all slots free and all apps enabled."""
     folder = tmp_path_factory.mktemp("servers")
     flags = ("--gpu-id", "0", "--worker-index", "0")  # as the test scripts of the public implementation start it
-    with small_worker(folder, *flags) as worker, gateway(folder, [worker.port]) as program:
+    with ExitStack() as stack:
+        at_group_end(pytestconfig, stack.close)
+        worker = stack.enter_context(small_worker(folder, *flags))
+        program = stack.enter_context(gateway(folder, [worker.port]))
         yield Servers(program.port, worker)

@@ -1,6 +1,7 @@
 """One browser for all tests of a file, and the media of its devices."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from playwright.sync_api import Browser, BrowserContext
 
 from tests.e2e.browser import make_media, open_browser
 from tests.e2e.serving import TALKATIVE, ServerProcess, gateway_with_fake_worker
+from tests.scheduling import at_group_end
 
 
 @pytest.fixture(scope="session")
@@ -43,8 +45,15 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A gateway with a talkative fake worker. Files that need other flags or settings have a `server` of their own."""
-    config = {"service": {"allowed_hosts": ["duologue.test"]}}
-    with gateway_with_fake_worker(tmp_path_factory.mktemp("gateway"), *TALKATIVE, config=config) as one:
-        yield one
+def shared_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[ServerProcess]:
+    """A gateway with a talkative fake worker."""
+    config, folder = {"service": {"allowed_hosts": ["duologue.test"]}}, tmp_path_factory.mktemp("gateway")
+    with ExitStack() as stack:
+        at_group_end(pytestconfig, stack.close)
+        yield stack.enter_context(gateway_with_fake_worker(folder, *TALKATIVE, config=config))
+
+
+@pytest.fixture(scope="session")
+def server(shared_server: ServerProcess) -> ServerProcess:
+    """The server of most files. Those that need other flags or settings have a `server` of their own."""
+    return shared_server

@@ -10,7 +10,7 @@ import torch
 
 from models.load import load_model
 from training import run_mind
-from training.mind import export, produce
+from training.mind import export, measure, produce
 from training.mind.examples import Examples
 from training.mind.learner import Learner, LearnPlan
 from training.mind.moments import AUXILIARY
@@ -42,6 +42,8 @@ class OneShard:
 
 def test_a_call_continues_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_mind, "Producers", OneShard)
+    monkeypatch.setattr(measure, "MAX_ANSWER", 4)
+    monkeypatch.setattr(run_mind, "WAIT_S", 0.01)
     work, out, moved = (tmp_path / name for name in ("work", "out", "moved"))
     common = ["--seconds", "60", "--rows", "128", "--max-steps", "1", "--device", "cpu", "--pool-bytes", "1e7"]
     assert run_mind.main(["--work", str(work), "--out", str(out), *common]) == 0

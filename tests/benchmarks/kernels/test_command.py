@@ -16,6 +16,7 @@ cpu_only = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are bui
 
 
 @cpu_only
+@pytest.mark.slow
 def test_every_part_runs(tmp_path, capsys):
     file = tmp_path / "out.json"
     bench.main([*TINY, "--json", str(file)])

@@ -1,15 +1,21 @@
 """Access to torch's compiler: nothing is counted, paused or reset before it is imported."""
 
 from contextlib import nullcontext
+from importlib import import_module
 from unittest import mock
 
 import pytest
 import torch
-import torch._dynamo
 from torch import nn
 
 from models.graphs import compiler
 from models.layers.weights import on_meta
+
+
+@pytest.fixture(autouse=True)
+def _loaded() -> None:
+    """Import the compiler: not at collection, which all processes do and which this would double."""
+    import_module("torch._dynamo")
 
 
 def test_compiler_that_is_not_loaded_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:

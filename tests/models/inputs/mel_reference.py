@@ -31,6 +31,10 @@ class WholeWindow:
         if len(self.window) >= 480_000:
             self.window, self.base = self.window[160_000:], self.base + 1000
 
+    def skip(self) -> None:
+        """Emit the next 100 frames of a unit without computing them."""
+        self.emitted += 100
+
     def emit(self, last: bool = False) -> np.ndarray | None:
         """[80, frames] with the next 100 frames and their context, or None until they are stable."""
         n = len(self.window)

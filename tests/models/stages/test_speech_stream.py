@@ -9,6 +9,7 @@ from models.errors import ContextOverflowError, NumericsError, SettingsError, Sh
 from models.layers.rotary import rotary_angles, rotate
 from models.omni import OmniModel
 from models.sampling.settings import SpeechSampling
+from models.stages.region_table import Shapes
 from tests.models.compare import assert_close
 from tests.models.layers.speech_reference import PlainSpeaker, PlainStream
 from tests.models.stages.slot_copies import assert_same, copy_state
@@ -113,12 +114,14 @@ def test_new_turn_equals_a_fresh_slot(tiny_model: OmniModel, settings: SpeechSam
 
 
 def test_long_chunk_can_be_fed_again(tiny_model: OmniModel) -> None:
-    speaker = make_speaker(tiny_model, n_slots=1, tts_len=1200)
+    """The rows fed again need the largest size of a call."""
+    most, (*_, before, _) = 275, Shapes().tokens
+    speaker = make_speaker(tiny_model, n_slots=1, tts_len=600)
     speaker.start_turn(0, DRAWN, eos=7000)
-    stream = BatchedStream(speaker, 0, "sliding_recompute")
+    stream = BatchedStream(speaker, 0, "sliding_recompute", max_speech_tokens=most)
     stream.push(rows(6), False)
-    assert len(stream.push(rows(6), True)) == 20, "expected 500 tokens in batches of 25"
-    assert speaker.rows(0) == 6 + 500 + 6 + 499
+    assert len(stream.push(rows(6), True)) == most // 25, f"expected {most} tokens in batches of 25"
+    assert before < 6 + most + 6 and speaker.rows(0) == 6 + most + 6 + most - 1
 
 
 @pytest.mark.parametrize("kind", ["sliding_recompute", "reindex", "sliding_window"])

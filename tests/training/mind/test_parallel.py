@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.training.test_run_mind import OneShard
 from training import run_mind
+from training.mind import measure
 from training.mind.examples import Task
 from training.mind.learner import Learner
 from training.mind.parallel import Group
@@ -59,6 +60,7 @@ def take_part(rank: int, ports: list[int], folder: Path) -> None:
 
     Learner.step, Learner._next_tasks = kept_step, kept_tasks  # type: ignore[method-assign]
     run_mind.Producers = OneShard  # type: ignore[assignment,misc]
+    measure.MAX_ANSWER, run_mind.WAIT_S = 4, 0.01
     common = ["--work", str(folder / "work"), "--rows", "256", "--device", "cpu", "--pool-bytes", "1e7"]
     os.environ["MASTER_PORT"] = str(ports[1])
     assert run_mind.main([*common, "--out", str(folder / "out"), "--max-steps", "2", "--until-end"]) == 0

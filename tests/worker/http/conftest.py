@@ -6,6 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.conformance.servers import Servers
+from tests.scheduling import at_group_end
 from tests.worker.http.processes import WorkerProcess
 from tests.worker.http.small_worker import N_SLOTS, small_worker, undisturbed_results
 from worker.protocol.messages import Result
@@ -15,10 +16,11 @@ Undisturbed = Callable[..., list[Result]]
 
 @pytest.fixture(scope="session")
 def small_workers(
-    servers: Servers, tmp_path_factory: pytest.TempPathFactory
+    servers: Servers, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Iterator[Callable[[], tuple[WorkerProcess, Undisturbed]]]:
     """A function that returns the worker and its results. It starts another one if a file left it stopped or in use."""
     with ExitStack() as stack:
+        at_group_end(pytestconfig, stack.close)
         found = [(servers.worker, undisturbed_results(servers.worker))]
 
         def idle_worker() -> tuple[WorkerProcess, Undisturbed]:

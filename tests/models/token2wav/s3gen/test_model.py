@@ -1,7 +1,8 @@
 """S3Gen around its modules: buckets, the used part of the prompt, the lookahead, the onset, and refused inputs."""
 
 import math
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ from tests.models.token2wav.s3gen import tiny_s3gen
 from tests.models.token2wav.s3gen import unet_reference as plain_unet
 from tests.models.token2wav.s3gen.tiny_s3gen import N_MELS, SPEAKER_DIM, VOCAB
 
-GUIDED, MEANFLOW = tiny_s3gen.make(), tiny_s3gen.make(meanflow=True)
+guided = cache(tiny_s3gen.make)
+meanflow_model = partial(guided, meanflow=True)
 NOISE = torch.randn(N_MELS, 400, generator=torch.Generator().manual_seed(9))
 
 
@@ -57,7 +59,7 @@ def plain_mel(model: S3Gen, speech_tokens: Tensor, voice: S3Voice, n_steps: int,
 def test_mel_equals_the_computation_without_buckets(
     n: int, n_prompt: int, is_odd: bool, finalize: bool, meanflow: bool
 ) -> None:
-    model = MEANFLOW if meanflow else GUIDED
+    model = meanflow_model() if meanflow else guided()
     speech_tokens, voice = some_tokens(n), tiny_s3gen.voice(n_prompt + 2, 2 * n_prompt + is_odd)
     got = model.mel(speech_tokens, voice, noise=NOISE, finalize=finalize, n_steps=3)
     expected = plain_mel(model, speech_tokens, voice, n_steps=3, n_dropped=0 if finalize else 6)
@@ -65,8 +67,9 @@ def test_mel_equals_the_computation_without_buckets(
     assert_close(got, expected, 1e-4 * (1 + expected.abs().max().item()), "mel")
 
 
-@pytest.mark.parametrize(("model", "n_steps"), [(GUIDED, 10), (MEANFLOW, 2)], ids=["guided", "mean flow"])
-def test_default_number_of_steps(model: S3Gen, n_steps: int) -> None:
+@pytest.mark.parametrize(("make", "n_steps"), [(guided, 10), (meanflow_model, 2)], ids=["guided", "mean flow"])
+def test_default_number_of_steps(make: Callable[[], S3Gen], n_steps: int) -> None:
+    model = make()
     speech_tokens, voice = some_tokens(9), tiny_s3gen.voice(5, 10)
     assert_same(
         model.mel(speech_tokens, voice, noise=NOISE), model.mel(speech_tokens, voice, noise=NOISE, n_steps=n_steps)
@@ -75,7 +78,7 @@ def test_default_number_of_steps(model: S3Gen, n_steps: int) -> None:
 
 def test_mel_does_not_depend_on_the_bucket() -> None:
     """32 tokens fill a bucket; with 33 tokens the bucket has twice the length."""
-    flow, (speech_tokens, mel, speaker) = GUIDED.flow, tiny_s3gen.voice(32, 20)
+    flow, (speech_tokens, mel, speaker) = guided().flow, tiny_s3gen.voice(32, 20)
     results = []
     for length in (64, 128):
         prompt = F.pad(mel.T[None], (0, length - 20))
@@ -99,7 +102,7 @@ def batch(lengths: list[int], n_prompt: int, T: int) -> tuple[Tensor, ...]:
 def test_rows_of_a_batch_equal_separate_calls_and_an_empty_row_is_zero() -> None:
     lengths = [12, 0, 7]
     arguments = batch(lengths, n_prompt=3, T=16)
-    got = GUIDED.flow(*arguments)
+    got = guided().flow(*arguments)
     for row, n in enumerate(lengths):
         if not n:
             assert_close(got[row], torch.zeros(N_MELS, 32), 0.0, "row without tokens")
@@ -107,7 +110,7 @@ def test_rows_of_a_batch_equal_separate_calls_and_an_empty_row_is_zero() -> None
         speech_tokens, n_speech_tokens, n_frames, prompt, speaker, noise = (
             part[row : row + 1] for part in arguments[:-1]
         )
-        alone = GUIDED.flow(
+        alone = guided().flow(
             speech_tokens[:, :n],
             n_speech_tokens,
             n_frames,
@@ -121,7 +124,7 @@ def test_rows_of_a_batch_equal_separate_calls_and_an_empty_row_is_zero() -> None
 
 def test_encoder_output_of_padding_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = batch([12, 0], n_prompt=3, T=16)
-    expected, encoder = GUIDED.flow(*arguments), GUIDED.flow.encoder
+    expected, encoder = guided().flow(*arguments), guided().flow.encoder
     whole = encoder.offline
 
     def with_nan(x: Tensor, n: Tensor) -> Tensor:
@@ -129,15 +132,15 @@ def test_encoder_output_of_padding_has_no_effect(monkeypatch: pytest.MonkeyPatch
         return whole(x, n).masked_fill(beyond[..., None], torch.nan)
 
     monkeypatch.setattr(encoder, "offline", with_nan)
-    assert_same(GUIDED.flow(*arguments), expected, "mel")
+    assert_same(guided().flow(*arguments), expected, "mel")
 
 
 def test_sound_equals_the_vocoded_mel_with_an_onset() -> None:
     speech_tokens, voice = some_tokens(8), tiny_s3gen.voice(6, 13)
     noise, phase = draw(5, N_MELS, 13 + 16)
-    mel = GUIDED.mel(speech_tokens, voice, noise=noise)[None]
+    mel = guided().mel(speech_tokens, voice, noise=noise)[None]
     n = torch.tensor([mel.shape[2]])
-    hift = GUIDED.mel2wav
+    hift = guided().mel2wav
     f0 = hift.f0(mel, n)
     source, _ = hift.m_source(
         f0, phase_lines("cumsum", f0, n, phase[None]), hift.m_source.mixed_noise(n * 0, 480 * mel.shape[2]), n
@@ -147,17 +150,17 @@ def test_sound_equals_the_vocoded_mel_with_an_onset() -> None:
     ramp = torch.cat((torch.zeros(480), ((1 - torch.cos(math.pi * steps)) / 2).float()))
     expected[:960] *= ramp
 
-    got = GUIDED.sound(speech_tokens, voice, seed=5)
+    got = guided().sound(speech_tokens, voice, seed=5)
     assert got.shape == (480 * 15,)
     assert expected[960:].abs().max() > 0.05, "expected sound, got almost silence"
     assert_close(got, expected, 1e-4, "sound")
-    assert_same(GUIDED.sound(speech_tokens, voice, seed=5), got, "the same seed")
-    assert (GUIDED.sound(speech_tokens, voice, seed=6) - got).abs().max() > 1e-3
+    assert_same(guided().sound(speech_tokens, voice, seed=5), got, "the same seed")
+    assert (guided().sound(speech_tokens, voice, seed=6) - got).abs().max() > 1e-3
 
 
 def test_unfinished_sound_ends_before_the_look_ahead() -> None:
     speech_tokens, voice = some_tokens(11), tiny_s3gen.voice(6, 12)
-    assert GUIDED.sound(speech_tokens, voice, finalize=False, n_steps=1).shape == (960 * 8,)
+    assert guided().sound(speech_tokens, voice, finalize=False, n_steps=1).shape == (960 * 8,)
 
 
 def test_noise_of_a_longer_utterance_starts_with_that_of_a_shorter_one() -> None:
@@ -171,29 +174,29 @@ def test_noise_of_a_longer_utterance_starts_with_that_of_a_shorter_one() -> None
 def test_prepared_voice_equals_the_outputs_of_its_modules() -> None:
     rate, n = 22_050, 22_050
     wave = 0.3 * torch.randn(n, generator=torch.Generator().manual_seed(4))
-    got = GUIDED.prepare_voice(wave, rate)
+    got = guided().prepare_voice(wave, rate)
     wave_16k, wave_24k = resample(wave, rate, 16_000), resample(wave, rate, 24_000)
     mel = prompt_mel(wave_24k, N_MELS)
     log_mel = log_mel_128(wave_16k, 16)[None]
-    speech_tokens, _ = GUIDED.tokenizer(log_mel, torch.tensor([log_mel.shape[2]]))
+    speech_tokens, _ = guided().tokenizer(log_mel, torch.tensor([log_mel.shape[2]]))
     energies = fbank(wave_16k, 16)
     assert_same(got.mel, mel, "mel")
     assert_same(got.speech_tokens, speech_tokens[0, : len(mel) // 2], "speech_tokens")
-    assert_close(got.speaker, GUIDED.speaker_encoder(remove_mean(energies)[None])[0], 1e-6, "speaker vector")
+    assert_close(got.speaker, guided().speaker_encoder(remove_mean(energies)[None])[0], 1e-6, "speaker vector")
 
 
 @pytest.mark.parametrize("n_extra", [0, 333, 960])
 def test_tokens_and_mel_of_a_voice_have_matching_lengths(n_extra: int) -> None:
-    voice = GUIDED.prepare_voice(torch.rand(24_000 + n_extra) - 0.5, 24_000)
+    voice = guided().prepare_voice(torch.rand(24_000 + n_extra) - 0.5, 24_000)
     assert len(voice.mel) == (24_000 + n_extra) // 480
     assert len(voice.speech_tokens) == len(voice.mel) // 2
 
 
 def test_uses_the_first_ten_seconds_of_a_voice() -> None:
     wave = torch.rand(16_000 * 12, generator=torch.Generator().manual_seed(1)) - 0.5
-    voice = GUIDED.prepare_voice(wave, 16_000)
+    voice = guided().prepare_voice(wave, 16_000)
     assert len(voice.mel) == 500 and len(voice.speech_tokens) == 250
-    shorter = GUIDED.prepare_voice(wave[: 16_000 * 10 + 4000], 16_000)
+    shorter = guided().prepare_voice(wave[: 16_000 * 10 + 4000], 16_000)
     assert_same(voice.speech_tokens, shorter.speech_tokens, "speech_tokens")
     assert_close(voice.speaker, shorter.speaker, 1e-6, "speaker vector")
 
@@ -201,7 +204,7 @@ def test_uses_the_first_ten_seconds_of_a_voice() -> None:
 @pytest.mark.parametrize("wave", [torch.zeros(2, 24_000), torch.zeros(0), torch.full((24_000,), torch.nan)])
 def test_refuses_invalid_prompt_sounds(wave: Tensor) -> None:
     with pytest.raises(AudioError, match="prompt sound"):
-        GUIDED.prepare_voice(wave, 24_000)
+        guided().prepare_voice(wave, 24_000)
 
 
 def test_end_with_silence() -> None:
@@ -235,6 +238,6 @@ VOICE = tiny_s3gen.voice(4, 8)
 )
 def test_mel_refuses_invalid_inputs(change: dict[str, Any], error: type[ModelError], match: str) -> None:
     arguments = {"speech_tokens": some_tokens(10), "voice": VOICE, "noise": NOISE}
-    call = partial(GUIDED.mel, **(arguments | change))
+    call = partial(guided().mel, **(arguments | change))
     with pytest.raises(error, match=match):
         call()

@@ -6,7 +6,6 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from openai.types.live import BuiltInVoice
 
 from benchmarks.serve.fake_replies import tone
 from server.doors.errors import ApiError
@@ -254,5 +253,7 @@ def test_a_muted_client_is_silent_to_the_detector(tmp_path: Path) -> None:
 
 
 def test_the_voices_of_stock_clients_speak(tmp_path: Path) -> None:
+    from openai.types.live import BuiltInVoice  # takes a second, which a collection by all processes would treble
+
     voices = VoiceNames(VoiceRegistry(tmp_path), {})
     assert {voices.resolve(name) for name in get_args(BuiltInVoice)} == {None}, "expected the default voice for each"

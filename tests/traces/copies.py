@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.traces.folder import Trace
 
-GOLDEN = Path(__file__).parent / "golden" / "duplex"
+GOLDEN = Path(__file__).parents[1] / "golden" / "duplex"
 # A short trace whose units have sound, pictures, both or neither.
 VARIED = "mixed_modes"
 
