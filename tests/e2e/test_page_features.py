@@ -202,10 +202,13 @@ def test_changes_during_a_conversation(context: BrowserContext, server: ServerPr
     ]
     assert changes == expected, changes
     at = messages.index({"type": "insert_text", "text": "What is m?", "role": "user"})
-    reply = next(message for message in messages[at:] if message["type"] == "audio_chunk")
-    [shown] = reply["frame_base64_list"]
+    first, second = [message for message in messages[at:] if message["type"] == "audio_chunk"][:2]
+    [shown] = first["frame_base64_list"]
     size = Image.open(io.BytesIO(base64.b64decode(shown))).size
-    assert size == (60, 40) and reply["force_speak"] is True, f"expected the picture and an answer, got {size}, {reply}"
+    assert size == (60, 40), f"expected the picture, got one of {size}"
+    # A unit that is sent before the server has accepted the text does not have to answer it.
+    forced = [one.get("force_speak") for one in (first, second)]
+    assert True in forced, f"expected an answer in one of the next two units, got {forced}"
     chunks = [message for message in messages if message["type"] == "audio_chunk"]
     assert "max_slice_nums" not in chunks[0] and chunks[-1]["max_slice_nums"] == 2, [one.keys() for one in chunks]
     assert chunks[-1].get("frame_base64_list"), "expected a picture of the file"
