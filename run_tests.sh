@@ -28,8 +28,8 @@ trap 'rm -f "$types"' EXIT
 types_cache=${XDG_CACHE_HOME:-$HOME/.cache}/duologue-tests/mypy
 "$PYTHON" -m mypy --cache-dir "$types_cache" server worker models launcher clients >"$types" 2>&1 &
 mypy=$!
-# One more process than cores: tests wait for sockets, browsers and other processes some of the time.
-workers=$(($(nproc) + 1))
+# Two more processes than cores: tests wait for sockets, browsers and other processes some of the time.
+workers=$(($(nproc) + 2))
 ((workers <= 4)) || workers=4
 # Tests marked `alone` measure real time and run without parallel processes. With arguments, either half may be empty.
 NO_TESTS=5
