@@ -1,7 +1,7 @@
 """Which plugins a process of the tests loads, and tests to skip without a GPU.
 
-With `-n`, one process distributes the tests and runs none. It imports neither torch nor the servers: the others start
-after it, and wait for these seconds.
+With `-n`, one process distributes the tests and runs none. It imports neither torch nor the servers: the processes that
+run tests start after it, so its imports would delay them.
 """
 
 import os

@@ -2,8 +2,8 @@
 
 `durations.json` holds the seconds of each file that takes at least a second, as `--record-durations` wrote them. Files
 run longest first, because a file is the unit that xdist gives to a process. Files that share server processes are one
-unit, listed in `groups.json`: the servers start once and end after the last of these files. An idle gateway or worker
-takes a hundredth of a core. `--quick` runs the cheapest files of every folder.
+unit, listed in `groups.json`: the servers start once and end after the last of these files. `--quick` runs the cheapest
+files of every folder.
 """
 
 import atexit
@@ -51,16 +51,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def groups_of(items: Iterable[pytest.Item]) -> dict[str, str]:
-    """The name of the group of each file with tests that use shared servers.
-
-    Raises: ValueError for a file that uses those of two groups.
-    """
-    groups: dict[str, str] = {}
+def groups_of(items: Iterable[pytest.Item]) -> dict[str, set[str]]:
+    """The names of the shared servers that the tests of each file use; files without any are left out."""
+    groups: dict[str, set[str]] = defaultdict(set)
     for item in items:
-        for name in SHARED:
-            if name in getattr(item, "fixturenames", ()) and groups.setdefault(file_of(item), name) != name:
-                raise ValueError(f"{file_of(item)}: expected one of the fixtures {SHARED}, got several")
+        if used := set(SHARED).intersection(getattr(item, "fixturenames", ())):
+            groups[file_of(item)] |= used
     return groups
 
 
@@ -72,7 +68,7 @@ def at_group_end(config: pytest.Config, end: Callable[[], None]) -> None:
     """Call `end` after the last test of the group of files that runs now."""
     schedule = config.pluginmanager.get_plugin("schedule")
     assert isinstance(schedule, Schedule)
-    schedule.ends.append(end)
+    schedule.ends[schedule.running].append(end)
 
 
 def listed_groups() -> dict[str, str]:
@@ -120,7 +116,16 @@ class Schedule:
         self._records = config.getoption("--record-durations") and not hasattr(config, "workerinput")
         self._recorded: dict[str, float] = defaultdict(float)
         self.groups = listed_groups()
-        self.ends: list[Callable[[], None]] = []
+        self.running = ""  # group of the test that runs now
+        self.ends: dict[str, list[Callable[[], None]]] = defaultdict(list)  # by group
+        self._misplaced: dict[str, str] = {}  # why the tests of a file fail
+        self._last: dict[str, str] = {}  # test of each group
+        # Another distribution than by files may return to a group.
+        self._ends_groups = getattr(config, "workerinput", {}).get("by_files", True)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["by_files"] = node.config.getoption("dist") == "loadfile"
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> FilesAndGroups | None:
@@ -156,9 +161,10 @@ class Schedule:
         return None
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        for file, group in groups_of(items).items():
-            if self.groups.get(file) != group:
-                raise pytest.UsageError(f"{GROUPS_FILE.name}: expected {file} in {group!r}, a fixture of its tests")
+        for file, used in groups_of(items).items():
+            if used != {self.groups.get(file)}:
+                listed = f"{file} in {' or '.join(sorted(used))}, not in several"
+                self._misplaced[file] = f"{GROUPS_FILE.name}: expected {listed}, got {self.groups.get(file)}"
         files = dict.fromkeys(map(file_of, items))
         totals: dict[str, float] = defaultdict(float)
         for file in files:
@@ -171,12 +177,24 @@ class Schedule:
 
         items.sort(key=place)
 
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """After the plugins that change the order."""
+        self._last = {self.groups.get(file_of(item), ""): item.nodeid for item in session.items}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self.running = self.groups.get(file_of(item), "")
+        # An error during the collection of a process that runs tests would not be shown.
+        if file_of(item) in self._misplaced:
+            pytest.fail(self._misplaced[file_of(item)], pytrace=False)
+
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
-        group = self.groups.get(file_of(item))
-        if nextitem is None or self.groups.get(file_of(nextitem)) != group:
-            while self.ends:
-                self.ends.pop()()
+        group = self.groups.get(file_of(item), "")
+        is_last = nextitem is None or self._last.get(group) == item.nodeid
+        if is_last and self._ends_groups:
+            while self.ends[group]:
+                self.ends[group].pop()()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._recorded[report.nodeid.partition("::")[0]] += report.duration

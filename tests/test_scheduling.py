@@ -34,9 +34,18 @@ def item(nodeid: str, *fixtures: str) -> Any:
 
 def test_files_are_grouped_by_the_servers_that_they_share() -> None:
     items = [item("a.py::one"), item("a.py::two[x]", "servers"), item("b.py::one", "shared_server"), item("c.py::one")]
-    assert groups_of(items) == {"a.py": "servers", "b.py": "shared_server"}
-    with pytest.raises(ValueError, match=r"^a\.py: expected one of the fixtures"):
-        groups_of([*items, item("a.py::three", "shared_server")])
+    assert groups_of(items) == {"a.py": {"servers"}, "b.py": {"shared_server"}}
+
+
+def test_a_file_in_another_group_than_its_servers_fails(pytestconfig: pytest.Config) -> None:
+    schedule = Schedule(pytestconfig)
+    schedule.groups = {"b.py": "servers", "c.py": "servers"}
+    items = [item("a.py::one", "servers"), item("b.py::one", "servers", "shared_server"), item("c.py::one", "servers")]
+    schedule.pytest_collection_modifyitems(items)
+    for one in items[:2]:
+        with pytest.raises(pytest.fail.Exception, match=rf"expected {one.nodeid[0]}\.py in servers"):
+            schedule.pytest_runtest_setup(one)
+    schedule.pytest_runtest_setup(items[2])
 
 
 @pytest.mark.parametrize(
@@ -48,19 +57,19 @@ def test_a_process_gets_all_tests_of_a_file_or_group(monkeypatch: pytest.MonkeyP
     assert FilesAndGroups._split_scope(FilesAndGroups.__new__(FilesAndGroups), nodeid) == scope
 
 
-def test_shared_servers_end_after_the_last_file_of_their_group(pytestconfig: pytest.Config) -> None:
+def test_shared_servers_end_after_the_last_test_of_their_group(pytestconfig: pytest.Config) -> None:
     schedule, ended = Schedule(pytestconfig), list[str]()
     items = [item("a.py::one", "servers"), item("b.py::one"), item("c.py::one", "servers"), item("d.py::one")]
-    with pytest.raises(pytest.UsageError, match=r"expected a\.py in 'servers'"):
-        schedule.pytest_collection_modifyitems(items)
     schedule.groups = {"a.py": "servers", "c.py": "servers"}
     schedule.pytest_collection_modifyitems(items)
     files = [one.nodeid.partition("::")[0] for one in items]
-    assert files.index("c.py") == files.index("a.py") + 1, (
-        f"expected one file of the group after the other, got {files}"
-    )
-    schedule.ends.append(lambda: ended.append(current))
-    for one, following in zip(items[files.index("a.py") :], [*items[files.index("a.py") + 1 :], None], strict=True):
-        current = one.nodeid
-        schedule.pytest_runtest_teardown(one, following)
-    assert ended == ["c.py::one"]
+    assert files.index("c.py") == files.index("a.py") + 1, f"expected the files of the group together, got {files}"
+    for order in (items, [items[0], *reversed(items[1:])]):  # the second as if a plugin had changed it
+        ended.clear()
+        passed: list[str] = []
+        schedule.pytest_collection_finish(SimpleNamespace(items=order))
+        schedule.ends["servers"].append(lambda passed=passed: ended.append(passed[-1]))
+        for one, following in zip(order, [*order[1:], None], strict=True):
+            passed.append(one.nodeid)
+            schedule.pytest_runtest_teardown(one, following)
+        assert ended == [[one.nodeid for one in order if one.nodeid[0] in "ac"][-1]]

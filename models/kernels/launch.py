@@ -59,7 +59,7 @@ def has_native_fp8(device: torch.device) -> bool:
 
 
 def has_large_tiles(device: torch.device) -> bool:
-    """Whether a program may have the 164 KB of shared memory that gated tiles of 128 rows with four stages need."""
+    """Whether larger tiles of quantised weights are used. They take up to 160 KiB; measured on capability 9.0."""
     return device.type == "cuda" and _capability(device.index)[0] in (9, 10)
 
 

@@ -22,7 +22,7 @@ from models.kernels.skinny_gemm import SMALL_WEIGHT
 INT4_WORDS = 16  # of a group of 128 columns, one tile
 MIN_PROGRAMS = 256  # that split a weight, if its columns allow it: two for each multiprocessor of an H200
 MIN_SPLIT_WORDS = 128  # that a program multiplies at least, if it shares rows with others
-LARGE = 4096  # rows and columns of a weight from which on more rows of x have larger tiles
+LARGE = 4096  # least rows and columns of a weight that has larger tiles for more rows of x
 
 
 class WordTiles(NamedTuple):
@@ -265,7 +265,7 @@ def word_tiles(
     The sums of a row have the same bits beside 7 and beside 63 others.
 
     Args:
-        large_gpu: whether the GPU has the shared memory for larger tiles; None: that of the weight.
+        large_gpu: whether the GPU has the shared memory for larger tiles; None: decided by the weight's device.
     """
     N, K = weight.shape
     if weight.zeros is None:

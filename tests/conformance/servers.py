@@ -1,5 +1,6 @@
-"""pytest plugin: a gateway and a worker of the embedded checkpoint, which all tests of a process share, and a client of
-their WebSockets that knows JSON only.
+"""pytest plugin: a gateway and a worker of the embedded checkpoint, which all tests of a group of files share.
+
+With a client of their WebSockets that knows JSON only.
 """
 
 import json

@@ -205,9 +205,17 @@ def is_slots(tensor: torch.Tensor, scratch: int) -> bool:
 
 def test_every_bucket_compiles_to_exactly_one_graph(model):
     """Two sizes per axis, traced without code generation: the test counts graphs."""
-    shapes = Shapes(batch=(1, 2), samples=(16640,), rows=(16,), kv=(128,), spoken=(4, 8), tokens=(8,), speech_kv=(64,))
+    shapes = Shapes(
+        batch=(1, 2),
+        samples=(16640,),
+        rows=(16,),
+        kv=(128, 256),
+        spoken=(4, 8),
+        tokens=(8,),
+        speech_kv=(64,),
+    )
     runner = make_runner(model, shapes)
-    names = ["mel_unit", "spoken_rows"]
+    names = ["unit_step", "spoken_rows"]
     runner.regions.compile(names, backend="eager")
     before = compile_counters()
     runner.regions.warm_up(names)

@@ -107,12 +107,25 @@ def test_which_weights_are_read_as_words() -> None:
         assert few[1:3] == many[1:3], f"{kind}: expected sums in one order for all numbers of rows, got {few}, {many}"
         gated = tiles(768, 3072, kind, gated=True)
         assert gated is not None and gated.splits == 1, (kind, gated)
-    for kind in KINDS:
-        large = quantize(torch.zeros(4096, 4096), kind)
-        plans = [word_tiles(large, M, gated=gated) for M in (1, 9, 17, 33) for gated in (False, True)]
-        assert all(plan is not None and plan.rows <= 64 for plan in plans), f"{kind}: no large GPU, got {plans}"
     assert tiles(70, 256, "int8") is not None and tiles(70, 256, "int4") is None, "expected rows by fours for int4"
     assert tiles(72, 192, "int4") is None and tiles(72, 48, "fp8") is None, "expected whole groups and tiles"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_large_weights_have_larger_tiles_on_large_gpus(kind: Kind) -> None:
+    weight = quantize(torch.zeros(4096, 4096), kind)
+    expected = (32, 64, 64, 32) if kind == "int4" else (32, 32, 64, 128)
+    for gated in (False, True):
+        orders = set()
+        for M, rows in zip((8, 9, 17, MAX_ROWS), expected, strict=True):
+            small = word_tiles(weight, M, gated=gated, large_gpu=False)
+            large = word_tiles(weight, M, gated=gated, large_gpu=True)
+            assert small is not None and large is not None
+            assert small == word_tiles(weight, M, gated=gated), "expected the tiles of a CPU to be the small ones"
+            if M > 8:
+                assert (small.rows, large.rows) == (32, rows), f"{M} rows: got {small}, {large}"
+            orders |= {small[1:3], large[1:3]}
+        assert len(orders) == 1, f"expected sums in one order for all numbers of rows, got {orders}"
 
 
 @pytest.mark.parametrize("splits", [1, 2])
