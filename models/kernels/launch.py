@@ -59,8 +59,8 @@ def has_native_fp8(device: torch.device) -> bool:
 
 
 def has_large_tiles(device: torch.device) -> bool:
-    """Whether larger tiles of quantised weights are used. They take up to 160 KiB; measured on capability 9.0."""
-    return device.type == "cuda" and _capability(device.index)[0] in (9, 10)
+    """Whether a GPU has the larger tiles of quantised weights, which were measured on capability 9.0 alone."""
+    return device.type == "cuda" and _capability(device.index) == (9, 0)
 
 
 @cache

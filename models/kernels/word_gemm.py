@@ -22,7 +22,7 @@ from models.kernels.skinny_gemm import SMALL_WEIGHT
 INT4_WORDS = 16  # of a group of 128 columns, one tile
 MIN_PROGRAMS = 256  # that split a weight, if its columns allow it: two for each multiprocessor of an H200
 MIN_SPLIT_WORDS = 128  # that a program multiplies at least, if it shares rows with others
-LARGE = 4096  # least rows and columns of a weight that has larger tiles for more rows of x
+LARGE_WEIGHT = 4096  # least rows and columns of a weight that has larger tiles for more rows of x
 
 
 class WordTiles(NamedTuple):
@@ -265,7 +265,7 @@ def word_tiles(
     The sums of a row have the same bits beside 7 and beside 63 others.
 
     Args:
-        large_gpu: whether the GPU has the shared memory for larger tiles; None: decided by the weight's device.
+        large_gpu: whether larger tiles may be used; None: if the weight's device has them.
     """
     N, K = weight.shape
     if weight.zeros is None:
@@ -280,7 +280,7 @@ def word_tiles(
         return None
     if large_gpu is None:
         large_gpu = has_large_tiles(weight.values.device)
-    is_large = large_gpu and min(N, K) >= LARGE
+    is_large = large_gpu and min(N, K) >= LARGE_WEIGHT
     rows, stages, warps = _tile_rows(n_rows, is_large=is_large, is_int4=weight.zeros is not None, gated=gated)
     splits = 1
     while (

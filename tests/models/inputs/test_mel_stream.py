@@ -93,7 +93,7 @@ def test_mirrored_frames_count_for_the_loudest_bin(click):
             reference.skip()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_split_equals_one_push(data):
     before = data.draw(st.sampled_from([0, 1, 39, 200, 79_000, 159_900, 470_000, 479_990, 630_000]), label="before")

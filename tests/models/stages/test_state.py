@@ -172,7 +172,7 @@ class Leases(RuleBasedStateMachine):
 
 
 TestLeases = Leases.TestCase
-TestLeases.settings = settings(max_examples=20, stateful_step_count=20, deadline=None, derandomize=True)
+TestLeases.settings = settings(max_examples=30, stateful_step_count=20, deadline=None, derandomize=True)
 
 
 def test_mel_state_has_the_bins_of_the_config(tiny: Path) -> None:

@@ -75,7 +75,9 @@ def test_failure_of_a_text_stage(name: str, when: When) -> None:
     assert_never_sent(scene, Broken, speaks)
 
 
-@pytest.mark.parametrize(("name", "when"), [*((name, "after") for name in SPEECH + SOUND), ("speech_begin", "before")])
+@pytest.mark.parametrize(
+    ("name", "when"), [*((name, "after") for name in SPEECH + SOUND), ("speech_begin", "before"), ("hift", "before")]
+)
 def test_failure_of_a_speech_stage(name: str, when: When) -> None:
     scene = play(breaking(name, when))
     assert_neighbours_unchanged(scene)

@@ -90,7 +90,7 @@ def test_conversations_cover_every_kind(stage: Stage) -> None:
     assert not errors, f"expected no failures, got {errors}"
 
 
-@settings(max_examples=4)
+@settings(max_examples=6)
 @given(
     seeds=st.lists(st.integers(0, N_CONVERSATIONS - 1), min_size=2, max_size=6, unique=True),
     order=st.integers(0, 2**32),

@@ -291,7 +291,7 @@ class Conversations(RuleBasedStateMachine):
 
 
 class TestConversations(Conversations.TestCase):
-    settings = settings(max_examples=12, stateful_step_count=30)
+    settings = settings(max_examples=20, stateful_step_count=30)
 
     def run(self, result: Any = None) -> Any:
         with short_speech(), mock.patch.object(Headroom, "allows", return_value=True):

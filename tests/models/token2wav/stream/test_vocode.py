@@ -84,7 +84,7 @@ def test_any_division_gives_480_samples_per_frame(chunks: Chunks):
 
 
 @given(data=st.data())
-@settings(max_examples=5)
+@settings(max_examples=8)
 def test_rows_of_one_call_equal_each_slot_alone(data: st.DataObject):
     """Three slots with different chunks, in any order and with a row of padding, against separate sessions."""
     state = VocodeState.allocate(3, CONFIG.n_mels)

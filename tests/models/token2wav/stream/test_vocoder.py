@@ -92,7 +92,7 @@ def test_eight_tokens_of_a_turn_are_the_fewest_whose_sound_is_more_than_its_sile
     assert emitted == [silence, silence + SAMPLES_PER_TOKEN], emitted
 
 
-@settings(max_examples=8)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_any_turn_has_960_samples_per_token(data: st.DataObject):
     vocoder = make_vocoder()

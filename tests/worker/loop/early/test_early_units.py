@@ -63,7 +63,7 @@ LONG = (
 )
 
 
-@settings(max_examples=3, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=5, phases=[Phase.explicit, Phase.generate])
 @given(
     config=st.sampled_from(CONFIGS),
     pieces=st.lists(

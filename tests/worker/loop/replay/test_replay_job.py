@@ -132,7 +132,7 @@ class Given(NamedTuple):
         return make_unit(number, 800 if self.is_piece else 16_000, pictures=pictures, force_listen=self.listens)
 
 
-@settings(max_examples=2, deadline=None, derandomize=True, database=None)
+@settings(max_examples=4, deadline=None, derandomize=True, database=None)
 @given_by(
     units=lists(builds(Given, booleans(), booleans(), booleans(), booleans()), min_size=5, max_size=12),
     evicts=booleans(),
