@@ -249,8 +249,9 @@ def _measure_row(running: RunningEngine, plan: LoadPlan, sessions: Sequence[Benc
 def figures(spans: Sequence[Span], thread: ThreadTimes, seconds: float) -> dict[str, Any]:
     """Figures of one profile, in ms of each second.
 
-    Returns: {parts: {part: {calls, batch, span_ms, share_ms}}, idle_ms, thread_ms}.
+    Returns: {parts: {part: {calls, batch, span_ms, share_ms, batches}}, idle_ms, thread_ms}.
         span_ms: from begin to end of its calls, waits for other streams included; spans of several streams overlap.
+        batches: {rows of a call: [calls, span_ms]}.
         share_ms: of the device's time; the parts and `idle_ms` add up to a second.
     """
     inside = [span._replace(end=min(span.end, 1e3 * seconds)) for span in spans if span.begin < 1e3 * seconds]
@@ -263,6 +264,7 @@ def figures(spans: Sequence[Span], thread: ThreadTimes, seconds: float) -> dict[
             "batch": sum(span.n for span in mine) / len(mine) if mine else None,
             "span_ms": sum(span.end - span.begin for span in mine) / seconds,
             "share_ms": found.get(part, 0.0) / seconds,
+            "batches": _by_batch(mine, seconds),
         }
     rest = thread.loop - thread.calls - thread.reads - thread.pauses
     per_second = {
@@ -277,6 +279,14 @@ def figures(spans: Sequence[Span], thread: ThreadTimes, seconds: float) -> dict[
         "idle_ms": 1e3 - sum(part["share_ms"] for part in parts.values()),
         "thread_ms": {name: 1e3 * value / seconds for name, value in per_second.items()},
     }
+
+
+def _by_batch(spans: Sequence[Span], seconds: float) -> dict[int, list[float]]:
+    found: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for span in spans:
+        for place, more in enumerate((1.0, span.end - span.begin)):
+            found[span.n][place] += more / seconds
+    return dict(sorted(found.items()))
 
 
 def profile_lines(found: dict[str, Any]) -> list[str]:
