@@ -6,9 +6,9 @@ anything. In a sealed table a captured region runs only as its graphs. Does not 
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from itertools import product
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,36 +18,11 @@ from models.graphs.captured import Bucket, Captured, Example, Outputs, StagePool
 from models.graphs.compiler import counters
 from models.graphs.input_block import Input, inputs_to_device
 from models.graphs.kernel_support import LoadedKernels
+from models.graphs.shape_table import ShapeTable
 from models.graphs.shared_function import SharedFunction
 
 CPU = torch.device("cpu")
 Output = TypeVar("Output")
-
-
-@dataclass(frozen=True)
-class ShapeTable:
-    """Allowed sizes per axis, ascending. A region's buckets are products of these. Subclasses add axes."""
-
-    batch: tuple[int, ...] = (1, 2, 4)
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            sizes = getattr(self, field.name)
-            if not sizes or list(sizes) != sorted(set(sizes)) or min(sizes) < 1:
-                raise SettingsError(f"shapes.{field.name}", expected="ascending positive sizes", got=sizes)
-
-    def capped(self, **limits: int) -> Self:
-        """A copy with axes cut at a limit, which becomes the axis's largest size."""
-        cut = {axis: (*(s for s in getattr(self, axis) if s < limit), limit) for axis, limit in limits.items()}
-        return replace(self, **cut)
-
-    def fit(self, region: str, axis: str, size: int) -> int:
-        """The smallest allowed size that holds `size`. Raises: ShapeError naming region, axis and the sizes."""
-        sizes: tuple[int, ...] = getattr(self, axis)
-        for allowed in sizes:
-            if size <= allowed:
-                return allowed
-        raise ShapeError(f"{region}: {axis}", expected=f"at most one of {sizes}", got=size)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from models.kernels.fused_decoder import FusedDecoder, linear
 from models.kernels.fused_encoders import FusedAudio, FusedVision
-from models.kernels.lookup import table_rows
-from models.kernels.pinned_embedding import PinnedEmbedding
+from models.kernels.lookup import PinnedEmbedding, table_rows
+from models.kernels.moved_rows import close_gaps, restore_keys
 from models.kernels.speech_sampler import draw_speech_tokens
 from models.kernels.text_sampler import choose_tokens
 from models.layers.apm import Apm
@@ -75,6 +75,17 @@ class TritonBackend(Backend):
 
     def speech_sampler(self, eager: SpeechSampler) -> SpeechSampler:
         return draw_speech_tokens
+
+    def evict(
+        self, cache: KVCache, slots: Tensor, keep: Tensor, drop: Tensor, frequencies: Tensor, rotates: bool
+    ) -> None:
+        if rotates:  # of sessions as in the public reference and of answers that drop rounds; rare
+            cache.evict(slots, keep, drop, frequencies)
+        else:
+            close_gaps(cache, slots, keep, drop)
+
+    def restore_keys(self, cache: KVCache, slot: int, keys: Tensor, n: int, by: int, frequencies: Tensor) -> None:
+        restore_keys(cache, slot, keys, n, by, frequencies)
 
     def release(self) -> None:
         """Move the embeddings back to their device. Packed weights stay: the layers are views of them."""

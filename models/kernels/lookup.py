@@ -1,9 +1,12 @@
-"""Rows of a table by index. The table may be in pinned CPU memory, which a GPU reads over the bus. Requires Triton."""
+"""Rows of a table by index. The table may be in pinned CPU memory, which a GPU reads over the bus. Requires Triton.
+
+Contains the embedding whose table is there.
+"""
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @triton.jit
@@ -29,3 +32,21 @@ def table_rows(table: Tensor, ids: Tensor) -> Tensor:
         block = min(1024, triton.next_power_of_2(W))
         _rows_kernel[(ids.numel(), triton.cdiv(W, block))](table, ids.contiguous(), out, W, BLOCK=block, num_warps=4)
     return out
+
+
+class PinnedEmbedding:
+    """Moves the table of an embedding to pinned CPU memory until `restore`.
+
+    Until then the embedding's own `forward` fails on a GPU; `table_rows` reads the rows.
+    """
+
+    def __init__(self, embedding: nn.Embedding):
+        """On a CPU the table stays where it is."""
+        self._embedding, self._device = embedding, embedding.weight.device
+        if self._device.type == "cuda":
+            host = torch.empty_like(embedding.weight, device="cpu", pin_memory=True)
+            embedding.weight.data = host.copy_(embedding.weight)
+
+    def restore(self) -> None:
+        """Move the table back to its device."""
+        self._embedding.weight.data = self._embedding.weight.data.to(self._device)

@@ -103,6 +103,16 @@ class Backend(ABC):
         """The function that draws speech tokens. eager: the PyTorch one, plain or compiled."""
 
     @abstractmethod
+    def evict(
+        self, cache: KVCache, slots: Tensor, keep: Tensor, drop: Tensor, frequencies: Tensor, rotates: bool
+    ) -> None:
+        """Drop rows of slots and close the gaps; as `KVCache.evict`."""
+
+    @abstractmethod
+    def restore_keys(self, cache: KVCache, slot: int, keys: Tensor, n: int, by: int, frequencies: Tensor) -> None:
+        """Write saved keys to a slot's first rows, rotated; as `KVCache.restore_keys`."""
+
+    @abstractmethod
     def release(self) -> None:
         """Undo what the backend changed in the model's weights. It must not run afterwards."""
 
@@ -134,6 +144,14 @@ class TorchBackend(Backend):
 
     def speech_sampler(self, eager: SpeechSampler) -> SpeechSampler:
         return eager
+
+    def evict(
+        self, cache: KVCache, slots: Tensor, keep: Tensor, drop: Tensor, frequencies: Tensor, rotates: bool
+    ) -> None:
+        cache.evict(slots, keep, drop, frequencies, rotates)
+
+    def restore_keys(self, cache: KVCache, slot: int, keys: Tensor, n: int, by: int, frequencies: Tensor) -> None:
+        cache.restore_keys(slot, keys, n, by, frequencies)
 
     def release(self) -> None:
         """There is nothing to undo."""

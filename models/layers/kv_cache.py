@@ -19,7 +19,7 @@ scratch slot after the last, and so are the values. k and v of one layer have th
 own: torch.compile would compile every layer separately, so this is for layers that Triton kernels run.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -98,9 +98,22 @@ class KVCache:
         self.positions = torch.zeros_like(self.lengths)
         self.windows = torch.full_like(self.lengths, max_len)
         self.runs_eager = False
+        self._memory: tuple[int, Tensor] | None = None
 
     def tensors(self) -> list[Tensor]:
         return [*self.k, *self.v, self.lengths, self.positions, self.windows]
+
+    def memory(self) -> Tensor:
+        """Where a kernel finds the keys of all layers, then their values, from the first layer's keys on.
+
+        Returns: [2, 2 * layers] int64 on the device: numbers from `k[0]` to each, and the strides of the first axis.
+        """
+        like, caches = self.k[0], (*self.k, *self.v)
+        if self._memory is None or self._memory[0] != like.data_ptr():
+            places = [(cache.data_ptr() - like.data_ptr()) // like.element_size() for cache in caches]
+            rows = torch.tensor([places, [cache.stride(0) for cache in caches]], device=self.lengths.device)
+            self._memory = like.data_ptr(), rows
+        return self._memory[1]
 
     def split_scratch(self) -> None:
         """Give every layer its own scratch slot if they share one. The tensors are new, their content is the same."""
@@ -243,29 +256,31 @@ class KVCache:
             self._replace(cache, slots, torch.where(rotated, rotate(old, cos, sin), old))
         self.positions.index_add_(0, slots, by)
 
-    def restore_keys(self, slot: int, keys: list[Tensor], n: int, by: int, frequencies: Tensor) -> None:
-        """Write the first n rows of `save_keys` to a slot's first rows again, rotated by `by` positions."""
+    def restore_keys(self, slot: int, keys: Tensor, n: int, by: int, frequencies: Tensor) -> None:
+        """Write the first n rows of saved keys to a slot's first rows again, rotated by `by` positions."""
         phase = rotary_phases(torch.tensor(by, device=frequencies.device), frequencies)
         cos, sin = phase.cos(), phase.sin()
         for cache, rows in zip(self.k, keys, strict=True):
             self.write_front(cache, slot, rotate(rows[:, :n], cos, sin))
 
-    def save(self, slot: int, n: int) -> list[Tensor]:
-        """Copies of a slot's first n rows: keys of every layer, then values, [kv_heads, n, head_dim] each."""
+    def save(self, slot: int, n: int) -> Tensor:
+        """A copy of a slot's first n rows: keys of every layer, then values, [2 * layers, kv_heads, n, head_dim]."""
         return self._copied((*self.k, *self.v), slot, n)
 
-    def save_keys(self, slot: int, n: int) -> list[Tensor]:
-        """Copies of the keys alone; the first half of `save`."""
+    def save_keys(self, slot: int, n: int) -> Tensor:
+        """A copy of the keys alone; the first half of `save`."""
         return self._copied(self.k, slot, n)
 
-    def _copied(self, caches: Iterable[Tensor], slot: int, n: int) -> list[Tensor]:
+    def _copied(self, caches: Sequence[Tensor], slot: int, n: int) -> Tensor:
         assert 0 <= n <= self.max_len, f"rows to save: expected at most {self.max_len}, got {n}"
-        n_pages = -(-n // self.pages.rows)
-        if n_pages <= 1:  # also without a pool: only the rows that are asked for are copied
-            page = self.pages.table[slot, :1]
-            return [cache.narrow(2, 0, n).index_select(0, page)[0] for cache in caches]
-        pages = self.pages.table[slot : slot + 1, :n_pages]
-        return [joined(cache, pages)[0, :, :n].contiguous() for cache in caches]
+        like = caches[0]
+        copied = like.new_empty(len(caches), like.shape[1], n, like.shape[3])
+        # Without a pool there is one page, of which only the rows that are asked for are copied.
+        pages = self.pages.table[slot : slot + 1, : max(-(-n // self.pages.rows), 1)]
+        for to, cache in zip(copied, caches, strict=True):
+            page = cache.narrow(2, 0, min(n, self.pages.rows))
+            to.copy_(joined(page, pages)[0, :, :n])
+        return copied
 
     def write_front(self, cache: Tensor, slot: int, rows: Tensor) -> None:
         """Write rows [kv_heads, n, head_dim] to the first rows of a slot in one layer's keys or values."""
@@ -289,7 +304,7 @@ class KVCache:
         parts = rows.unflatten(2, (pages.shape[1], self.pages.rows)).transpose(1, 2).flatten(0, 1)
         cache.index_copy_(0, pages.flatten(), parts)
 
-    def load(self, slot: int, saved: list[Tensor]) -> None:
+    def load(self, slot: int, saved: Tensor) -> None:
         """Copy the rows of `save` to a slot's first rows; they become its only valid rows, at positions from 0 on.
 
         Later rows keep their content.

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from models.graphs.captured import Bucket, Example, StaticSettings
-from models.graphs.region_graphs import Region, RegionTable, ShapeTable
+from models.graphs.region_graphs import Region, RegionTable
+from models.graphs.shape_table import ShapeTable
 from models.graphs.shared_function import SharedFunction
 from models.layers.transformer import DecoderLayer
 from models.qwen3_tts import regions

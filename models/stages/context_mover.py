@@ -26,12 +26,12 @@ class _Held:
     """The prompt of a held slot.
 
     Args:
-        keys: of every layer after the prompt was fed, from position 0.
+        keys: [layers, kv_heads, n or more, head_dim] after the prompt was fed, from position 0.
         n: rows held.
         ahead: positions that the slot's rows are ahead of their places.
     """
 
-    keys: list[Tensor]
+    keys: Tensor
     n: int
     ahead: int = 0
 
@@ -47,7 +47,7 @@ class ContextMover:
         self._runner, self._cache, self._feed = runner, runner.state.llm, feed
         self._held: dict[int, _Held] = {}
 
-    def hold(self, slot: int, saved: list[Tensor], n: int) -> None:
+    def hold(self, slot: int, saved: Tensor, n: int) -> None:
         """Hold the slot's first `n` rows: keep a copy of their keys. No row may have been dropped yet.
 
         Args:
@@ -100,7 +100,7 @@ class ContextMover:
         cache.set_length(slots, torch.full_like(slots, total + by))
         runner.set_context_len(slot, total + by)
 
-    def compute_front(self, slot: int, rows: Rows) -> list[Tensor]:
+    def compute_front(self, slot: int, rows: Rows) -> Tensor:
         """Keys and values of rows that are fed to an empty context, computed in this slot, which stays as it is.
 
         Returns: as `KVCache.save`.
@@ -122,7 +122,7 @@ class ContextMover:
             if len(rows) > total:
                 cache.wipe(slots, cache.lengths[slots])
 
-    def replace_front(self, slot: int, first_kept: int, front: list[Tensor], n_held: int | None) -> None:
+    def replace_front(self, slot: int, first_kept: int, front: Tensor, n_held: int | None) -> None:
         """Replace the rows before row `first_kept`; the rows from it on follow the new ones.
 
         Args:
@@ -151,7 +151,7 @@ class ContextMover:
         held = self._held[slot]
         self._held[slot] = replace(held, ahead=self._rotate_front(slot, held.keys, held.n, held.ahead + by))
 
-    def _rotate_front(self, slot: int, keys: list[Tensor], n: int, ahead: int) -> int:
+    def _rotate_front(self, slot: int, keys: Tensor, n: int, ahead: int) -> int:
         """Write the first `n` keys, from position 0, rotated by `ahead`; too far ahead, rotate all others back.
 
         Returns: positions that the slot's rows are ahead of their places.
@@ -161,7 +161,7 @@ class ContextMover:
             slots = self._slots(slot)
             cache.move_positions(slots, torch.full_like(slots, n), torch.full_like(slots, -ahead), frequencies)
             ahead = 0
-        cache.restore_keys(slot, keys, n, ahead, frequencies)
+        self._runner.model.backend.restore_keys(cache, slot, keys, n, ahead, frequencies)
         return ahead
 
     def _slots(self, slot: int) -> Tensor:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from models.graphs.captured import Bucket, Example, StaticSettings
-from models.graphs.region_graphs import Region, RegionTable, ShapeTable
+from models.graphs.region_graphs import Region, RegionTable
+from models.graphs.shape_table import ShapeTable
 from models.graphs.shared_function import SharedFunction
 from models.inputs.audio import UNIT_COLUMNS, LogMel
 from models.inputs.audio_sizes import UNIT_SAMPLES

@@ -193,7 +193,7 @@ def llm_evict(model: OmniModel, state: SlotState, slots: Tensor, keep: Tensor, d
         rotates: rotate the keys after the gap to the positions of their new places. Otherwise these keys and the next
             row keep their positions, and the caller moves the keys before the gap (`ContextMover`).
     """
-    state.llm.evict(slots, keep, drop, model.llm.model.frequencies, rotates)
+    model.backend.evict(state.llm, slots, keep, drop, model.llm.model.frequencies, rotates)
     if not rotates:
         state.llm.positions.index_add_(0, slots, drop)
 

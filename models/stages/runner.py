@@ -224,7 +224,7 @@ class Runner:
         """
         self.early_stream.join()  # a graph must not run twice at the same time
         length = self.shapes.fit("vision", "patches", max(len(image.pixels) for image in images))
-        group = images[: self.shapes.max_slices(length)]
+        group = images[: self.shapes.parts("slices", len(images), self.shapes.max_slices(length))[0]]
         batch = pad_batch(group, length, self.shapes.fit("vision", "slices", len(group)))
         out = self.regions.run(regions.vision, batch.pixels, batch.position_ids, batch.coords, batch.mask)
         return out[: len(group)]

@@ -7,9 +7,9 @@ The host has a copy of every counter of a slot (`Counters`), so no counter is re
 undone by writing the counters back: rows beyond a length do not exist, and ring buffers are written by position.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import islice, repeat
 from typing import TypeVar
 
 import torch
@@ -206,15 +206,15 @@ class UnitSteps(RunnerFacts):
 
     # --- prompt --------------------------------------------------------------------------------
 
-    def save(self, slot: int) -> list[Tensor]:
+    def save(self, slot: int) -> Tensor:
         """A copy of the slot's context, for `load` into other slots."""
         return self.state.llm.save(slot, self.runner.context_len(slot))
 
-    def save_keys(self, slot: int, n: int) -> list[Tensor]:
+    def save_keys(self, slot: int, n: int) -> Tensor:
         """A copy of the keys of the slot's first `n` rows, for `context.hold`."""
         return self.state.llm.save_keys(slot, n)
 
-    def load(self, slot: int, saved: list[Tensor]) -> None:
+    def load(self, slot: int, saved: Tensor) -> None:
         """Fill an empty slot with a copied context."""
         self.state.llm.load(slot, saved)
         self.runner.set_context_len(slot, saved[0].shape[1])
@@ -291,7 +291,7 @@ class UnitSteps(RunnerFacts):
             live = [i for i, span in enumerate(spans) if len(span) > start]
             longest = min(n_max, max(len(spans[i]) - start for i in live))
             batch = runner.shapes.max_prefill_batch(runner.shapes.fit("unit_prefill", "rows", longest))
-            for part in self._parts(live, batch):
+            for part in self._parts(live, runner.shapes.parts("batch", len(live), batch)):
                 is_last = [len(spans[i]) <= start + n_max for i in part]
                 results = self._feed_piece(
                     [slots[i] for i in part],
@@ -389,10 +389,12 @@ class UnitSteps(RunnerFacts):
             speech_draws=at.speech_draws + n_drawn, tokens_remembered=before + n_speech_tokens
         )
 
-    def _parts(self, items: list[Item], n_max: int | None = None) -> list[list[Item]]:
-        """`items` in groups of at most `n_max`, by default the largest batch."""
+    def _parts(self, items: list[Item], sizes: Iterable[int] | None = None) -> list[list[Item]]:
+        """`items` in groups of these sizes, by default of the largest batch."""
         remaining = iter(items)
         parts = []
-        while part := list(islice(remaining, n_max or self.runner.shapes.batch[-1])):
+        for size in sizes or repeat(self.runner.shapes.batch[-1]):
+            if not (part := list(islice(remaining, size))):
+                break
             parts.append(part)
         return parts

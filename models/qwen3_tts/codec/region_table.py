@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from models.graphs.captured import Bucket, Example
-from models.graphs.region_graphs import Region, RegionTable, ShapeTable
+from models.graphs.region_graphs import Region, RegionTable
+from models.graphs.shape_table import ShapeTable
 from models.qwen3_tts.codec import regions
 from models.qwen3_tts.codec.config import CODE_GROUPS, FRAME_SAMPLES
 from models.qwen3_tts.codec.decoder import FrameTransformerLayer, SnakeBeta, SpeechDecoder

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from models.errors import SettingsError
 from models.graphs.captured import Bucket, Example, StaticSettings
-from models.graphs.region_graphs import Region, RegionTable, ShapeTable
+from models.graphs.region_graphs import Region, RegionTable
+from models.graphs.shape_table import ShapeTable
 from models.token2wav.flow.conformer import ConformerLayer
 from models.token2wav.flow.solver import time_grid
 from models.token2wav.hift.hift import Snake

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from models.errors import SettingsError
 from models.graphs.captured import Bucket, Example, StaticSettings
-from models.graphs.region_graphs import Region, RegionTable, ShapeTable
+from models.graphs.region_graphs import Region, RegionTable
+from models.graphs.shape_table import ShapeTable
 from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.flow.conformer import ConformerLayer
 from models.token2wav.flow.dit import DiTBlock

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.graphs.captured import Bucket, Example
-from models.graphs.region_graphs import Region, RegionTable, ShapeTable
+from models.graphs.region_graphs import Region, RegionTable
+from models.graphs.shape_table import ShapeTable
 from models.token2wav.prompt.campplus import CamLayer, CampPlus
 from models.token2wav.prompt.s3_tokenizer import S3Tokenizer, TokenizerBlock
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from models.errors import SettingsError, ShapeError
 from models.graphs.captured import Bucket
-from models.graphs.region_graphs import Region, RegionTable, ShapeTable
+from models.graphs.region_graphs import Region, RegionTable
+from models.graphs.shape_table import ShapeTable
 from models.omni import OmniModel
 from models.sampling.text import TokenSet, TokenSets
 from models.stages.region_table import Shapes

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from models.errors import ShapeError
 from models.graphs import captured
 from models.graphs.captured import Bucket, Captured, StagePool
-from models.graphs.region_graphs import Region, RegionTable, ShapeTable
+from models.graphs.region_graphs import Region, RegionTable
+from models.graphs.shape_table import ShapeTable
 
 BEFORE = "operation failed due to a previous error during capture"
 NOW = "operation not permitted when stream is capturing"

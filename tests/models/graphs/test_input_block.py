@@ -20,7 +20,8 @@ from models.graphs.input_block import (
     padded_array,
     record_layout,
 )
-from models.graphs.region_graphs import Region, RegionTable, ShapeTable
+from models.graphs.region_graphs import Region, RegionTable
+from models.graphs.shape_table import ShapeTable
 
 CPU = torch.device("cpu")
 BUSY = 200_000_000  # cycles: some 100 ms

@@ -9,6 +9,7 @@ import torch
 from models.errors import SettingsError, ShapeError
 from models.graphs.captured import Captured
 from models.graphs.region_graphs import compile_counters
+from models.graphs.shape_table import ShapeTable
 from models.load import load_model
 from models.omni import OmniModel
 from models.sampling.settings import CHAT_TEXT, DUPLEX_SPEECH
@@ -292,3 +293,15 @@ def test_captured_regions_equal_eager(tiny, compiled):
                 results[-1] += [tensor[: each.state.n_slots].clone() for tensor in each.state.tensors()]
             for expected, got in zip(*results, strict=True):
                 assert_close(f"{name} {bucket}", got, expected, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("n", "most", "expected"),
+    [
+        *((1, 32, [1]), (3, 32, [3]), (5, 32, [4, 1]), (6, 32, [4, 2]), (7, 32, [7]), (12, 32, [8, 4]), (13, 32, [13])),
+        *((21, 16, [16, 4, 1]), (23, 16, [16, 7]), (40, 40, [40]), (33, 40, [33]), (0, 40, [])),
+    ],
+)
+def test_calls_that_would_be_mostly_padding_are_split(n: int, most: int, expected: list[int]) -> None:
+    got = ShapeTable(batch=(1, 2, 4, 8, 16, 32, 40)).parts("batch", n, most)
+    assert got == expected, f"{n} entries: expected calls of {expected}, got {got}"

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from models.errors import SettingsError
 from models.graphs.captured import Bucket
-from models.graphs.region_graphs import Region, RegionTable, ShapeTable, compile_counters
+from models.graphs.region_graphs import Region, RegionTable, compile_counters
+from models.graphs.shape_table import ShapeTable
 from models.graphs.shared_function import SharedFunction
 from models.load import load_model
 from models.sampling.settings import CHAT_TEXT

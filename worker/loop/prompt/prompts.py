@@ -23,7 +23,7 @@ from worker.loop.window import UnitWindow
 MAX_SNAPSHOT_ROWS = 1024  # longer prompts are rarely shared and take the memory of many snapshots
 REF_AUDIO_CHUNK_S = 1.0  # a row of the reference voice looks ahead to the end of its second
 
-Snapshot = list[Tensor]  # as `UnitSteps.save`
+Snapshot = Tensor  # as `UnitSteps.save`
 
 
 @dataclass(frozen=True)
