@@ -25,14 +25,14 @@ from triton.compiler import ASTSource
 from models.checkpoint.precision import Kind
 from models.checkpoint.quantized import KINDS, QuantizedMatrix
 from models.kernels import quantized_gemm, word_gemm
-from models.kernels.quantized_gemm import many_tiles, quantized_tiles
+from models.kernels.quantized_gemm import dequantize_tiles, many_tiles, quantized_tiles
 from models.kernels.word_gemm import word_tiles
 
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}  # of a program, by compute capability
-KERNELS = ("words", "gated words", "few", "gated", "many")
+KERNELS = ("words", "gated words", "few", "gated", "many", "dequantize")
 GATE_UP, DOWN = (24576, 4096), (4096, 12288)
-SHAPES = {"words": DOWN, "gated words": GATE_UP, "few": DOWN, "gated": GATE_UP, "many": (4096, 4096)}  # N, K
-FEW_ROWS, WORD_ROWS, MANY_ROWS = (1, 64), (1, 16, 32, 64), (128, 512)
+SHAPES = {**dict.fromkeys(KERNELS, DOWN), "gated words": GATE_UP, "gated": GATE_UP, "many": (4096, 4096)}  # N, K
+FEW_ROWS, WORD_ROWS = (1, 64), (1, 16, 32, 64)
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 
@@ -57,15 +57,20 @@ def cases(kernel: str, kind: Kind, capability: int) -> Iterator[TargetKernel]:
     common = {"INT4": is_int4, "PRECISION": "tf32"}
     stored = weight.values.shape[1]
     if kernel == "many":
-        for rows in MANY_ROWS:
-            tiles = many_tiles(rows, weight)
-            n_tiles, is_split = stored // tiles.splits // tiles.inner, tiles.splits > 1
-            constants = {"BM": tiles.rows, "BN": tiles.columns, "BK": tiles.inner, "TILES": n_tiles}
-            signature = {**types, "bias": "*bf16", "out": "*fp32" if is_split else "*bf16"}
-            yield TargetKernel(
-                f"many {kind}, {rows} rows", quantized_gemm._many_kernel,
-                {**constants, **common, "BIAS": not is_split}, signature, tiles.warps, tiles.stages,
-            )  # fmt: skip
+        tiles = many_tiles(weight)
+        n_tiles, is_split = stored // tiles.splits // tiles.inner, tiles.splits > 1
+        constants = {"BM": tiles.rows, "BN": tiles.columns, "BK": tiles.inner, "TILES": n_tiles}
+        signature = {**types, "bias": "*bf16", "out": "*fp32" if is_split else "*bf16"}
+        yield TargetKernel(
+            f"many {kind}", quantized_gemm._many_kernel,
+            {**constants, **common, "BIAS": not is_split}, signature, tiles.warps, tiles.stages,
+        )  # fmt: skip
+        return
+    if kernel == "dequantize":
+        signature = {name: types[name] for name in ("values", "scale", "zeros", "N", "K")} | {"out": "*bf16"}
+        rows, columns = dequantize_tiles(weight)
+        constants = {"BN": rows, "BK": columns, "INT4": is_int4}
+        yield TargetKernel(f"dequantize {kind}", quantized_gemm._dequantize_kernel, constants, signature, 4, 3)
         return
     if kernel.endswith("words"):
         yield from _word_cases(weight, kernel, types, common, capability)

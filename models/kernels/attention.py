@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.kernels.dots import add_dot
 from models.kernels.launch import launch_options
+from models.kernels.tile_ops import add_dot
 
 PARTS_PER_TILE = 16  # parts that one tile of the combining kernel holds
 MAX_KEY_TILE = 64  # of `attention_tiles`: rows of a page are a multiple of it

@@ -1,28 +1,28 @@
-"""Products with quantised weights, which are dequantised in registers: Triton kernels for few and for many rows.
+"""Products with quantised weights: Triton kernels that dequantise them in registers, and the library's for many rows.
 
-Values are whole numbers or fp8 numbers, which bfloat16 represents exactly, so a weight is not rounded a second time:
-scales multiply float32 sums, of all columns (int8, fp8) or of a group of columns (int4). The bits of a row depend on
-that row and the weights alone, above 64 rows also on the number of rows. Requires Triton.
+Values are whole numbers or fp8 numbers, which bfloat16 represents exactly, so up to 128 rows a weight is not rounded a
+second time: scales multiply float32 sums, of all columns (int8, fp8) or of a group of columns (int4). With more rows
+the time is that of computing, not of reading weights, and a product in registers takes 1.6 to 2 times as long as the
+library's: weights are dequantised to memory first. The bits of a row depend on that row and the weights alone, above 64
+rows also on the number of rows. Requires Triton.
 """
 
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from models.checkpoint.quantized import QuantizedMatrix
-from models.kernels.dots import add_dot
 from models.kernels.launch import has_native_fp8, launch_options
 from models.kernels.skinny_gemm import MAX_ROWS, SMALL_WEIGHT, TileSizes, sum_parts, tile_sizes
+from models.kernels.tile_ops import add_dot, less_zero, widened
 from models.kernels.word_gemm import WordTiles, word_product, word_tiles
 
-# 2 ** 120: between the exponents of a float that has the bits of an fp8 number, and of that number.
-_FP8_STEP = tl.constexpr(1.329227995784916e36)
-
-
-WIDE_ROWS = 128  # more rows of x have larger tiles
+WIDE_ROWS = 128  # of x; with more, the weight is dequantised to memory
+PAIR_ROWS = 512  # of x, up to which two fp8 rows for each row of x take less time than that
 MAX_SPLIT_ROWS = 8192  # rows of a weight up to which a product of up to WIDE_ROWS rows is split
 
 
@@ -37,56 +37,11 @@ class ManyTiles(NamedTuple):
     splits: int = 1  # programs that share a part of the result, each with an equal share of the columns
 
 
-# Instructions that convert types run at a quarter of the rate of others or less, and would take longer than reading the
-# weights. For bfloat16, numbers are made of bits instead.
-
-
-# Four fp8 numbers to bfloat16: each byte to the high half of 16 bits, exponent and mantissa four bits lower, and the
-# product with 2 ** 120 (0x7b80).
-_FP8_TO_BFLOAT16 = tl.constexpr("""{
-.reg .b32 a, b, m, n;
-prmt.b32 a, $2, 0, 0x1404;
-prmt.b32 b, $2, 0, 0x3424;
-shr.u32 m, a, 4;
-shr.u32 n, b, 4;
-and.b32 m, m, 0x07f007f0;
-and.b32 n, n, 0x07f007f0;
-lop3.b32 a, a, 0x80008000, m, 0xea;
-lop3.b32 b, b, 0x80008000, n, 0xea;
-mov.b32 m, 0x7b807b80;
-mov.b32 n, 0x80008000;
-fma.rn.bf16x2 $0, a, m, n;
-fma.rn.bf16x2 $1, b, m, n;
-}""")
-
-
-@triton.jit
-def _widened(raw, dtype: tl.constexpr):
-    """Numbers of int8 values, or of fp8 values as bytes."""
-    if raw.dtype == tl.uint8:
-        if dtype == tl.bfloat16:
-            return tl.inline_asm_elementwise(_FP8_TO_BFLOAT16, "=r,=r,r", [raw], tl.bfloat16, is_pure=True, pack=4)
-        bits = raw.to(tl.uint32)
-        bits = (bits & 128) << 24 | (bits & 127) << 20
-        return (bits.to(tl.float32, bitcast=True) * _FP8_STEP).to(dtype)
-    return raw.to(dtype)
-
-
-@triton.jit
-def _less_zero(nibbles, zero, dtype: tl.constexpr):
-    """Values 0 to 15, uint8, less the zeros."""
-    if dtype == tl.bfloat16:
-        # 128 + value; the zero is subtracted with the 128, exactly.
-        bits = nibbles.to(tl.uint16) | 0x4300
-        return bits.to(tl.bfloat16, bitcast=True) - (zero + 128.0).to(tl.bfloat16)
-    return (nibbles.to(tl.float32) - zero).to(dtype)
-
-
 @triton.jit
 def _group_dot(packed, zero, low_x, high_x, dtype: tl.constexpr, PRECISION: tl.constexpr):
     """Product of one group of int4 values [BN, half] with both halves of the columns of x [half, BM], unscaled."""
-    total = tl.dot(_less_zero(packed & 15, zero, dtype), low_x, input_precision=PRECISION)
-    return add_dot(_less_zero(packed >> 4, zero, dtype), high_x, total, PRECISION)
+    total = tl.dot(less_zero(packed & 15, zero, dtype), low_x, input_precision=PRECISION)
+    return add_dot(less_zero(packed >> 4, zero, dtype), high_x, total, PRECISION)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -130,9 +85,9 @@ def _few_kernel(
         else:
             columns = tl.load(x + m[:, None] * x_stride + (tile * BK + k)[None, :], mask=read, other=0.0)
             columns = tl.trans(columns)
-            acc = add_dot(_widened(tl.load(place), dtype), columns, acc, PRECISION)
+            acc = add_dot(widened(tl.load(place), dtype), columns, acc, PRECISION)
             if GATED:
-                up = add_dot(_widened(tl.load(place + N.to(tl.int64) * K), dtype), columns, up, PRECISION)
+                up = add_dot(widened(tl.load(place + N.to(tl.int64) * K), dtype), columns, up, PRECISION)
     if not INT4:
         acc *= tl.load(scale + rows)[:, None]
         if GATED:
@@ -171,13 +126,13 @@ def _many_kernel(
             column = x + m.to(tl.int64)[:, None] * x_stride + (tile * 2 * BK + k)[None, :]
             group = tile * N + rows
             zero = tl.load(zeros + group).to(tl.float32)[None, :]
-            low, high = _less_zero(raw & 15, zero, dtype), _less_zero(raw >> 4, zero, dtype)
+            low, high = less_zero(raw & 15, zero, dtype), less_zero(raw >> 4, zero, dtype)
             part = tl.dot(tl.load(column, mask=read, other=0.0), low, input_precision=PRECISION)
             part = add_dot(tl.load(column + BK, mask=read, other=0.0), high, part, PRECISION)
             acc = tl.fma(part, tl.load(scale + group).to(tl.float32)[None, :].broadcast_to(BM, BN), acc)
         else:
             column = x + m.to(tl.int64)[:, None] * x_stride + (tile * BK + k)[None, :]
-            acc = add_dot(tl.load(column, mask=read, other=0.0), _widened(raw, dtype), acc, PRECISION)
+            acc = add_dot(tl.load(column, mask=read, other=0.0), widened(raw, dtype), acc, PRECISION)
     if not INT4:
         acc *= tl.load(scale + rows)[None, :]
     if BIAS:
@@ -185,6 +140,29 @@ def _many_kernel(
     inside = (m < M)[:, None] & (n < N)[None, :]
     to = (tl.program_id(2) * M + m).to(tl.int64)[:, None] * N + n[None, :]
     tl.store(out + to, acc.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _dequantize_kernel(
+    values, scale, zeros, out, N, K, BN: tl.constexpr, BK: tl.constexpr, INT4: tl.constexpr
+):  # fmt: skip
+    """A tile of a weight. K: stored columns; a tile of int4 is one group: BK bytes with 2 BK columns."""
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    tile = tl.program_id(1)
+    k = tile * BK + tl.arange(0, BK)
+    dtype: tl.constexpr = out.dtype.element_ty
+    inside = (n < N)[:, None] & (k < K)[None, :]
+    rows = n.to(tl.int64)[:, None]
+    raw = tl.load(values + rows * K + k[None, :], mask=inside, other=0)
+    if INT4:
+        zero = tl.load(zeros + tile * N + n, mask=n < N, other=0).to(tl.float32)[:, None]
+        by = tl.load(scale + tile * N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+        to = out + rows * (2 * K) + (tile * BK + k)[None, :]
+        tl.store(to, (less_zero(raw & 15, zero, tl.float32) * by).to(dtype), mask=inside)
+        tl.store(to + BK, (less_zero(raw >> 4, zero, tl.float32) * by).to(dtype), mask=inside)
+    else:
+        by = tl.load(scale + n, mask=n < N, other=0.0)[:, None]
+        tl.store(out + rows * K + k[None, :], (widened(raw, tl.float32) * by).to(dtype), mask=inside)
 
 
 @triton.jit
@@ -291,14 +269,12 @@ def quantized_gated_linear(x: Tensor, weight: QuantizedMatrix) -> Tensor:
     return out
 
 
-def many_tiles(M: int, weight: QuantizedMatrix) -> ManyTiles:
-    """Tile sizes for M rows; `inner` in bytes of the weight's rows. Measured on one H100."""
+def many_tiles(weight: QuantizedMatrix) -> ManyTiles:
+    """Tile sizes of a product in registers; `inner` in bytes of the weight's rows. Measured on one H100."""
     is_int4, stored = weight.zeros is not None, weight.values.shape[1]
     inner = weight.group // 2 if is_int4 else 64
     while stored % inner:
         inner //= 2
-    if M > WIDE_ROWS:
-        return ManyTiles(128, 128, inner)
     if len(weight) > MAX_SPLIT_ROWS:
         return ManyTiles(64, 128, inner, stages=3 if is_int4 else 4, warps=4)
     # Parts of a small result are too few for all multiprocessors.
@@ -311,11 +287,31 @@ def many_tiles(M: int, weight: QuantizedMatrix) -> ManyTiles:
 def _many(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None) -> Tensor:
     (M, K), N = x.shape, len(weight)
     assert weight.shape[1] == K, f"columns: expected {weight.shape[1]}, got {K}"
-    if weight.kind == "fp8" and x.dtype is torch.bfloat16 and has_native_fp8(x.device) and N % 16 == 0 and K % 16 == 0:
+    is_fp8 = weight.kind == "fp8" and x.dtype is torch.bfloat16 and has_native_fp8(x.device)
+    if is_fp8 and M <= PAIR_ROWS and N % 16 == 0 and K % 16 == 0:
         rounded, scale = fp8_rows(x)
         first, rest = torch._scaled_mm(rounded, weight.values.T, scale, weight.scale[None], out_dtype=x.dtype).split(M)
         return first + rest if bias is None else first + rest + bias
-    return many_product(x, weight, bias, many_tiles(M, weight))
+    if M > WIDE_ROWS:
+        return F.linear(x, dequantized(weight, x.dtype), bias)
+    return many_product(x, weight, bias, many_tiles(weight))
+
+
+def dequantize_tiles(weight: QuantizedMatrix) -> tuple[int, int]:
+    """Rows and stored columns of a tile that is dequantised to memory; of int4 the columns of a group."""
+    return (32, weight.group // 2) if weight.zeros is not None else (8, 512)
+
+
+def dequantized(weight: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
+    """As `QuantizedMatrix.dequantized`, in one kernel. weight: rows contiguous. Returns: [N, K]."""
+    N, K = weight.shape
+    stored, is_int4 = weight.values.shape[1], weight.zeros is not None
+    out = torch.empty(N, K, dtype=dtype, device=weight.values.device)
+    rows, columns = dequantize_tiles(weight)
+    _dequantize_kernel[(triton.cdiv(N, rows), triton.cdiv(stored, columns))](
+        _readable(weight), weight.scale, _zeros(weight), out, N, stored, BN=rows, BK=columns, INT4=is_int4, num_warps=4
+    )  # fmt: skip
+    return out
 
 
 def many_product(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None, plan: ManyTiles) -> Tensor:

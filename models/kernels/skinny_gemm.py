@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.kernels.dots import add_dot
 from models.kernels.launch import launch_options
+from models.kernels.tile_ops import add_dot
 
 MAX_ROWS = 64
 SUM_BLOCK = 1024  # elements per program of the sum

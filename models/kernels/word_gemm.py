@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from models.checkpoint.quantized import QuantizedMatrix
-from models.kernels.dots import add_dot
 from models.kernels.launch import has_large_tiles, launch_options
 from models.kernels.skinny_gemm import SMALL_WEIGHT
+from models.kernels.tile_ops import add_dot
 
 INT4_WORDS = 16  # of a group of 128 columns, one tile
 MIN_PROGRAMS = 256  # that split a weight, if its columns allow it: two for each multiprocessor of an H200

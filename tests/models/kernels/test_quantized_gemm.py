@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from models.checkpoint.precision import Kind
@@ -16,8 +17,10 @@ pytest.importorskip("triton")
 from models.kernels import quantized_gemm, word_gemm
 from models.kernels.quantized_gemm import (
     MAX_SPLIT_ROWS,
+    PAIR_ROWS,
     WIDE_ROWS,
     ManyTiles,
+    dequantized,
     fp8_rows,
     many_tiles,
     quantized_gated_linear,
@@ -36,6 +39,7 @@ MANY = ManyTiles(32, 64, 32)
 MAX_ERROR = 2e-6
 gpu = pytest.mark.gpu
 cpu_only = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is off on a GPU")
+DEVICES = (pytest.param("cpu", marks=cpu_only), pytest.param("cuda", marks=gpu))
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")
 
 
@@ -131,7 +135,7 @@ def test_large_weights_have_larger_tiles_on_large_gpus(kind: Kind) -> None:
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_rows_with_a_bias(kind: Kind, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tiles(_: int, weight: QuantizedMatrix) -> ManyTiles:
+    def tiles(weight: QuantizedMatrix) -> ManyTiles:
         return MANY._replace(inner=MANY.inner if weight.zeros is None else weight.group // 2, splits=splits)
 
     monkeypatch.setattr(quantized_gemm, "many_tiles", tiles)
@@ -144,7 +148,7 @@ def test_many_rows_with_a_bias(kind: Kind, splits: int, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_of_65_rows_with_their_own_tiles(kind: Kind) -> None:
     x, weight = drawn(MAX_ROWS + 1, 512), quantize(drawn(70, 512, seed=1), kind)
-    assert many_tiles(len(x), weight).splits == 4
+    assert many_tiles(weight).splits == 4
     check(quantized_linear(x, weight), exact(x, weight))
 
 
@@ -153,12 +157,25 @@ def test_tiles_of_many_rows_divide_the_weight(kind: Kind) -> None:
     for N, columns in ((70, 256), (70, 96), (512, 3072), (MAX_SPLIT_ROWS + 8, 128)):
         weight = quantize(torch.zeros(N, columns), kind)
         stored = weight.values.shape[1]
-        for M in (MAX_ROWS + 1, 128, 129):
-            plan = many_tiles(M, weight)
-            assert stored % (plan.inner * plan.splits) == 0, f"{kind} {N} x {columns}: expected whole tiles, got {plan}"
-            expected = 4 if (N, columns, M <= WIDE_ROWS) == (512, 3072, True) else 1
-            assert plan.splits == expected or N == 70, f"{M} rows: expected {expected} parts, got {plan}"
-            assert plan.inner == (weight.group // 2 if kind == "int4" else plan.inner) >= 16, f"{kind}: got {plan}"
+        plan = many_tiles(weight)
+        assert stored % (plan.inner * plan.splits) == 0, f"{kind} {N} x {columns}: expected whole tiles, got {plan}"
+        expected = 4 if (N, columns) == (512, 3072) else 1
+        assert plan.splits == expected or N == 70, f"expected {expected} parts, got {plan}"
+        assert plan.inner == (weight.group // 2 if kind == "int4" else plan.inner) >= 16, f"{kind}: got {plan}"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_rows_are_products_of_the_dequantised_weight(kind: Kind, device: str) -> None:
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    for N, columns in ((70, 96), (33, 640), (1, 32)):
+        weight = quantize(drawn(N, columns, seed=1), kind).to(device)
+        got = dequantized(weight, dtype)
+        assert_same(got, weight.dequantized(dtype=dtype), f"{kind} {N} x {columns}")
+        x, bias = drawn(PAIR_ROWS + 1, columns).to(device, dtype), drawn(N, seed=2).to(device, dtype)
+        assert_same(quantized_linear(x, weight, bias), F.linear(x, got, bias), f"{kind} product of {N} x {columns}")
+    x, weight = drawn(WIDE_ROWS + 1, 96).to(device, dtype), quantize(drawn(32, 96, seed=1), kind).to(device)
+    check(quantized_linear(x, weight).cpu(), exact(x.cpu(), weight.to("cpu")), 2e-2 if device == "cuda" else MAX_ERROR)
 
 
 def test_groups_of_32_and_every_fp8_number() -> None:
@@ -290,7 +307,7 @@ def test_every_fp8_number_on_the_gpu() -> None:
 def test_kernels_compile_for_other_gpus() -> None:
     """In a process without Triton's interpreter; `python -m benchmarks.kernels.targets` compiles all of them."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.kernels.targets"]
-    options = ["--targets", "80", "--kinds", "fp8", "--kernels", "many"]
+    options = ["--targets", "80", "--kinds", "fp8", "--kernels", "many", "dequantize"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, f"expected it to compile, got {done.stdout}{done.stderr}"
     assert done.stdout.count("sm_80") == 2, done.stdout
