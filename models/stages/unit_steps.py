@@ -78,8 +78,9 @@ class UnitSteps(RunnerFacts):
         if self.speaker is not None:
             self.speaker.drop_call(slot)
             self.speaker.join()
-            self.speaker.set_rows(slot, 0)
         self.state.reset(self._slots(slot))
+        if self.speaker is not None:
+            self.speaker.set_rows(slot, 0)
         self.runner.set_context_len(slot, 0)
         self.context.release(slot)
         self._counters[slot] = EMPTY_COUNTERS
