@@ -53,17 +53,22 @@ def attention_tiles(n_rows: int, n_bytes: int) -> AttentionTiles:
 def _attend_block(
     q, q_tail, acc, acc_tail, top, total, keys, values, pages, k_page, v_page, start, end, newest,
     K_ROW: tl.constexpr, V_ROW: tl.constexpr, D: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr,
-    FACTOR: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+    FACTOR: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr, FIRST: tl.constexpr, WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys from `start` on, none at or beyond `end`. WHOLE: all of them are visible to each query.
 
-    PAGE: rows of a page, a multiple of BN as `start` is; 0 = the rows are consecutive.
+    PAGE: rows of a page, a multiple of BN; 0 = the rows are consecutive. FIRST: `start` may be no multiple of BN, so
+    that the tile may end in the next page.
     """
     row = start + tl.arange(0, BN)
     within = (row < end)[:, None]
     place = row
     if PAGE > 0:
         page = tl.load(pages + start // PAGE)
+        if FIRST:
+            next_page = tl.load(pages + (tl.minimum(start + BN, end) - 1) // PAGE)
+            page = tl.where(row // PAGE == start // PAGE, page, next_page)[:, None]
         keys += page * k_page
         values += page * v_page
         place = row % PAGE
@@ -153,12 +158,12 @@ def _attend_kernel(
         for at in range(start, masked, BN):
             acc, acc_tail, top, total = _attend_block(
                 queries, q_tail, acc, acc_tail, top, total, keys, values, pages, k_slot, v_slot, at, end, newest,
-                K_ROW, V_ROW, D, MAIN, TAIL, FACTOR, BN, PAGE, True, PRECISION,
+                K_ROW, V_ROW, D, MAIN, TAIL, FACTOR, BN, PAGE, FIRST, True, PRECISION,
             )  # fmt: skip
     for at in range(masked, end, BN):
         acc, acc_tail, top, total = _attend_block(
             queries, q_tail, acc, acc_tail, top, total, keys, values, pages, k_slot, v_slot, at, end, newest,
-            K_ROW, V_ROW, D, MAIN, TAIL, FACTOR, BN, PAGE, False, PRECISION,
+            K_ROW, V_ROW, D, MAIN, TAIL, FACTOR, BN, PAGE, FIRST, False, PRECISION,
         )  # fmt: skip
 
     if PART > 0:
@@ -245,8 +250,8 @@ def slot_attention(
         most: at least every `last` + 1 and at most the rows that a batch row can have, L without pages; static. It
             sizes the launch and changes no bit of the result.
         pages: [B, n] int64, index into the first dimension of `k` and `v`: row r of batch row b is row r % L of page
-            `pages[b, r // L]`, with L a multiple of `MAX_KEY_TILE`. `slots` and `first` are not read then. Pages change
-            no bit of the result.
+            `pages[b, r // L]`, with L a multiple of `MAX_KEY_TILE`. `slots` is not read then. Pages change no bit of
+            the result.
     Returns: [B, T, H * D] contiguous; zeros for a query without a visible row.
     """
     tiles = attention_tiles(q.shape[1] * q.shape[2] // k.shape[1], k.element_size())
@@ -271,7 +276,7 @@ def attend_tiled(
     assert most <= most_rows, f"most: expected at most {most_rows} rows, got {most}"
     assert page % tiles.keys == 0, f"rows of a page: expected a multiple of {tiles.keys}, got {page}"
     if pages is not None:
-        slots, first = pages, None
+        slots = pages
     n_rows = T * H // KV
     n_tiles, n_parts = triton.cdiv(n_rows, tiles.queries), triton.cdiv(most, tiles.part) if tiles.part else 1
     split = n_parts > 1

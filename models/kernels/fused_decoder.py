@@ -48,12 +48,13 @@ class FusedDecoder:
         """Shapes and effects as `LayerStack.forward`."""
         new = new_rows(cache, slots, n_new, embeds.shape[1], kv_len, self.frequencies)
         angles = new.cos, new.sin
+        first = new.first if new.pages is None or cache.has_windows else None
         stream, added = embeds.contiguous(), None
         for layer, k_cache, v_cache in zip(self.layers, cache.k, cache.v, strict=True):
             stream, x = add_rms_norm(stream, added, layer.norm, self.eps)
             rows = CacheRows(new.row_slots, new.row_index, k_cache, v_cache)
             q = qkv_rows(_linear_parts(x, layer.qkv), self.heads, self.kv_heads, rows, angles, layer.head_norms)
-            attended = slot_attention(q, k_cache, v_cache, slots, new.first, new.last, most=kv_len, pages=new.pages)
+            attended = slot_attention(q, k_cache, v_cache, slots, first, new.last, most=kv_len, pages=new.pages)
             stream, x = add_rms_norm(stream, _linear_parts(attended, layer.o), layer.mlp_norm, self.eps)
             added = _linear_parts(_gated(x, layer.gate_up), layer.down)
         return add_rms_norm(stream, added, self.norm, self.eps)[1]

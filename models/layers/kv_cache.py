@@ -66,6 +66,7 @@ class KVCache:
     """Keys and values of all slots of one decoder; see the module's schema.
 
     runs_eager: calls run on a CPU without compiling, so that the host may read index tensors.
+    has_windows: slots may have a window, see `windows` in the schema. Kernels over pages read it only then.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class KVCache:
         spare: int = 0,
         shared_scratch: bool = False,
         page_sizes: PageSizes | None = None,
+        has_windows: bool = False,
     ):
         """
         Args:
@@ -97,7 +99,7 @@ class KVCache:
         self.lengths = torch.zeros(n_slots + 1, dtype=torch.int64, device=device)
         self.positions = torch.zeros_like(self.lengths)
         self.windows = torch.full_like(self.lengths, max_len)
-        self.runs_eager = False
+        self.runs_eager, self.has_windows = False, has_windows
         self._memory: tuple[int, Tensor] | None = None
 
     def tensors(self) -> list[Tensor]:

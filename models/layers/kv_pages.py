@@ -14,10 +14,16 @@ from models.graphs.streams import tensor_to_device
 
 @dataclass(frozen=True)
 class PageSizes:
-    """Rows of a page, and pages that all slots share."""
+    """Rows of a page, and pages that all slots share.
+
+    Args:
+        rows: kernels need a multiple of `models.kernels.attention.MAX_KEY_TILE`.
+        what: the rows' name in errors.
+    """
 
     rows: int
     n: int
+    what: str = "context rows"
 
 
 class PageTable:
@@ -70,20 +76,33 @@ class PageTable:
 
     def reserve(self, slot: int, n_rows: int) -> None:
         """Give the slot pages until it holds `n_rows`. Raises: SlotError if too few are free, with nothing changed."""
-        owned = self._owned[slot]
-        n_new = -(-min(n_rows, self._max_rows) // self.rows) - len(owned)
-        if not self.is_pool or n_new <= 0:
+        self.check(slot, n_rows)
+        owned, n_new = self._owned[slot], self._n_missing(slot, n_rows)
+        if n_new <= 0:
             return
-        if n_new > len(self._free):
-            expected = f"at most {self.n_free_rows} more rows, which are free"
-            raise SlotError(f"context rows of slot {slot}", expected=expected, got=n_new * self.rows)
         new, self._free = self._free[:n_new], self._free[n_new:]
         self.table[slot, len(owned) : len(owned) + n_new] = tensor_to_device(self.table.device, torch.tensor(new))
         owned += new
 
-    def release(self, slot: int) -> None:
-        """Return the slot's pages to the pool; their rows must be empty."""
-        if self.is_pool:
-            self._free += self._owned[slot]
-            self._owned[slot] = []
-            self.table[slot] = self._empty
+    def has_room(self, slot: int, n_rows: int) -> bool:
+        """Whether `reserve` succeeds."""
+        return self._n_missing(slot, n_rows) <= len(self._free)
+
+    def check(self, slot: int, n_rows: int) -> None:
+        """Raises: SlotError if `reserve` would."""
+        if self._sizes is not None and not self.has_room(slot, n_rows):
+            expected = f"at most {self.n_free_rows} more rows, which are free"
+            got = self._n_missing(slot, n_rows) * self.rows
+            raise SlotError(f"{self._sizes.what} of slot {slot}", expected=expected, got=got)
+
+    def _n_missing(self, slot: int, n_rows: int) -> int:
+        """Pages that the slot needs beside its own to hold `n_rows`; zero or less if it has enough."""
+        return -(-min(n_rows, self._max_rows) // self.rows) - len(self._owned[slot]) if self.is_pool else 0
+
+    def release(self, slot: int, n_rows: int = 0) -> None:
+        """Return the slot's pages beyond its first `n_rows` rows to the pool; the rows of these pages must be zero."""
+        n_kept = -(-n_rows // self.rows)
+        if self.is_pool and n_kept < len(self._owned[slot]):
+            self._free += self._owned[slot][n_kept:]
+            del self._owned[slot][n_kept:]
+            self.table[slot, n_kept:] = self._empty

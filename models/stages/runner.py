@@ -106,12 +106,13 @@ class Runner:
         shared_scratch: bool = False,
         early_slices: int = 0,
         llm_pages: PageSizes | None = None,
+        speech_pages: PageSizes | None = None,
     ):
         """Allocate the slots and make the table of regions.
 
         Args:
             llm_len, tts_len: context rows per slot of the language model and of the speech model.
-            shared_scratch, early_slices, llm_pages: as in `SlotState.allocate`.
+            shared_scratch, early_slices, llm_pages, speech_pages: as in `SlotState.allocate`.
         Raises: ContextOverflowError if `llm_len` exceeds the model's positions.
         """
         tts_len = tts_len or model.config.tts_config.max_position_embeddings
@@ -128,6 +129,7 @@ class Runner:
             shared_scratch=shared_scratch,
             early_slices=early_slices,
             llm_pages=llm_pages,
+            speech_pages=speech_pages,
         )
         self.early_stream = SideStream(model.device)  # of `EarlyImages`
         self.log_mel = LogMel(model.device, model.config.audio_config.num_mel_bins)

@@ -5,6 +5,9 @@ Contains rows, speech tokens and lengths. Does not contain text (`TTS.condition`
 A *call* feeds conditioning rows and then draws tokens. The modes of operation differ in their calls:
     unit               one call per second, at most 26 tokens; the caller drops the 26th
     turn-based answer  one call per text chunk, at most 500 tokens (`speech_stream`)
+
+With a pool of pages, a slot gets the pages that a call may fill before the call begins. The pool gets all of them back
+when the slot's cache is emptied, and those beyond its rows when rows are dropped or a call is undone.
 """
 
 from collections.abc import Sequence
@@ -155,7 +158,7 @@ class Speaker:
         """Empty the slot's cache; settings, token history and random numbers stay."""
         self.join()
         self.state.cache.reset(self.runner.tensor([slot], 1, slot))
-        self._rows[slot] = 0
+        self.set_rows(slot, 0)
 
     def drop_rows(self, slot: int, keep: int, drop: int, *, rotates: bool) -> None:
         """Drop cache rows [keep, keep + drop) of the slot and close the gap. rotates: as in `KVCache.evict`.
@@ -166,7 +169,7 @@ class Speaker:
         slots, first, count = (self.runner.tensor([value], 1, 0) for value in (slot, keep, drop))
         self.join()
         self.state.cache.evict(slots, first, count, self.runner.model.tts.model.frequencies, rotates)
-        self._rows[slot] -= drop
+        self.set_rows(slot, self.rows(slot) - drop)
 
     def token_rows(self, speech_tokens: list[int]) -> Tensor:
         """Embedding rows [n, D] of speech tokens, as a call appends them."""
@@ -184,8 +187,33 @@ class Speaker:
         return self._rows[slot]
 
     def set_rows(self, slot: int, n_rows: int) -> None:
-        """Record the slot's number of cache rows after a change that did not go through this class."""
+        """Record the slot's number of cache rows after `join` and a change that left only zeros beyond them.
+
+        A shared pool gets the pages beyond them back.
+        """
+        # Another slot may take them at once: `join` came before the zeros, and the side stream writes after both.
+        self.state.cache.pages.release(slot, n_rows)
         self._rows[slot] = n_rows
+
+    def has_room(self, slot: int, n_rows: int, max_speech_tokens: int) -> bool:
+        """Whether a call fits after the slot's rows, in its cache and in a shared pool. Arguments as for `check`."""
+        total, cache = self._n_filled(self.rows(slot), n_rows, max_speech_tokens), self.state.cache
+        return total <= cache.max_len and cache.pages.has_room(slot, total)
+
+    def reserve(self, slot: int, n_rows: int, max_speech_tokens: int) -> None:
+        """Give the slot the pages of a shared pool that a call may fill. Arguments as for `check`.
+
+        Raises: SlotError if too few are free, with nothing changed.
+        """
+        total, pages = self._n_filled(self.rows(slot), n_rows, max_speech_tokens), self.state.cache.pages
+        if pages.capacity(slot) < total:
+            self.join()  # calls in flight read the table
+            pages.reserve(slot, total)
+
+    @staticmethod
+    def _n_filled(held: int, n_rows: int, max_speech_tokens: int) -> int:
+        """Cache rows after a call that draws all its tokens: the last one is not fed."""
+        return held + n_rows + max_speech_tokens - 1
 
     def check_rows(self, slot: int, rows: Tensor) -> None:
         """Raises: ShapeError unless `rows` is one or more conditioning rows [n, D]."""
@@ -200,15 +228,16 @@ class Speaker:
         Args:
             n_rows: conditioning rows of the call.
             held: cache rows before the call; default `rows(slot)`.
-        Raises: SettingsError, ShapeError or ContextOverflowError.
+        Raises: SettingsError, ShapeError or ContextOverflowError; SlotError if a shared pool has too few free pages.
         """
         check_number("max_speech_tokens", max_speech_tokens, at_least=1, at_most=SPEECH_TOKENS_PER_CALL, whole=True)
         self._token_bucket(n_rows)
-        total = (self.rows(slot) if held is None else held) + n_rows + max_speech_tokens - 1
+        total = self._n_filled(self.rows(slot) if held is None else held, n_rows, max_speech_tokens)
         if total > self.state.cache.max_len:
             raise ContextOverflowError(
                 f"speech of slot {slot}", expected=f"at most {self.state.cache.max_len} rows", got=f"{total} rows"
             )
+        self.state.cache.pages.check(slot, total)
 
     def _token_bucket(self, n_rows: int) -> int:
         """Text tokens of the smallest bucket for `n_rows` conditioning rows, two of which are markers."""
@@ -247,7 +276,7 @@ class Speaker:
 
         Args:
             min_speech_tokens, max_speech_tokens: of each call, the end token included.
-        Raises: SlotError, or as `check`, before any change.
+        Raises: SlotError, or as `check`, before any change but pages that slots have reserved.
         """
         runner = self.runner
         runner.check_slots(slots, rows, min_speech_tokens, max_speech_tokens)
@@ -255,6 +284,8 @@ class Speaker:
             assert slot not in self._running, f"slot {slot} is in a call"
             self.check_rows(slot, own)
             self.check(slot, len(own), limit)
+        for slot, own, limit in zip(slots, rows, max_speech_tokens, strict=True):
+            self.reserve(slot, len(own), limit)
         self._side.record_use(*rows)
         with self._side.work():
             n_max = runner.shapes.max_prefill_batch(self._token_bucket(max(map(len, rows))))

@@ -33,8 +33,8 @@ class SpeechStream:
 
     Args:
         attention_type: what stays in the cache between two text chunks; default the checkpoint's.
-            full_attention     everything; without room for the next chunk the older half is dropped, but in "reference"
-                               the chunk is refused
+            full_attention     everything; without room for the next chunk, in the cache or in a shared pool, the older
+                               half is dropped, but in "reference" the chunk is refused
             sliding_window     the newest `window` rows
             sliding_recompute  nothing; the last chunk is fed again from position 0
             reindex            the first and last chunk, moved together; the last one's keys are rotated to their new
@@ -75,7 +75,7 @@ class SpeechStream:
 
         Args:
             rows: [n, D] conditioning rows of the chunk.
-        Returns: the rows [m, D] to feed, m >= n.
+        Returns: the rows [m, D] to feed, m >= n. The slot has the pages that they and the tokens of the call need.
         Raises: ShapeError; as `Speaker.check`, with nothing changed.
         """
         self.speaker.check_rows(self.slot, rows)
@@ -109,7 +109,7 @@ class SpeechStream:
             keep, drop = sum(self._chunks[:1]), sum(self._chunks[1:-1])
         elif self.attention_type == "sliding_window":
             drop = max(0, held - self.window)
-        elif self.compat == "fixed" and held + len(rows) + self.max_speech_tokens - 1 > speaker.state.cache.max_len:
+        elif self.compat == "fixed" and not speaker.has_room(slot, len(rows), self.max_speech_tokens):
             drop = held - held // 2
         speaker.check(slot, len(fed), self.max_speech_tokens, held=held - drop)
         cache = speaker.state.cache
@@ -124,4 +124,5 @@ class SpeechStream:
         elif drop:
             speaker.drop_rows(slot, keep, drop, rotates=self.compat == "fixed")
             self._chunks = [self._chunks[0], self._chunks[-1]]
+        speaker.reserve(slot, len(fed), self.max_speech_tokens)
         return fed

@@ -49,6 +49,7 @@ class SlotState:
         shared_scratch: bool = False,
         early_slices: int = 0,
         llm_pages: PageSizes | None = None,
+        speech_pages: PageSizes | None = None,
     ) -> "SlotState":
         """Allocate every slot on the model's device.
 
@@ -58,12 +59,18 @@ class SlotState:
             shared_scratch: all layers share one scratch slot, which only the kernels allow; see `kv_cache`.
             early_slices: image slices of a slot that may be encoded before their unit.
             llm_pages: of a pool of context rows that the slots share; None: `llm_len` rows for each slot.
+            speech_pages: of a pool of speech model rows that the slots share; None: `tts_len` rows for each slot.
         """
         config, device, dtype = model.config, model.device, model.dtype
         audio, tts = config.audio_config, config.tts_config
 
         def cache(
-            n_layers: int, max_len: int, kv_heads: int, head_dim: int, page_sizes: PageSizes | None = None
+            n_layers: int,
+            max_len: int,
+            kv_heads: int,
+            head_dim: int,
+            page_sizes: PageSizes | None = None,
+            has_windows: bool = False,
         ) -> KVCache:
             return KVCache(
                 n_layers=n_layers,
@@ -76,6 +83,7 @@ class SlotState:
                 spare=1,
                 shared_scratch=shared_scratch,
                 page_sizes=page_sizes,
+                has_windows=has_windows,
             )
 
         heads = audio.encoder_attention_heads
@@ -96,7 +104,9 @@ class SlotState:
             )
             if config.init_audio
             else None,
-            speech=SpeechState.allocate(cache(tts.num_hidden_layers, tts_len, tts.num_key_value_heads, tts.head_dim))
+            speech=SpeechState.allocate(
+                cache(tts.num_hidden_layers, tts_len, tts.num_key_value_heads, tts.head_dim, speech_pages, True)
+            )
             if config.init_tts
             else None,
             hidden=torch.zeros(n_slots + 1, SPOKEN_TOKENS + 1, width, dtype=dtype, device=device),
@@ -125,15 +135,16 @@ class SlotState:
 
     def read_in_place(self) -> None:
         """Read rows without copies where possible. Only for regions on a CPU that are not compiled."""
-        for cache in self._caches():
+        for cache in self.caches():
             cache.runs_eager = True
 
     def split_scratch(self) -> None:
         """Give each layer a scratch slot of its own, for compiled layers. Graphs captured before must not run again."""
-        for cache in self._caches():
+        for cache in self.caches():
             cache.split_scratch()
 
-    def _caches(self) -> list[KVCache]:
+    def caches(self) -> list[KVCache]:
+        """The slot caches of the model's parts."""
         caches = (self.llm, self.apm, None if self.speech is None else self.speech.cache)
         return [cache for cache in caches if cache is not None]
 
@@ -202,5 +213,6 @@ class SlotPool:
         if slot in self._free or not 0 <= slot < self._state.n_slots:
             raise SlotError("slot release", expected="a leased slot", got=slot)
         self._state.reset(torch.tensor([slot], device=self._state.llm.lengths.device))
-        self._state.llm.pages.release(slot)
+        for cache in self._state.caches():
+            cache.pages.release(slot)
         self._free.append(slot)

@@ -9,7 +9,7 @@ undone by writing the counters back: rows beyond a length do not exist, and ring
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice, repeat
+from itertools import islice, repeat, takewhile
 from typing import TypeVar
 
 import torch
@@ -78,8 +78,9 @@ class UnitSteps(RunnerFacts):
         if self.speaker is not None:
             self.speaker.drop_call(slot)
             self.speaker.join()
-            self.speaker.set_rows(slot, 0)
         self.state.reset(self._slots(slot))
+        if self.speaker is not None:
+            self.speaker.set_rows(slot, 0)
         self.runner.set_context_len(slot, 0)
         self.context.release(slot)
         self._counters[slot] = EMPTY_COUNTERS
@@ -391,10 +392,5 @@ class UnitSteps(RunnerFacts):
 
     def _parts(self, items: list[Item], sizes: Iterable[int] | None = None) -> list[list[Item]]:
         """`items` in groups of these sizes, by default of the largest batch."""
-        remaining = iter(items)
-        parts = []
-        for size in sizes or repeat(self.runner.shapes.batch[-1]):
-            if not (part := list(islice(remaining, size))):
-                break
-            parts.append(part)
-        return parts
+        remaining, sizes = iter(items), sizes or repeat(self.runner.shapes.batch[-1])
+        return list(takewhile(bool, (list(islice(remaining, size)) for size in sizes)))

@@ -30,7 +30,17 @@ from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.stream.vocoder import Vocoder
 from worker.assembly.backend_flags import apply_backend_flags, uses_kernels
 from worker.assembly.load_times import Loading
-from worker.assembly.sizes import llm_len, runs_eager, shapes_of, tts_len, vocoder_shapes_of
+from worker.assembly.sizes import (
+    PAGE_ROWS,
+    llm_len,
+    llm_slot_rows,
+    runs_eager,
+    shapes_of,
+    speech_pages,
+    tts_len,
+    tts_slot_rows,
+    vocoder_shapes_of,
+)
 from worker.assembly.solver_steps import with_solver_steps
 from worker.config.session import (
     FIXED_SET,
@@ -54,7 +64,6 @@ FREE_SHARE = 0.1  # of a GPU's memory that the default number of slots leaves fr
 WORK_BYTES = 4 * 10**9  # CUDA graphs, activations, libraries and prepared prompts, whatever the number of slots
 WORK_SLOT_BYTES = 2 * 10**8  # of these, for each slot: 0.13 GB on an H200 at released size, and the keys of a prompt
 MEMORY_SHARE = 0.85  # of the memory that the weights leave: most that slots may take, whatever is left free
-PAGE_ROWS = 128  # of a pool of context rows; a multiple of the kernels' tiles of keys
 VOICES = 8
 MAX_PROMPT_FRAMES = 1500  # of one voice: 30 s
 FRAMES_PER_SECOND = 50  # of a voice's prompt
@@ -198,6 +207,7 @@ def assemble(
         shared_scratch=by_kernels,
         early_slices=_early_slices(config),
         llm_pages=llm_pages,
+        speech_pages=speech_pages(model, config, n_slots),
     )
     if is_eager := runs_eager(model, config):
         runner.state.read_in_place()
@@ -271,14 +281,6 @@ def _flow_sizes(n_slots: int, config: EngineConfig) -> FlowSizes:
     )
 
 
-def _slot_rows(model: OmniModel, config: EngineConfig) -> int:
-    """Context rows that a slot takes: all that it may hold, or the pages of a default session."""
-    most = llm_len(model, config)
-    if config.kv_layout == "slots":
-        return most
-    return -(-min(config.rows_of(config.session), most) // PAGE_ROWS) * PAGE_ROWS
-
-
 def _early_slices(config: EngineConfig) -> int:
     return EARLY_SLICES if config.early_pictures else 0
 
@@ -306,7 +308,7 @@ def _llm_pages(
     """
     if config.kv_layout == "slots":
         return None
-    n_default, n_longest = (-(-n_rows // PAGE_ROWS) for n_rows in (_slot_rows(model, config), llm_len(model, config)))
+    n_default, n_longest = llm_slot_rows(model, config) // PAGE_ROWS, -(-llm_len(model, config) // PAGE_ROWS)
     least, most = n_slots * n_default + n_longest - n_default, n_slots * n_longest
     if model.device.type != "cuda":
         return PageSizes(PAGE_ROWS, least)
@@ -339,13 +341,14 @@ def most_slots_in(free_bytes: int, slot_bytes: int) -> int:
 def slot_bytes(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> dict[str, int]:
     """Bytes of one session's slot by part, without scratch slots, measured by allocating one.
 
-    Of a pool of context rows, those of a default session count. On the meta device nothing is allocated.
+    Of a pool of context rows, those of a default session count, and of a pool of speech rows those of an average turn.
+    The longest context and the longest turn of one slot do not count. On the meta device nothing is allocated.
     """
     state = SlotState.allocate(
         model,
         n_slots=1,
-        llm_len=_slot_rows(model, config),
-        tts_len=tts_len(model),
+        llm_len=llm_slot_rows(model, config),
+        tts_len=tts_slot_rows(model, config),
         shared_scratch=True,
         early_slices=_early_slices(config),
     )

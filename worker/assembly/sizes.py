@@ -1,11 +1,14 @@
 """Sizes of the regions by device and settings: with kernels, compiled, or neither."""
 
+from models.layers.kv_pages import PageSizes
 from models.omni import OmniModel
 from models.stages.region_table import Shapes
 from models.token2wav.stream.region_table import VocoderShapes
 from worker.config.session import EngineConfig
 
 SPEECH_ROWS = 4096
+POOLED_SPEECH_ROWS = 1024  # of a shared pool for each slot: 28 s of speech in one turn on average, at 36 rows a second
+PAGE_ROWS = 128  # of a shared pool; a multiple of the kernels' tiles of keys
 # Without compiling and capturing a size costs nothing, and time grows with what is padded. A frame of the page has 1024
 # patches.
 EAGER_SIZES = {
@@ -53,3 +56,27 @@ def llm_len(model: OmniModel, config: EngineConfig) -> int:
 def tts_len(model: OmniModel) -> int:
     """Rows of the speech model that a slot holds."""
     return min(SPEECH_ROWS, model.config.tts_config.max_position_embeddings)
+
+
+def llm_slot_rows(model: OmniModel, config: EngineConfig) -> int:
+    """Context rows that a slot takes: all that it may hold, or the pages of a default session."""
+    most = llm_len(model, config)
+    return most if config.kv_layout == "slots" else _whole_pages(min(config.rows_of(config.session), most))
+
+
+def tts_slot_rows(model: OmniModel, config: EngineConfig) -> int:
+    """Rows of the speech model that a slot takes: all that it may hold, or its part of the pool."""
+    most = tts_len(model)
+    return most if config.kv_layout == "slots" else _whole_pages(min(POOLED_SPEECH_ROWS, most))
+
+
+def speech_pages(model: OmniModel, config: EngineConfig, n_slots: int) -> PageSizes | None:
+    """The pool of speech rows: `tts_slot_rows` for each slot, at least all rows of one slot; None without a pool."""
+    if config.kv_layout == "slots":
+        return None
+    n_rows = max(n_slots * tts_slot_rows(model, config), _whole_pages(tts_len(model)))
+    return PageSizes(PAGE_ROWS, n_rows // PAGE_ROWS, "speech rows")
+
+
+def _whole_pages(n_rows: int) -> int:
+    return -(-n_rows // PAGE_ROWS) * PAGE_ROWS

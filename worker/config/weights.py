@@ -10,7 +10,7 @@ from worker.config.settings import Settings
 KVLayout = Literal["slots", "pages"]
 KV_LAYOUT_TEXT = (
     "slots: every slot has `duplex.context_rows` rows of keys and values; pages: sessions share a pool of rows and "
-    "get as many as their settings need"
+    "get as many as their settings need, and a pool of the speech model's rows, which turns take while they speak"
 )
 WEIGHTS_TEXT = (
     "weights of linear layers; bf16: as in `model.dtype`; int8: one scale a row; fp8: e4m3 for the down projections of "

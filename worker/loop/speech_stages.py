@@ -82,17 +82,22 @@ class SpeechStages:
         return n_polls < (1 if call.may_end else self._max_polls)
 
     def _make_room(self, job: Job) -> None:
-        """Drop speech rows of the slot if the next call does not fit after them."""
-        call, slot = job.calls[0], job.slot
+        """Reserve the pages of the next call; drop speech rows of the slot first if the call does not fit after them.
+
+        Raises: SlotError if the pool has too few free pages even then.
+        """
+        call, slot, speaker = job.calls[0], job.slot, self._speaker
         rows = _require(call.rows)
         if call.stream is not None:
             rows = call.stream.make_room(rows)
             call.prepare(rows)
-        elif not job.session.reference:
-            # A turn longer than the speech cache keeps only the newer half of its rows.
-            held = self._speaker.rows(slot)
-            if held + len(rows) + call.max_tokens > self._speaker.max_rows:
-                self._speaker.drop_rows(slot, 0, held - held // 2, rotates=True)
+        else:
+            held = speaker.rows(slot)
+            is_long = held + len(rows) + call.max_tokens > speaker.max_rows
+            if not job.session.reference and (is_long or not speaker.has_room(slot, len(rows), call.max_tokens)):
+                # A turn longer than the speech cache or the pool keeps only the newer half of its rows.
+                speaker.drop_rows(slot, 0, held - held // 2, rotates=True)
+            speaker.reserve(slot, len(rows), call.max_tokens)
         start = self._unit_steps.counters(slot)
         call.begin(start if call.per_call else self._unit_steps.keep_recent_tokens(slot, start))
 

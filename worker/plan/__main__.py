@@ -69,6 +69,7 @@ def _lines(config: Config, args: argparse.Namespace) -> list[str]:
     import torch
 
     from worker.assembly.parts import device_type
+    from worker.assembly.sizes import POOLED_SPEECH_ROWS, SPEECH_ROWS
     from worker.plan.memory import graphs_line, memory_lines, plan_memory
 
     total = None if args.gpu is None else gpu_bytes(args.gpu)
@@ -82,7 +83,10 @@ def _lines(config: Config, args: argparse.Namespace) -> list[str]:
     lines = [f"{engine.model_path}: slots of {engine.llm_len} rows"]
     if engine.kv_layout == "pages":
         n_rows = engine.rows_of(engine.session)
-        lines = [f"{engine.model_path}: pages of a pool, {n_rows} rows for a default session, {engine.llm_len} at most"]
+        lines = [
+            f"{engine.model_path}: pages of a pool, {n_rows} rows for a default session, {engine.llm_len} at most; "
+            f"of the speech model {POOLED_SPEECH_ROWS} rows for each slot, {SPEECH_ROWS} at most"
+        ]
     if total is not None:
         by_kernels = compiled and config.compile.kernels == "auto"
         lines += memory_lines(plan_memory(engine, total, by_kernels=by_kernels))

@@ -32,7 +32,7 @@ class MemoryPlan:
     Attributes:
         weights: by part.
         host: of text embeddings, which the project's kernels leave in host memory.
-        slot: of one session by part; all kinds of sessions have equal slots, except for the rows of a shared pool.
+        slot: of one session by part; all kinds of sessions have equal slots, except for the rows of shared pools.
         n_slots: that fit; 0 if not even one does.
         sessions: for which each slot has room at the same time.
     """

@@ -268,20 +268,27 @@ def test_slot_strides_may_exceed_32_bits() -> None:
 
 
 @pytest.mark.parametrize("device", [pytest.param("cpu", marks=cpu_only), pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", ["decode", "prefill", "long prefill"])
-def test_pages_change_no_bit(name: str, device: str) -> None:
-    """Rows of the pool that no query sees are NaN."""
+@pytest.mark.parametrize(
+    ("name", "has_windows"),
+    [("decode", False), ("prefill", False), ("long prefill", False), ("windowed", True), ("prefill", True)],
+)
+def test_pages_change_no_bit(name: str, device: str, *, has_windows: bool) -> None:
+    """Rows of the pool that no query sees are NaN. With windows, tiles of keys end in another page than they begin."""
     use, page = USES[name], 64
     call = make(use, device=device)
     assert call.slots is not None
     B, n_pages = len(call.slots), -(-use.L // page)
     pages = torch.randperm(n_pages * B, generator=torch.Generator().manual_seed(3)).view(B, n_pages).to(device)
-    hidden = torch.arange(n_pages * page, device=device) > call.last.view(B, -1)[:, -1:]  # [B, rows]
+    first = call.first if has_windows else None
+    row = torch.arange(n_pages * page, device=device)
+    hidden = row > call.last.view(B, -1)[:, -1:]  # [B, rows]
+    if first is not None:
+        hidden |= row < first[:, None]
     caches, pools = [rows.nan_to_num() for rows in (call.k, call.v)], []
     for cache in caches:
         rows = torch.nn.functional.pad(cache[call.slots], (0, 0, 0, n_pages * page - use.L))
         rows.masked_fill_(hidden[:, None, :, None], math.nan)
         pools.append(rows.new_empty(n_pages * B, use.KV, page, use.D))
         pools[-1][pages] = rows.unflatten(2, (n_pages, page)).transpose(1, 2)
-    got = slot_attention(call.q, *pools, None, None, call.last, most=use.L, pages=pages)
-    assert_same(got, slot_attention(call.q, *caches, call.slots, None, call.last, most=use.L), name)
+    got = slot_attention(call.q, *pools, None, first, call.last, most=use.L, pages=pages)
+    assert_same(got, slot_attention(call.q, *caches, call.slots, first, call.last, most=use.L), name)

@@ -124,8 +124,9 @@ def test_shared_scratch_slot_changes_no_bit(model: OmniModel) -> None:
             assert_same(got, expected, "shared scratch slot against one per layer")
 
 
-def test_pages_of_a_pool_change_no_bit(model: OmniModel) -> None:
-    """The new rows of a slot begin in one page and end in the next."""
+@pytest.mark.parametrize("window", [None, 40])
+def test_pages_of_a_pool_change_no_bit(model: OmniModel, window: int | None) -> None:
+    """The new rows of a slot begin in one page and end in the next. window: of that slot, in rows."""
     backbone, device = model.llm.model, model.device
     width, generator = backbone.embed_tokens.embedding_dim, torch.Generator().manual_seed(7)
     rows = torch.randn(2, 3, width, generator=generator).to(device) * 0.1
@@ -137,6 +138,9 @@ def test_pages_of_a_pool_change_no_bit(model: OmniModel) -> None:
         cache = slot_cache(model, "llm", n_slots=2, max_len=130, page_sizes=page_sizes)
         for slot, n_rows in ((1, 64), (0, 64), (1, 128)):  # the pages of a slot are not neighbours
             cache.pages.reserve(slot, n_rows)
+        if window is not None:
+            cache.has_windows = True
+            cache.windows[1] = window
         for slot, n_rows in ((1, 62), (0, 7)):
             cache.load(slot, [held[:, :n_rows]] * (len(cache.k) + len(cache.v)))
         hidden = backbone(rows, cache, slots, n_new, 130, model.backend)

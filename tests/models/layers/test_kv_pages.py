@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from models.errors import SlotError
 from models.layers.kv_cache import KVCache, joined
@@ -83,3 +85,25 @@ def test_pages_are_reserved_and_returned() -> None:
     pages.reserve(1, 5)
     assert pages.table[0].eq(7).all() and pages.n_free_rows == 5 * 64
     assert PageTable(2, 300, 1, "cpu", None).capacity(1) == 300
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 350)), max_size=40))
+def test_each_page_has_one_owner_or_is_free(steps: list[tuple[int, bool, int]]) -> None:
+    """Slots begin and end turns, or drop rows, in any order."""
+    pages, held = PageTable(3, 300, 1, "cpu", PageSizes(64, 9, "speech rows")), [0, 0, 0]
+    for slot, is_begin, n_rows in steps:
+        n_pages, n_free = -(-min(n_rows, 300) // 64), 9 - sum(held)
+        assert pages.has_room(slot, n_rows) == (n_pages - held[slot] <= n_free)
+        if not is_begin:
+            pages.release(slot, n_rows)
+            held[slot] = min(held[slot], -(-n_rows // 64))
+        elif pages.has_room(slot, n_rows):
+            pages.reserve(slot, n_rows)
+            held[slot] = max(held[slot], n_pages)
+        else:
+            with pytest.raises(SlotError, match=f"speech rows of slot {slot}: expected at most {64 * n_free} more"):
+                pages.reserve(slot, n_rows)
+        owned = [page for one in pages.table[:3].tolist() for page in one if page != 10]
+        assert len(owned) == len(set(owned)) == sum(held), f"expected {held} pages, got {pages.table.tolist()}"
+        assert pages.n_free_rows == 64 * (9 - sum(held))
+        assert [pages.capacity(one) for one in range(3)] == [min(64 * n, 300) for n in held]

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from models.layers.kv_pages import PageSizes
 from models.omni import OmniModel
 from models.sampling.settings import SpeechSampling
 from models.sampling.text import TokenSet, TokenSets
@@ -18,10 +19,15 @@ KINDS = ("full_attention", "sliding_window", "sliding_recompute", "reindex")
 
 
 def make_speaker(
-    model: OmniModel, n_slots: int = 4, tts_len: int = 256, shapes: Shapes | None = None
+    model: OmniModel,
+    n_slots: int = 4,
+    tts_len: int = 256,
+    shapes: Shapes | None = None,
+    speech_pages: PageSizes | None = None,
 ) -> WholeCallSpeaker:
     sets = TokenSets.build([TokenSet()], model.config.vocab_size)
-    return WholeCallSpeaker(Runner(model, sets, n_slots=n_slots, llm_len=16, tts_len=tts_len, shapes=shapes))
+    sizes = {"n_slots": n_slots, "llm_len": 16, "tts_len": tts_len}
+    return WholeCallSpeaker(Runner(model, sets, **sizes, shapes=shapes, speech_pages=speech_pages))
 
 
 def rows(n: int, seed: int = 0) -> Tensor:

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.worker.loop.engines import loaded, make_config
-from worker.assembly.parts import assemble
-from worker.assembly.sizes import EAGER_SIZES, EAGER_VOCODER_SIZES
+from worker.assembly.parts import assemble, slot_bytes
+from worker.assembly.sizes import EAGER_SIZES, EAGER_VOCODER_SIZES, PAGE_ROWS, speech_pages
 from worker.config.compile import CompileConfig
 
 
@@ -19,6 +19,20 @@ def test_a_model_on_a_cpu_that_is_not_compiled_has_many_sizes_and_reads_in_place
     rows, n_tokens = parts.unit_steps.runner.shapes.rows, parts.vocoder.shapes.speech_tokens
     assert (rows == EAGER_SIZES["rows"]) == (not is_compiled), rows
     assert (n_tokens == EAGER_VOCODER_SIZES["speech_tokens"]) == (not is_compiled), n_tokens
+
+
+def test_a_pool_of_speech_rows_has_1024_for_each_slot_and_room_for_one_cache() -> None:
+    model, paged = loaded()[0], make_config(kv_layout="pages")
+    assert PAGE_ROWS % 64 == 0, f"rows of a page: expected whole tiles of 64 keys, got {PAGE_ROWS}"
+    assert speech_pages(model, make_config(), 9) is None
+    for n_slots, n_rows in ((1, 4096), (4, 4096), (5, 5 * 1024), (96, 96 * 1024)):
+        got = speech_pages(model, paged, n_slots)
+        assert got is not None and (got.rows, got.n * got.rows) == (PAGE_ROWS, n_rows), f"{n_slots} slots: got {got}"
+    held = {config.kv_layout: slot_bytes(model, None, config) for config in (make_config(), paged)}
+    tts = model.config.tts_config
+    row = 2 * 4 * tts.num_hidden_layers * tts.num_key_value_heads * tts.head_dim
+    saved = held["slots"]["speech"] - held["pages"]["speech"]
+    assert saved == (4096 - 1024) * row, f"expected {(4096 - 1024) * row} bytes less in a slot, got {saved}"
 
 
 def test_units_that_are_rebuilt_share_a_prefill_of_four_times_the_size() -> None:

@@ -7,8 +7,21 @@ from unittest import mock
 import pytest
 
 from models.errors import ContextOverflowError, SlotError
-from tests.worker.loop.engines import QUIET, Director, SmallEngine, digest, make_config, make_prompt, short_speech
-from worker.assembly.parts import PAGE_ROWS
+from models.layers.kv_pages import PageSizes
+from tests.worker.loop.engines import ALOUD as SPOKEN
+from tests.worker.loop.engines import (
+    QUIET,
+    UNIT_TOKENS,
+    Director,
+    SmallEngine,
+    digest,
+    make_config,
+    make_prompt,
+    short_speech,
+)
+from tests.worker.loop.scripted_engine import ScriptedEngine, results
+from worker.assembly import parts as building
+from worker.assembly.sizes import PAGE_ROWS
 from worker.config import session as settings
 from worker.config.session import SessionConfig, WindowConfig
 from worker.loop.results import Failure, UnitResult
@@ -53,13 +66,20 @@ def converse(engine: SmallEngine) -> dict[str, Any]:
 
 
 def test_pages_change_no_bit_of_a_conversation() -> None:
-    plain, paged = make("slots"), make("pages")
+    with mock.patch.object(building, "speech_pages", return_value=PageSizes(8, 36, "speech rows")):
+        paged = make("pages")
+    plain, speech = make("slots"), paged.unit_steps.state.speech
+    assert speech is not None
     expected, got = converse(plain), converse(paged)
+    n_held = [speech.cache.pages.capacity(slot) for slot in range(3)]
+    assert max(n_held) >= 3 * 8, f"expected a turn of several pages, got {n_held} rows"
     assert paged.unit_steps.capacity(0) == ROWS < plain.unit_steps.capacity(0) == LLM_LEN
     assert paged.unit_steps.state.nbytes() < plain.unit_steps.state.nbytes()
     for name, values in expected.items():
         assert got[name] == values, f"{name}: expected the same with pages"
     assert any(sound for _, sound, _ in expected["first"]), "expected a session to speak"
+    paged.close_all()
+    assert speech.cache.pages.n_free_rows == 36 * 8, f"expected all pages back, got {speech.cache.pages.n_free_rows}"
 
 
 def test_rows_are_refused_at_the_start_and_returned_at_the_end() -> None:
@@ -92,3 +112,35 @@ def test_a_long_prompt_takes_more_rows() -> None:
     assert engine.unit_steps.capacity(again.slot) == capacity
     with pytest.raises(ContextOverflowError, match=f"expected at most {LLM_LEN} rows"):
         engine.open("longer", WINDOWED, make_prompt("a b " * 999))
+
+
+def test_speech_without_free_pages_ends_alone() -> None:
+    """Two turns share the pool and drop their older halves; a third one begins when they have ended."""
+    hello, bye = "<|speak|>Hello there", "<|speak|>Hello<|turn_eos|>"
+    with mock.patch.object(building, "speech_pages", return_value=PageSizes(32, 2, "speech rows")):
+        engine = ScriptedEngine(make_config(kv_layout="pages"))
+    assert engine.unit_steps.state.speech is not None
+    pages = engine.unit_steps.state.speech.cache.pages
+    sessions = [engine.start(name, SPOKEN, *[hello] * 5, bye) for name in ("first", "second")]
+    late = engine.start("late", SPOKEN, hello, bye, hello)
+    for session in sessions:
+        engine.end_with(session, None)
+    for unit in range(5):
+        units = results([engine.run_unit(session, unit) for session in sessions])
+        n_drawn = [one.n_speech_tokens for one in units]
+        assert n_drawn == [UNIT_TOKENS] * 2, f"unit {unit}: expected two units that speak, got {n_drawn}"
+        if unit < 2:
+            refused = engine.run_unit(late, unit)
+            expected = f"speech rows of slot {late.slot}: expected at most 0 more rows, which are free, got 32"
+            assert isinstance(refused, Failure) and str(refused.error) == expected, (
+                f"expected {expected}, got {refused}"
+            )
+    for session in sessions:
+        starts = [call.start for call in engine.record(session.id).spoke]
+        assert starts.count(0) == 1 and sorted(starts) != starts, f"expected rows to be dropped, got {starts}"
+        engine.sessions.close(session)
+    assert pages.n_free_rows == 64, f"expected all pages back, got {pages.n_free_rows} rows"
+    (spoken,) = results([engine.run_unit(late, 2)])
+    assert isinstance(spoken, UnitResult) and spoken.n_speech_tokens > 0, f"expected a turn that speaks, got {spoken}"
+    engine.clear()
+    assert pages.n_free_rows == 64, f"expected all pages back, got {pages.n_free_rows} rows"

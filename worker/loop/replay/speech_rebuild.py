@@ -16,7 +16,7 @@ from worker.loop.voice_manager import VoiceManager
 def rebuild_speech(unit_steps: UnitSteps, voices: VoiceManager, job: ReplayJob) -> None:
     """Prepare the slot to continue the speech of the job's turn. It must have the hidden states of the unit's tokens.
 
-    Raises: NumericsError; ShapeError or ContextOverflowError for more tokens than fit.
+    Raises: NumericsError; ShapeError or ContextOverflowError for more tokens than fit; SlotError as `Speaker.check`.
     """
     session, slot, decided, speaker = job.session, job.slot, job.decided, unit_steps.speaker
     assert speaker is not None, "expected a speech model"
