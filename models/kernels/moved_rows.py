@@ -4,13 +4,11 @@ They replace dozens of small operations for each layer: `KVCache.evict` without 
 Requires Triton.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from models.layers.kv_cache import KVCache
-from models.layers.rotary import rotary_phases
 
 ROWS = 64  # that a program moves at once
 
@@ -46,9 +44,9 @@ def _close_gaps_kernel(
         tl.store(rows + place[:, None] + d, values, mask=is_row[:, None] & (d < D))
 
 
-@triton.jit(do_not_specialize=["slot", "n"])
+@triton.jit(do_not_specialize=["slot", "n", "by"])
 def _restore_keys_kernel(
-    memory, table, first_keys, keys, cos, sin, slot, n, keys_layer, keys_head, n_tensors, table_stride,
+    memory, table, first_keys, keys, frequencies, slot, n, by, keys_layer, keys_head, n_tensors, table_stride,
     HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
     IS_POOL: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
@@ -62,7 +60,8 @@ def _restore_keys_kernel(
     source = keys + layer * keys_layer + head * keys_head + row.to(tl.int64)[:, None] * D + d
     left = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     right = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
-    c, s = tl.load(cos + d, mask=d < half, other=0.0), tl.load(sin + d, mask=d < half, other=0.0)
+    phase = by.to(tl.float32) * tl.load(frequencies + d, mask=d < half, other=0.0)
+    c, s = tl.cos(phase), tl.sin(phase)
     own = slot + tl.zeros((ROWS,), tl.int64)
     if IS_POOL:
         own = tl.load(table + slot * table_stride + row // PAGE, mask=is_row, other=0)
@@ -109,9 +108,8 @@ def restore_keys(cache: KVCache, slot: int, keys: Tensor, n: int, by: int, frequ
     if not n:
         return
     memory, pages = cache.memory(), cache.pages
-    phase = rotary_phases(torch.tensor(by, device=frequencies.device), frequencies)
     _restore_keys_kernel[(layers * heads, triton.cdiv(n, ROWS))](
-        memory, pages.table, cache.k[0], keys, phase.cos(), phase.sin(), slot, n, keys.stride(0), keys.stride(1),
+        memory, pages.table, cache.k[0], keys, frequencies, slot, n, by, keys.stride(0), keys.stride(1),
         memory.shape[1], pages.table.stride(0),
         HEADS=heads, D=dim, BLOCK=triton.next_power_of_2(dim // 2), ROWS=ROWS, PAGE=pages.rows, IS_POOL=pages.is_pool,
         ALIGNED=_alignment(cache), num_warps=4,

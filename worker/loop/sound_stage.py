@@ -16,6 +16,7 @@ from models.token2wav.stream.windows import Window
 from worker.loop.batch_runner import BatchRunner
 from worker.loop.job import Job
 from worker.loop.order.first_sound import FirstSoundOrder
+from worker.loop.order.gathering import Gathering
 from worker.loop.results import SOUND_RATE
 
 MAX_IN_FLIGHT = 2  # batches at the vocoder: one that runs, and one that is queued so that the GPU does not idle
@@ -57,12 +58,20 @@ class SoundStage:
         self._batch, self._order = batch, order
         self._in_flight: list[_InFlightBatch] = []
         self._launch, self._vocoder = _Launch(batch, vocoder, self._in_flight), vocoder
+        self._launches = Gathering(batch.clock)
 
     def run(self, jobs: list[Job]) -> None:
-        """Emit the sounds that have arrived and launch the next windows of `jobs`, first sounds before others."""
+        """Emit the sounds that have arrived and launch the next windows of `jobs`.
+
+        First sounds go before others, and together with them while calls are spaced.
+        """
         self._collect()
+        n_in_flight = len(self._batch.jobs)
         while len(self._in_flight) < MAX_IN_FLIGHT and (ready := [job for job in jobs if self._is_ready(job)]):
-            self._batch.run_with_retry(self._order.first_of(ready), self._launch)
+            if not self._launches.is_due(len(ready), n_in_flight):
+                break
+            launched = ready if Gathering.is_loaded(n_in_flight) else self._order.first_of(ready)
+            self._batch.run_with_retry(launched, self._launch)
             self._collect()
 
     @property

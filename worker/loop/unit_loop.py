@@ -10,7 +10,8 @@
     finish     emit the result, close the unit, apply the window's evictions
     pictures   images of later units; only while no unit is in flight                              per picture
 
-While turns wait for their first sound, jobs whose clients have enough sound left wait (`worker.loop.order`).
+While turns wait for their first sound, jobs whose clients have enough sound left wait, and with many jobs in flight
+prefills and windows wait for others of their kind (`worker.loop.order`).
 
 A new job joins between two decode steps, and one session speaks while another one still decodes. Speech tokens and
 sound are launched, and collected once they have arrived: on a GPU both run beside the other stages. Contains the order
@@ -31,6 +32,7 @@ from worker.loop.finish_stage import FinishStage
 from worker.loop.job import Job, JobPhase
 from worker.loop.observer import Observer
 from worker.loop.order.first_sound import FirstSoundOrder
+from worker.loop.order.gathering import Gathering
 from worker.loop.replay.unfed_rows import UnfedRows
 from worker.loop.session import Session
 from worker.loop.sound_stage import SoundStage
@@ -71,7 +73,7 @@ class UnitLoop:
         self._search = SearchStage(self._batch)
         self._yielding = YieldingStage(self._batch, self._text)
         self._speech = None if self._speaker is None else SpeechStages(self._batch, self._speaker)
-        self._order = FirstSoundOrder(clock, is_on=first_sound_first)
+        self._order, self._prefills = FirstSoundOrder(clock, is_on=first_sound_first), Gathering(clock)
         self._sound = None if vocoder is None else SoundStage(self._batch, vocoder, self._order)
 
     @property
@@ -132,7 +134,7 @@ class UnitLoop:
             is_alone = not any(job.has_text_left for job in self._prior(waiting))
             self._speech.draw([job for job in self.jobs if job.calls and job not in waiting], is_alone=is_alone)
         unfed = [job for job in self._prior(waiting) if job.phase in (JobPhase.START, JobPhase.PREFILL)]
-        self._text.prefill([job for job in unfed if not job.is_background])
+        self._text.prefill(self._due([job for job in unfed if not job.is_background]))
         self._background.run([job for job in unfed if job.is_background], self._is_contended)
         self._text.decode([job for job in self._prior(waiting) if job.phase is JobPhase.DECODE])
         self._search.run([job for job in self.jobs if job.phase is JobPhase.SEARCH], self._is_contended)
@@ -146,6 +148,12 @@ class UnitLoop:
         self.pictures.run(self.jobs)
         self._rest([job for job in self.jobs if job not in waiting])
         return bool(self.jobs)
+
+    def _due(self, unfed: list[Job]) -> list[Job]:
+        """The units that are prefilled in this iteration: all, or none while they wait for others and some decode."""
+        if not unfed or self._prefills.is_due(len(unfed), len(self.jobs)):
+            return unfed
+        return [] if any(job.phase is JobPhase.DECODE for job in self.jobs) else unfed
 
     def _prior(self, waiting: set[Job]) -> list[Job]:
         """The jobs that yield to no others in this iteration."""
@@ -189,7 +197,7 @@ class UnitLoop:
             return
         poll = None if self._speech is None else self._speech.oldest_poll
         sound = None if self._sound is None else self._sound.oldest_batch
-        if poll is None and sound is None:
+        if poll is None and sound is None and not any(job.windows for job in jobs):  # windows wait for others
             return
         if self._speech is not None and self._speech.can_draw(jobs):
             return

@@ -18,7 +18,7 @@ def test_unshared_prompt_is_saved_as_keys_of_its_held_rows(mode: str) -> None:
     keys, n = context._held[session.slot].keys, context.n_held(session.slot)
     n_rows = engine.unit_steps.context_len(session.slot)
     assert (n == n_rows) is (mode == "basic") and 0 < n <= n_rows
-    n_bytes = sum(one.untyped_storage().nbytes() for one in keys)
+    n_bytes = keys.untyped_storage().nbytes()
     assert n_bytes == n * cache.k[0][0, :, 0].nbytes * len(cache.k), "expected keys without values"
     for kept, own in zip(keys, cache.k, strict=True):
         assert torch.equal(kept, own[session.slot, :, :n])
