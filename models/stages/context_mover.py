@@ -54,6 +54,7 @@ class ContextMover:
             saved: `UnitSteps.save_keys` of at least these rows, or `UnitSteps.save`, whose values are not kept.
         """
         self._held[slot] = _Held(saved[: len(self._cache.k)], n)
+        self._move_held(slot, 0)  # changes no bit, and loads the kernel before the first eviction
 
     def release(self, slot: int) -> None:
         """End the hold of a slot that was emptied."""

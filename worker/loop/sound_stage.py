@@ -19,6 +19,7 @@ from worker.loop.order.first_sound import FirstSoundOrder
 from worker.loop.order.gathering import Gathering
 from worker.loop.results import SOUND_RATE
 
+SPACING_S = 0.05  # between batches of few windows while many jobs are in flight
 MAX_IN_FLIGHT = 2  # batches at the vocoder: one that runs, and one that is queued so that the GPU does not idle
 
 
@@ -58,7 +59,7 @@ class SoundStage:
         self._batch, self._order = batch, order
         self._in_flight: list[_InFlightBatch] = []
         self._launch, self._vocoder = _Launch(batch, vocoder, self._in_flight), vocoder
-        self._launches = Gathering(batch.clock)
+        self._launches = Gathering(batch.clock, SPACING_S)
 
     def run(self, jobs: list[Job]) -> None:
         """Emit the sounds that have arrived and launch the next windows of `jobs`.

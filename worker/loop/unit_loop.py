@@ -40,6 +40,7 @@ from worker.loop.speech_stages import SpeechStages
 from worker.loop.text_stages import BackgroundPrefill, SearchStage, TextStages, YieldingStage
 from worker.loop.voice_manager import VoiceManager
 
+PREFILL_SPACING_S = 0.08  # between prefills of few units while many jobs are in flight
 REST_S = 1e-4  # sleep while only speech tokens or sound are in flight, or pictures wait for an expected unit
 
 
@@ -73,7 +74,10 @@ class UnitLoop:
         self._search = SearchStage(self._batch)
         self._yielding = YieldingStage(self._batch, self._text)
         self._speech = None if self._speaker is None else SpeechStages(self._batch, self._speaker)
-        self._order, self._prefills = FirstSoundOrder(clock, is_on=first_sound_first), Gathering(clock)
+        self._order, self._prefills = (
+            FirstSoundOrder(clock, is_on=first_sound_first),
+            Gathering(clock, PREFILL_SPACING_S),
+        )
         self._sound = None if vocoder is None else SoundStage(self._batch, vocoder, self._order)
 
     @property
@@ -150,10 +154,17 @@ class UnitLoop:
         return bool(self.jobs)
 
     def _due(self, unfed: list[Job]) -> list[Job]:
-        """The units that are prefilled in this iteration: all, or none while they wait for others and some decode."""
-        if not unfed or self._prefills.is_due(len(unfed), len(self.jobs)):
+        """The units that are prefilled in this iteration.
+
+        With many jobs in flight, as many as fill a call; none while they wait for others and some decode.
+        """
+        n_in_flight = len(self.jobs)
+        if not unfed or not self._prefills.is_loaded(n_in_flight):
             return unfed
-        return [] if any(job.phase is JobPhase.DECODE for job in self.jobs) else unfed
+        if self._prefills.is_due(len(unfed), n_in_flight) or all(job.phase is not JobPhase.DECODE for job in self.jobs):
+            shapes = self._batch.unit_steps.shapes
+            return unfed[: shapes.parts("batch", len(unfed), shapes.batch[-1])[0]]
+        return []
 
     def _prior(self, waiting: set[Job]) -> list[Job]:
         """The jobs that yield to no others in this iteration."""

@@ -8,14 +8,18 @@ from collections.abc import Callable
 
 LOADED_JOBS = 12  # in flight: a unit takes a third of its second or more then
 ENOUGH = 8  # jobs of one call, beyond which a call takes longer in proportion
-SPACING_S = 0.05  # from the begin of a call to that of the next one for fewer jobs
 
 
 class Gathering:
-    """The calls of one stage. clock: monotonic s."""
+    """The calls of one stage.
 
-    def __init__(self, clock: Callable[[], float]):
-        self._clock, self._last = clock, float("-inf")
+    Args:
+        clock: monotonic s.
+        spacing_s: from the begin of a call to that of the next one for fewer jobs than `ENOUGH`.
+    """
+
+    def __init__(self, clock: Callable[[], float], spacing_s: float):
+        self._clock, self._spacing_s, self._last = clock, spacing_s, float("-inf")
 
     @staticmethod
     def is_loaded(n_in_flight: int) -> bool:
@@ -25,7 +29,7 @@ class Gathering:
     def is_due(self, n_ready: int, n_in_flight: int) -> bool:
         """Whether a call for `n_ready` jobs begins now; if so, it counts as the latest one."""
         now = self._clock()
-        if self.is_loaded(n_in_flight) and n_ready < ENOUGH and now - self._last < SPACING_S:
+        if self.is_loaded(n_in_flight) and n_ready < ENOUGH and now - self._last < self._spacing_s:
             return False
         self._last = now
         return True

@@ -5,9 +5,11 @@ from unittest import mock
 
 from tests.worker.loop.engines import ALOUD, assert_same_events, make_config, short_speech
 from tests.worker.loop.scripted_engine import ScriptedEngine
+from worker.loop import sound_stage, unit_loop
 from worker.loop.order import gathering
-from worker.loop.order.gathering import ENOUGH, LOADED_JOBS, SPACING_S, Gathering
+from worker.loop.order.gathering import ENOUGH, LOADED_JOBS, Gathering
 
+SPACING_S = 0.05
 SPEAK = "<|speak|>Hello there"
 
 
@@ -20,7 +22,7 @@ class Clock:
 
 def test_calls_are_spaced_under_load() -> None:
     clock = Clock()
-    calls = Gathering(clock)
+    calls = Gathering(clock, SPACING_S)
     loaded, light = LOADED_JOBS, LOADED_JOBS - 1
     assert calls.is_due(1, loaded), "expected the first call at once"
     assert not calls.is_due(ENOUGH - 1, loaded), "expected a call for few jobs to wait"
@@ -65,7 +67,11 @@ def run_staggered() -> tuple[dict[str, list[Any]], int, int]:
 def test_results_are_the_same_with_fewer_calls() -> None:
     with short_speech():
         expected, prefills, starts = run_staggered()
-        with mock.patch.multiple(gathering, LOADED_JOBS=2, ENOUGH=3, SPACING_S=0.3):
+        spaced = (
+            mock.patch.object(unit_loop, "PREFILL_SPACING_S", 0.3),
+            mock.patch.object(sound_stage, "SPACING_S", 0.3),
+        )
+        with mock.patch.multiple(gathering, LOADED_JOBS=2, ENOUGH=3), spaced[0], spaced[1]:
             events, fewer_prefills, fewer_starts = run_staggered()
     for name, own in expected.items():
         assert_same_events(name, events[name], own)
