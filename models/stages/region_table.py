@@ -37,7 +37,7 @@ SPEECH_STEPS = (1, 5, 7, 18)
 class Shapes(ShapeTable):
     """Sizes of the omni model's axes."""
 
-    slices: tuple[int, ...] = (1, 2, 4, 10)  # image slices encoded at once
+    slices: tuple[int, ...] = (1, 2, 4, 8, 10)  # image slices encoded at once
     patches: tuple[int, ...] = (1088, 4096)  # the first size holds every ordinary frame
     clip_frames: tuple[int, ...] = (200, 1000, 3000)
     samples: tuple[int, ...] = (16640,)  # of a unit, the longer first one included

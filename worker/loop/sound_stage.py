@@ -16,7 +16,7 @@ from models.token2wav.stream.windows import Window
 from worker.loop.batch_runner import BatchRunner
 from worker.loop.job import Job
 from worker.loop.order.first_sound import FirstSoundOrder
-from worker.loop.order.gathering import Gathering
+from worker.loop.order.gathering import Gathering, whole_batch
 from worker.loop.results import SOUND_RATE
 
 SPACING_S = 0.05  # between batches of few windows while many jobs are in flight
@@ -64,15 +64,17 @@ class SoundStage:
     def run(self, jobs: list[Job]) -> None:
         """Emit the sounds that have arrived and launch the next windows of `jobs`.
 
-        First sounds go before others, and together with them while calls are spaced.
+        First sounds go before others; while calls are spaced, others fill their batch.
         """
         self._collect()
         n_in_flight = len(self._batch.jobs)
         while len(self._in_flight) < MAX_IN_FLIGHT and (ready := [job for job in jobs if self._is_ready(job)]):
             if not self._launches.is_due(len(ready), n_in_flight):
                 break
-            launched = ready if Gathering.is_loaded(n_in_flight) else self._order.first_of(ready)
-            self._batch.run_with_retry(launched, self._launch)
+            first = self._order.first_of(ready)
+            if Gathering.is_loaded(n_in_flight):
+                first = whole_batch([*first, *(job for job in ready if job not in first)], self._vocoder.shapes)
+            self._batch.run_with_retry(first, self._launch)
             self._collect()
 
     @property

@@ -32,7 +32,7 @@ from worker.loop.finish_stage import FinishStage
 from worker.loop.job import Job, JobPhase
 from worker.loop.observer import Observer
 from worker.loop.order.first_sound import FirstSoundOrder
-from worker.loop.order.gathering import Gathering
+from worker.loop.order.gathering import Gathering, whole_batch
 from worker.loop.replay.unfed_rows import UnfedRows
 from worker.loop.session import Session
 from worker.loop.sound_stage import SoundStage
@@ -138,7 +138,9 @@ class UnitLoop:
             is_alone = not any(job.has_text_left for job in self._prior(waiting))
             self._speech.draw([job for job in self.jobs if job.calls and job not in waiting], is_alone=is_alone)
         unfed = [job for job in self._prior(waiting) if job.phase in (JobPhase.START, JobPhase.PREFILL)]
-        self._text.prefill(self._due([job for job in unfed if not job.is_background]))
+        units = [job for job in unfed if not job.is_background]
+        self._text.prefill(due := self._due(units))
+        held = waiting.union(units).difference(due)
         self._background.run([job for job in unfed if job.is_background], self._is_contended)
         self._text.decode([job for job in self._prior(waiting) if job.phase is JobPhase.DECODE])
         self._search.run([job for job in self.jobs if job.phase is JobPhase.SEARCH], self._is_contended)
@@ -150,21 +152,17 @@ class UnitLoop:
         self._finish.run(complete := [job for job in self.jobs if job.is_complete])
         self.pictures.count_units(complete)
         self.pictures.run(self.jobs)
-        self._rest([job for job in self.jobs if job not in waiting])
+        self._rest([job for job in self.jobs if job not in held], is_held=bool(units) and not due)
         return bool(self.jobs)
 
     def _due(self, unfed: list[Job]) -> list[Job]:
-        """The units that are prefilled in this iteration.
-
-        With many jobs in flight, as many as fill a call; none while they wait for others and some decode.
-        """
+        """The units that are prefilled in this iteration: with many jobs in flight none, or as many as fill a call."""
         n_in_flight = len(self.jobs)
         if not unfed or not self._prefills.is_loaded(n_in_flight):
             return unfed
-        if self._prefills.is_due(len(unfed), n_in_flight) or all(job.phase is not JobPhase.DECODE for job in self.jobs):
-            shapes = self._batch.unit_steps.shapes
-            return unfed[: shapes.parts("batch", len(unfed), shapes.batch[-1])[0]]
-        return []
+        return (
+            whole_batch(unfed, self._batch.unit_steps.shapes) if self._prefills.is_due(len(unfed), n_in_flight) else []
+        )
 
     def _prior(self, waiting: set[Job]) -> list[Job]:
         """The jobs that yield to no others in this iteration."""
@@ -199,8 +197,11 @@ class UnitLoop:
         is_busy = any(job.phase is not JobPhase.SPEECH for job in prior)
         return is_busy or (self._speech is not None and self._speech.can_draw(prior))
 
-    def _rest(self, jobs: list[Job]) -> None:
-        """Sleep for a moment if `jobs` can only wait for speech tokens or sound, or pictures have to wait."""
+    def _rest(self, jobs: list[Job], *, is_held: bool) -> None:
+        """Sleep for a moment if `jobs` can only wait for speech tokens or sound, or pictures have to wait.
+
+        is_held: others wait for a prefill together.
+        """
         if any(job.has_text_left and not job.is_low_priority for job in jobs):
             return
         if not self.jobs and self.pictures.is_waiting:
@@ -208,8 +209,8 @@ class UnitLoop:
             return
         poll = None if self._speech is None else self._speech.oldest_poll
         sound = None if self._sound is None else self._sound.oldest_batch
-        if poll is None and sound is None and not any(job.windows for job in jobs):  # windows wait for others
-            return
+        if poll is None and sound is None and not is_held and not any(job.windows for job in jobs):
+            return  # windows wait for others
         if self._speech is not None and self._speech.can_draw(jobs):
             return
         if not any(pending is not None and pending.is_here for pending in (poll, sound)):

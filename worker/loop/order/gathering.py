@@ -4,10 +4,14 @@ A prefill or a run of the vocoder for two jobs takes little more than for one. W
 for others. Waiting changes when a job runs, not its results.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from models.graphs.shape_table import ShapeTable
 
 LOADED_JOBS = 12  # in flight: a unit takes a third of its second or more then
 ENOUGH = 8  # jobs of one call, beyond which a call takes longer in proportion
+Item = TypeVar("Item")
 
 
 class Gathering:
@@ -33,3 +37,8 @@ class Gathering:
             return False
         self._last = now
         return True
+
+
+def whole_batch(jobs: Sequence[Item], shapes: ShapeTable) -> list[Item]:
+    """The first of one or more jobs, as many as one call takes without much padding."""
+    return list(jobs[: shapes.parts("batch", len(jobs), shapes.batch[-1])[0]])
