@@ -39,12 +39,12 @@ class ShapeTable:
         A call of more than four takes as long as its padding makes it: one that would be filled to three quarters or
         less is split into a full one and the rest.
         """
+        sizes: tuple[int, ...] = getattr(self, axis)
         found: list[int] = []
         while n:
-            size = next((size for size in getattr(self, axis) if size >= n), most)
-            if n >= most or size <= UNSPLIT or 4 * n > 3 * size:
-                found.append(min(n, most))
-            else:
-                found.append(max(size for size in getattr(self, axis) if size < n))
+            size = next((size for size in sizes if size >= n), most)
+            smaller = max((size for size in sizes if size < n), default=0)
+            is_whole = n >= most or size <= UNSPLIT or not smaller or 4 * n > 3 * size
+            found.append(min(n, most) if is_whole else smaller)
             n -= found[-1]
         return found

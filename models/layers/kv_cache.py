@@ -62,6 +62,17 @@ def joined(cache: Tensor, pages: Tensor) -> Tensor:
     return cache.index_select(0, pages.flatten()).unflatten(0, pages.shape).transpose(1, 2).flatten(2, 3)
 
 
+class SavedRows(NamedTuple):
+    """Copies of a slot's first rows: keys and values [layers, kv_heads, n, head_dim], in memory of their own."""
+
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def n_rows(self) -> int:
+        return self.keys.shape[2]
+
+
 class KVCache:
     """Keys and values of all slots of one decoder; see the module's schema.
 
@@ -265,12 +276,12 @@ class KVCache:
         for cache, rows in zip(self.k, keys, strict=True):
             self.write_front(cache, slot, rotate(rows[:, :n], cos, sin))
 
-    def save(self, slot: int, n: int) -> Tensor:
-        """A copy of a slot's first n rows: keys of every layer, then values, [2 * layers, kv_heads, n, head_dim]."""
-        return self._copied((*self.k, *self.v), slot, n)
+    def save(self, slot: int, n: int) -> SavedRows:
+        """A copy of a slot's first n rows."""
+        return SavedRows(self.save_keys(slot, n), self._copied(self.v, slot, n))
 
     def save_keys(self, slot: int, n: int) -> Tensor:
-        """A copy of the keys alone; the first half of `save`."""
+        """A copy of the keys alone, as `SavedRows.keys`."""
         return self._copied(self.k, slot, n)
 
     def _copied(self, caches: Sequence[Tensor], slot: int, n: int) -> Tensor:
@@ -306,15 +317,18 @@ class KVCache:
         parts = rows.unflatten(2, (pages.shape[1], self.pages.rows)).transpose(1, 2).flatten(0, 1)
         cache.index_copy_(0, pages.flatten(), parts)
 
-    def load(self, slot: int, saved: Tensor) -> None:
-        """Copy the rows of `save` to a slot's first rows; they become its only valid rows, at positions from 0 on.
+    def load(self, slot: int, saved: SavedRows) -> None:
+        """Copy saved rows to a slot's first rows; they become its only valid rows, at positions from 0 on.
 
         Later rows keep their content.
         """
-        n = saved[0].shape[1]
-        for cache, rows in zip((*self.k, *self.v), saved, strict=True):
+        self.write_rows(slot, saved)
+        self.lengths[slot] = self.positions[slot] = saved.n_rows
+
+    def write_rows(self, slot: int, saved: SavedRows) -> None:
+        """Copy saved rows to a slot's first rows; the counters stay."""
+        for cache, rows in zip((*self.k, *self.v), (*saved.keys, *saved.values), strict=True):
             self.write_front(cache, slot, rows)
-        self.lengths[slot] = self.positions[slot] = n
 
 
 def _own_scratch(n_layers: int, shape: tuple[int, ...], **options: Any) -> list[Tensor]:

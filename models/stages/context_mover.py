@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from models.layers.kv_cache import SavedRows
 from models.stages.region_table import EVICTED_AT_ONCE
 from models.stages.runner import Rows, Runner
 
@@ -47,13 +48,13 @@ class ContextMover:
         self._runner, self._cache, self._feed = runner, runner.state.llm, feed
         self._held: dict[int, _Held] = {}
 
-    def hold(self, slot: int, saved: Tensor, n: int) -> None:
+    def hold(self, slot: int, keys: Tensor, n: int) -> None:
         """Hold the slot's first `n` rows: keep a copy of their keys. No row may have been dropped yet.
 
         Args:
-            saved: `UnitSteps.save_keys` of at least these rows, or `UnitSteps.save`, whose values are not kept.
+            keys: of at least these rows, as `UnitSteps.save_keys`.
         """
-        self._held[slot] = _Held(saved[: len(self._cache.k)], n)
+        self._held[slot] = _Held(keys, n)
         self._move_held(slot, 0)  # changes no bit, and loads the kernel before the first eviction
 
     def release(self, slot: int) -> None:
@@ -101,7 +102,7 @@ class ContextMover:
         cache.set_length(slots, torch.full_like(slots, total + by))
         runner.set_context_len(slot, total + by)
 
-    def compute_front(self, slot: int, rows: Rows) -> Tensor:
+    def compute_front(self, slot: int, rows: Rows) -> SavedRows:
         """Keys and values of rows that are fed to an empty context, computed in this slot, which stays as it is.
 
         Returns: as `KVCache.save`.
@@ -123,7 +124,7 @@ class ContextMover:
             if len(rows) > total:
                 cache.wipe(slots, cache.lengths[slots])
 
-    def replace_front(self, slot: int, first_kept: int, front: Tensor, n_held: int | None) -> None:
+    def replace_front(self, slot: int, first_kept: int, front: SavedRows, n_held: int | None) -> None:
         """Replace the rows before row `first_kept`; the rows from it on follow the new ones.
 
         Args:
@@ -133,19 +134,18 @@ class ContextMover:
         Raises: ContextOverflowError if the result does not fit, before any change.
         """
         runner, cache, slots = self._runner, self._cache, self._slots(slot)
-        n_layers, n_front = len(cache.k), front[0].shape[1]
+        n_front = front.n_rows
         by = n_front - first_kept
         runner.check_room(slot, by)
         first, places = torch.full_like(slots, first_kept), torch.full_like(slots, by)
         cache.shift(slots, first, places, runner.model.llm.model.frequencies, rotates=n_held is None)
-        for layer, rows in zip((*cache.k, *cache.v), front, strict=True):
-            cache.write_front(layer, slot, rows)
+        cache.write_rows(slot, front)
         runner.set_context_len(slot, runner.context_len(slot) + by)
         if n_held is not None:
             cache.positions.index_add_(0, slots, -places)
             ahead = self._held[slot].ahead if slot in self._held else 0
-            ahead = self._rotate_front(slot, front[:n_layers], n_front, ahead - by)
-            self._held[slot] = _Held(front[:n_layers], n_held, ahead)
+            ahead = self._rotate_front(slot, front.keys, n_front, ahead - by)
+            self._held[slot] = _Held(front.keys, n_held, ahead)
 
     def _move_held(self, slot: int, by: int) -> None:
         """Rotate the held keys `by` more positions."""

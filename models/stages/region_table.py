@@ -28,7 +28,7 @@ from models.stages import regions
 from models.stages.state import SlotState
 
 FED_AT_ONCE = 6144  # rows of one prefill over all slots: units of every slot, or long prompts of a few slots
-EVICTED_AT_ONCE = 4  # slots of one eviction, which copies each slot's cache
+EVICTED_AT_ONCE = 4  # slots of one eviction, which without the kernels copies each slot's cache
 # Speech tokens drawn by one call of `speech_step`: one, a slice, early sound, the rest of a second.
 SPEECH_STEPS = (1, 5, 7, 18)
 

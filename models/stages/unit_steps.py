@@ -20,7 +20,7 @@ from models.inputs.audio import N_FFT
 from models.inputs.mel_stream import plan_emission
 from models.layers.apm import UNIT_ROWS
 from models.layers.audio_overlap import needs_overlap
-from models.layers.kv_cache import KVCache
+from models.layers.kv_cache import KVCache, SavedRows
 from models.sampling.settings import SpeechSampling, TextSampling
 from models.stages import regions
 from models.stages.beam_steps import BeamSteps
@@ -207,7 +207,7 @@ class UnitSteps(RunnerFacts):
 
     # --- prompt --------------------------------------------------------------------------------
 
-    def save(self, slot: int) -> Tensor:
+    def save(self, slot: int) -> SavedRows:
         """A copy of the slot's context, for `load` into other slots."""
         return self.state.llm.save(slot, self.runner.context_len(slot))
 
@@ -215,10 +215,10 @@ class UnitSteps(RunnerFacts):
         """A copy of the keys of the slot's first `n` rows, for `context.hold`."""
         return self.state.llm.save_keys(slot, n)
 
-    def load(self, slot: int, saved: Tensor) -> None:
+    def load(self, slot: int, saved: SavedRows) -> None:
         """Fill an empty slot with a copied context."""
         self.state.llm.load(slot, saved)
-        self.runner.set_context_len(slot, saved[0].shape[1])
+        self.runner.set_context_len(slot, saved.n_rows)
 
     # --- audio ---------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ COMPILE_TARGETS: dict[Target, CompileTarget] = {
         ("llm.model",),
         ("unit_step", "unit_prefill"),
         functions=("choose",),
-        # Rare, large and memory-bound: compiling costs more than it saves.
+        # Rare and memory-bound: compiling costs more than it saves.
         eager=("llm_evict",),
     ),
     "tts.model": CompileTarget(

@@ -174,11 +174,13 @@ class Job:
         windows: speech tokens for the vocoder, one window per entry.
         text, pcm_parts: text and sound that were emitted.
         n_parts: parts of a background job that were encoded or fed.
+        gathers: its first prefill may wait for those of others; see `worker.loop.order.gathering`.
         is_low_priority: a background job whose text yields to all other jobs.
     """
 
     # Prefilled in parts, mostly between the steps of other jobs: no deadline depends on it.
     is_background: ClassVar[bool] = False
+    gathers: ClassVar[bool] = False
     session: Session
     arrived: float
     times: StageTimes = field(default_factory=StageTimes, kw_only=True)

@@ -41,7 +41,7 @@ from worker.loop.text_stages import BackgroundPrefill, SearchStage, TextStages, 
 from worker.loop.voice_manager import VoiceManager
 
 PREFILL_SPACING_S = 0.08  # between prefills of few units while many jobs are in flight
-REST_S = 1e-4  # sleep while only speech tokens or sound are in flight, or pictures wait for an expected unit
+REST_S = 1e-4  # sleep while jobs wait for speech tokens, sound or others, or pictures for an expected unit
 
 
 class UnitLoop:
@@ -124,8 +124,9 @@ class UnitLoop:
     @property
     def has_unfed_units(self) -> bool:
         """Whether units are to be prefilled now, which comes before any early unit."""
-        unfed = [job for job in self.jobs if job.phase in (JobPhase.START, JobPhase.PREFILL) and not job.is_background]
-        return bool(unfed) and not self._order.waiting(self.jobs).issuperset(unfed)
+        active = self._active
+        unfed = [job for job in active if job.phase in (JobPhase.START, JobPhase.PREFILL) and not job.is_background]
+        return bool(unfed) and not self._order.waiting(active).issuperset(unfed)
 
     def run(self) -> bool:
         """One iteration: schedule each stage's jobs, run the stage once for them, finish the jobs that are complete.
@@ -133,14 +134,13 @@ class UnitLoop:
         Does not wait for speech tokens or sound in flight; a later iteration collects them.
         Returns: whether any job is left.
         """
-        waiting = self._order.waiting(self.jobs)
+        self._held = self._units_to_hold()
+        waiting = self._order.waiting(self._active) | self._held
         if self._speech is not None:
             is_alone = not any(job.has_text_left for job in self._prior(waiting))
             self._speech.draw([job for job in self.jobs if job.calls and job not in waiting], is_alone=is_alone)
         unfed = [job for job in self._prior(waiting) if job.phase in (JobPhase.START, JobPhase.PREFILL)]
-        units = [job for job in unfed if not job.is_background]
-        self._text.prefill(due := self._due(units))
-        held = waiting.union(units).difference(due)
+        self._text.prefill([job for job in unfed if not job.is_background])
         self._background.run([job for job in unfed if job.is_background], self._is_contended)
         self._text.decode([job for job in self._prior(waiting) if job.phase is JobPhase.DECODE])
         self._search.run([job for job in self.jobs if job.phase is JobPhase.SEARCH], self._is_contended)
@@ -152,17 +152,22 @@ class UnitLoop:
         self._finish.run(complete := [job for job in self.jobs if job.is_complete])
         self.pictures.count_units(complete)
         self.pictures.run(self.jobs)
-        self._rest([job for job in self.jobs if job not in held], is_held=bool(units) and not due)
+        self._rest([job for job in self.jobs if job not in waiting])
         return bool(self.jobs)
 
-    def _due(self, unfed: list[Job]) -> list[Job]:
-        """The units that are prefilled in this iteration: with many jobs in flight none, or as many as fill a call."""
-        n_in_flight = len(self.jobs)
-        if not unfed or not self._prefills.is_loaded(n_in_flight):
-            return unfed
-        return (
-            whole_batch(unfed, self._batch.unit_steps.shapes) if self._prefills.is_due(len(unfed), n_in_flight) else []
-        )
+    def _units_to_hold(self) -> set[Job]:
+        """With many jobs in flight, new units that wait for a prefill together, or for the next one if one is full."""
+        units, n_in_flight = [job for job in self.jobs if job.gathers and job.phase is JobPhase.START], len(self.jobs)
+        if not units or not self._prefills.is_loaded(n_in_flight):
+            return set()
+        is_due = self._prefills.is_due(len(units), n_in_flight)
+        now = whole_batch(units, self._batch.unit_steps.shapes) if is_due else []
+        return set(units).difference(now)
+
+    @property
+    def _active(self) -> list[Job]:
+        """The jobs in flight that are not held."""
+        return [job for job in self.jobs if job not in self._held]
 
     def _prior(self, waiting: set[Job]) -> list[Job]:
         """The jobs that yield to no others in this iteration."""
@@ -188,20 +193,17 @@ class UnitLoop:
 
     def _is_contended(self) -> bool:
         """Whether jobs with a deadline have text or speech to work on now."""
-        live = [job for job in self.jobs if not job.is_background]
+        live = [job for job in self._active if not job.is_background]
         return any(job.has_text_left for job in live) or (self._speech is not None and self._speech.can_draw(live))
 
     def _has_prior_work(self) -> bool:
         """Whether jobs other than those with low priority have text or speech to work on now."""
-        prior = [job for job in self.jobs if not job.is_low_priority]
+        prior = [job for job in self._active if not job.is_low_priority]
         is_busy = any(job.phase is not JobPhase.SPEECH for job in prior)
         return is_busy or (self._speech is not None and self._speech.can_draw(prior))
 
-    def _rest(self, jobs: list[Job], *, is_held: bool) -> None:
-        """Sleep for a moment if `jobs` can only wait for speech tokens or sound, or pictures have to wait.
-
-        is_held: others wait for a prefill together.
-        """
+    def _rest(self, jobs: list[Job]) -> None:
+        """Sleep for a moment if `jobs` can only wait for speech tokens, sound or others, or pictures have to wait."""
         if any(job.has_text_left and not job.is_low_priority for job in jobs):
             return
         if not self.jobs and self.pictures.is_waiting:
@@ -209,8 +211,9 @@ class UnitLoop:
             return
         poll = None if self._speech is None else self._speech.oldest_poll
         sound = None if self._sound is None else self._sound.oldest_batch
-        if poll is None and sound is None and not is_held and not any(job.windows for job in jobs):
-            return  # windows wait for others
+        does_gather = bool(self._held) or any(job.windows for job in jobs)
+        if poll is None and sound is None and not does_gather:
+            return
         if self._speech is not None and self._speech.can_draw(jobs):
             return
         if not any(pending is not None and pending.is_here for pending in (poll, sound)):

@@ -305,3 +305,8 @@ def test_captured_regions_equal_eager(tiny, compiled):
 def test_calls_that_would_be_mostly_padding_are_split(n: int, most: int, expected: list[int]) -> None:
     got = ShapeTable(batch=(1, 2, 4, 8, 16, 32, 40)).parts("batch", n, most)
     assert got == expected, f"{n} entries: expected calls of {expected}, got {got}"
+
+
+def test_fewer_entries_than_the_smallest_size_are_one_call() -> None:
+    assert ShapeTable(batch=(8, 16)).parts("batch", 1, 16) == [1]
+    assert ShapeTable(batch=(8, 16)).parts("batch", 19, 16) == [16, 3]

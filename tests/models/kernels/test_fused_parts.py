@@ -15,7 +15,7 @@ from models.checkpoint.precision import Precision
 from models.inputs.audio import UNIT_COLUMNS
 from models.kernels.fused_decoder import FusedDecoder
 from models.kernels.packed_linear import pack_weights
-from models.layers.kv_cache import KVCache
+from models.layers.kv_cache import KVCache, SavedRows
 from models.layers.kv_pages import PageSizes
 from models.omni import OmniModel
 from models.random_weights import random_model
@@ -142,7 +142,8 @@ def test_pages_of_a_pool_change_no_bit(model: OmniModel, window: int | None) -> 
             cache.has_windows = True
             cache.windows[1] = window
         for slot, n_rows in ((1, 62), (0, 7)):
-            cache.load(slot, [held[:, :n_rows]] * (len(cache.k) + len(cache.v)))
+            own = torch.stack([held[:, :n_rows]] * len(cache.k))
+            cache.load(slot, SavedRows(own, own))
         hidden = backbone(rows, cache, slots, n_new, 130, model.backend)
         return [hidden[0], hidden[1, :1], *cache.save(1, 65), *cache.save(0, 8)]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.layers.kv_cache import KVCache
+from models.layers.kv_cache import KVCache, SavedRows
 from models.layers.kv_pages import PageSizes
 from models.layers.rotary import rotary_frequencies
 from tests.models.compare import assert_close, assert_same
@@ -40,7 +40,8 @@ def filled_cache(device: str, page: int, shares: int) -> KVCache:
         for slot in range(cache.n_slots):
             cache.pages.reserve(slot, min(rows, LENGTHS[slot]))
     for slot, length in enumerate(LENGTHS[: cache.n_slots]):
-        cache.load(slot, torch.randn(6, 2, length, DIM, generator=generator).to(cache.k[0]))
+        rows = torch.randn(2, 3, 2, length, DIM, generator=generator).to(cache.k[0])
+        cache.load(slot, SavedRows(*rows))
         cache.positions[slot] += AHEAD[slot]
     return cache
 
@@ -51,7 +52,8 @@ def assert_caches(got: KVCache, expected: KVCache, tolerance: float = 0.0) -> No
         for counter in ("lengths", "positions"):
             assert_same(getattr(got, counter)[slot], getattr(expected, counter)[slot], f"{what} {counter}")
         n = got.pages.capacity(slot)  # zeros after the last row are compared, too
-        assert_close(got.save(slot, n).float(), expected.save(slot, n).float(), tolerance, what)
+        for own, other in zip(got.save(slot, n), expected.save(slot, n), strict=True):
+            assert_close(own.float(), other.float(), tolerance, what)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -71,7 +73,7 @@ def test_gaps_close_as_the_cache_closes_them(device: str, page: int, shares: int
 @pytest.mark.parametrize(("n", "by"), [(70, 5), (64, -8000), (1, 0), (0, 3)])
 def test_saved_keys_are_written_rotated(device: str, page: int, shares: int, n: int, by: int) -> None:
     expected, cache = (filled_cache(device, page, shares) for _ in range(2))
-    keys, frequencies = cache.save(0, 100)[:3], rotary_frequencies(DIM, 1e4, device)
+    keys, frequencies = cache.save_keys(0, 100), rotary_frequencies(DIM, 1e4, device)
     expected.restore_keys(0, keys, n, by, frequencies)
     restore_keys(cache, 0, keys, n, by, frequencies)
     assert_caches(cache, expected, tolerance=2e-2 if device == "cuda" else 1e-6)

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.layers.kv_cache import SavedRows
 from models.layers.transformer import attend
 from tests.models.compare import assert_close, assert_same
 from tests.models.layers.cache_sessions import (
@@ -65,10 +66,9 @@ def test_saved_rows_load_into_another_slot(n):
     session.cache.windows[2] = 9
     expected = slot_rows(session.cache, 2)
     saved = session.cache.save(0, n)
-    assert [tuple(rows.shape) for rows in saved] == [(HEADS, n, DIM)] * 4
-    for keys, rows in zip(session.cache.save_keys(0, n), saved[:2], strict=True):
-        assert_same(keys, rows)
-    for target, rows in zip(expected, saved, strict=False):
+    assert [tuple(rows.shape) for rows in saved] == [(2, HEADS, n, DIM)] * 2 and saved.n_rows == n
+    assert_same(session.cache.save_keys(0, n), saved.keys)
+    for target, rows in zip(expected, (*saved.keys, *saved.values), strict=False):
         target[:, :n] = rows
     expected[4].fill_(n), expected[5].fill_(n)
     # Later changes of the slot they came from do not affect the saved rows.
@@ -89,7 +89,7 @@ def test_refuses_saved_rows_of_another_shape():
     with pytest.raises(AssertionError, match="expected at most 8, got 9"):
         cache.save(0, 9)
     with pytest.raises(AssertionError, match="saved rows"):
-        cache.load(0, [rows[:1] for rows in cache.save(0, 4)])
+        cache.load(0, SavedRows(*(rows[:, :1] for rows in cache.save(0, 4))))
     with pytest.raises(AssertionError, match="saved rows"):
         cache.load(0, make_cache(max_len=9).save(0, 9))
 

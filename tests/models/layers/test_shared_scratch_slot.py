@@ -138,8 +138,8 @@ class Beside(RuleBasedStateMachine):
             if whole:
                 cache.load(SESSION, saved)
             else:
-                n = min(saved[0].shape[1], self.n)
-                cache.restore_keys(SESSION, saved[:N_LAYERS], n, by, FREQUENCIES)
+                n = min(saved.n_rows, self.n)
+                cache.restore_keys(SESSION, saved.keys, n, by, FREQUENCIES)
 
     @rule(noise=st.floats(-9, 9))
     def scribble_on_scratch(self, noise: float) -> None:

@@ -96,7 +96,7 @@ def test_rounding_errors_do_not_add_up_in_bfloat16(model):
         cache.set_length(torch.tensor([0]), torch.tensor([total]))
         steps.runner.set_context_len(0, total)
         if held:
-            steps.context.hold(0, steps.save(0), PROMPT)
+            steps.context.hold(0, steps.save_keys(0, PROMPT), PROMPT)
         for _ in range(8):
             steps.context.drop([0], [PROMPT], [UNIT])
         last = rows[0][:, PROMPT + 8 * UNIT :].double()
@@ -268,7 +268,7 @@ def test_computing_another_prompt_changes_no_bit_of_the_slot(model, n_new, fails
             steps.context.compute_front(0, rows)
     else:
         front = steps.context.compute_front(0, rows)
-        assert len(front) == 2 * len(steps.state.llm.k) and front[0].shape[1] == n_new
+        assert len(front.keys) == len(front.values) == len(steps.state.llm.k) and front.n_rows == n_new
     changed = [not torch.equal(a, b[:2]) for a, b in zip(before, steps.state.tensors(), strict=True)]
     assert not any(changed), f"expected nothing changed, got {sum(changed)} tensors"
     assert steps.counters(0) == counters

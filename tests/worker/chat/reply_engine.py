@@ -385,4 +385,5 @@ def speak(stream: PlainStream, said: Plain, hidden: list[Tensor], is_finished: b
 
 def rows_of(steps: UnitSteps, slot: int) -> list[Tensor]:
     """A copy of a slot's context: keys and values of every layer."""
-    return [tensor.clone() for tensor in steps.state.llm.save(slot, steps.context_len(slot))]
+    keys, values = steps.state.llm.save(slot, steps.context_len(slot))
+    return [*keys, *values]

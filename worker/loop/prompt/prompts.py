@@ -13,6 +13,7 @@ from torch import Tensor
 
 from models.errors import ContextOverflowError, NumericsError, SettingsError
 from models.inputs.tokens import Tokenizer
+from models.layers.kv_cache import SavedRows
 from models.stages.runner import Rows
 from models.stages.unit_steps import UnitSteps
 from worker.loop.observer import Observer
@@ -23,7 +24,7 @@ from worker.loop.window import UnitWindow
 MAX_SNAPSHOT_ROWS = 1024  # longer prompts are rarely shared and take the memory of many snapshots
 REF_AUDIO_CHUNK_S = 1.0  # a row of the reference voice looks ahead to the end of its second
 
-Snapshot = Tensor  # as `UnitSteps.save`
+Snapshot = SavedRows  # as `UnitSteps.save`
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Prompts:
         if not session.reference and config.window.mode != "off":
             n_held = n_rows - (len(suffix) if config.window.mode == "context" else 0)
             saved = self.snapshots.get(_digest(prefix, prompt.ref_audio, suffix))  # shared if there is one
-            keys = unit_steps.save_keys(slot, n_held) if saved is None else saved
+            keys = unit_steps.save_keys(slot, n_held) if saved is None else saved.keys
             unit_steps.context.hold(slot, keys, n_held)
         return n_rows
 
@@ -126,7 +127,7 @@ class Prompts:
         key = _digest(prefix, ref_audio, suffix)
         if (saved := self.snapshots.get(key)) is not None:
             self.snapshots.move_to_end(key)
-            self._reserve(session, saved[0].shape[1])
+            self._reserve(session, saved.n_rows)
             unit_steps.load(slot, saved)
             return unit_steps.context_len(slot)
         if not prefix and not suffix and ref_audio is None:
@@ -136,7 +137,7 @@ class Prompts:
         return n_rows
 
     def _keep(self, key: str, saved: Snapshot) -> None:
-        if self._max_snapshots and saved[0].shape[1] <= MAX_SNAPSHOT_ROWS:
+        if self._max_snapshots and saved.n_rows <= MAX_SNAPSHOT_ROWS:
             self.snapshots[key] = saved
             if len(self.snapshots) > self._max_snapshots:
                 self.snapshots.popitem(last=False)

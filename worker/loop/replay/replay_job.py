@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,6 +26,7 @@ class ReplayJob(DuplexJob):
         fed: the fed tokens, which are the last rows of the layout, and their places among the spoken ones.
     """
 
+    gathers: ClassVar[bool] = False  # its rows are fed later, several units at once
     decided: DecidedUnit
     unit_steps: UnitSteps
     fed: list[tuple[int, int | None]] = field(default_factory=list, init=False)

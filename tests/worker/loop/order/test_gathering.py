@@ -3,11 +3,14 @@
 from typing import Any
 from unittest import mock
 
-from tests.worker.loop.engines import ALOUD, assert_same_events, make_config, short_speech
+from tests.worker.loop.engines import ALOUD, QUIET, assert_same_events, make_config, short_speech
 from tests.worker.loop.scripted_engine import ScriptedEngine
 from worker.loop import sound_stage, unit_loop
+from worker.loop.duplex_job import DuplexJob
+from worker.loop.job import JobPhase
 from worker.loop.order import gathering
 from worker.loop.order.gathering import ENOUGH, LOADED_JOBS, Gathering
+from worker.loop.replay.replay_job import ReplayJob
 
 SPACING_S = 0.05
 SPEAK = "<|speak|>Hello there"
@@ -77,3 +80,45 @@ def test_results_are_the_same_with_fewer_calls() -> None:
         assert_same_events(name, events[name], own)
     assert fewer_prefills < prefills, f"expected fewer prefills than {prefills}, got {fewer_prefills}"
     assert fewer_starts < starts, f"expected fewer calls of the vocoder than {starts}, got {fewer_starts}"
+
+
+def test_units_that_are_held_hold_back_nothing_else() -> None:
+    clock = Clock()
+    with short_speech(), mock.patch.multiple(gathering, LOADED_JOBS=2, ENOUGH=2):
+        engine = ScriptedEngine(make_config(), clock=clock)
+        talks = engine.start("talks", ALOUD, SPEAK, SPEAK)
+        engine.send(talks, 0)
+        engine.settle()
+        assert talks.unplayed.ends > clock.now, "expected a client with sound left"
+        engine.send(talks, 1)
+        engine.step()
+        own = engine.loop.jobs[0]
+        listens, third = (engine.start(name, ALOUD, "<|listen|>") for name in ("listens", "third"))
+        engine.send(listens, 0)
+        assert engine.loop._prefills.is_due(1, 2), "expected the latest prefill to be long ago"
+        before = own.phase, len(own.samples)
+        engine.step()
+        held = engine.loop.jobs[1]
+        assert held.phase is JobPhase.START, f"expected a unit that waits for others, got {held.phase}"
+        assert (own.phase, len(own.samples)) != before, "expected the unit with text to go on"
+        assert not engine.loop.has_unfed_units, "expected no unit to be prefilled now"
+        engine.send(third, 0)
+        engine.step()
+        assert held.phase is not JobPhase.START, "expected two units to be prefilled together"
+        engine.settle()
+        assert engine.take("listens") and engine.take("third")
+
+
+def test_held_units_can_be_closed_and_replays_are_not_held() -> None:
+    with mock.patch.multiple(gathering, LOADED_JOBS=1, ENOUGH=5):
+        engine = ScriptedEngine(make_config(), clock=Clock())
+        first, second = (engine.start(name, QUIET, "<|listen|>") for name in "ab")
+        engine.send(first, 0)
+        engine.settle()
+        engine.send(second, 0)
+        for _ in range(3):
+            assert engine.step(), "expected the unit to be held"
+        assert [job.phase for job in engine.loop.jobs] == [JobPhase.START]
+        engine.close_all()
+        assert not engine.loop.jobs and not engine.step(), "expected no unit after the close"
+    assert (DuplexJob.gathers, ReplayJob.gathers) == (True, False)
