@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from models.token2wav.settings import SAMPLES_PER_TOKEN
+from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.stream.vocoder import Chunk
 from tests.traces.folder import FULL_SCALE
 
@@ -21,6 +22,7 @@ class FakeVocoder:
     """Fake `models.token2wav.stream.vocoder.Vocoder`. The lookahead is held back unless the turn ends."""
 
     lookahead = 3
+    shapes = VocoderShapes()
 
     def __init__(self) -> None:
         self._open: set[int] = set()

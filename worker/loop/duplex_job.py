@@ -5,7 +5,6 @@ Contains the rules of a unit and of the turn it belongs to. Does not contain bat
 
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import ClassVar
 
 import numpy as np
 
@@ -37,7 +36,6 @@ class DuplexJob(Job):
         samples: sampled tokens.
     """
 
-    gathers: ClassVar[bool] = True
     unit: UnitInput
     language: Language
     voices: VoiceManager

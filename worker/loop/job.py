@@ -174,13 +174,11 @@ class Job:
         windows: speech tokens for the vocoder, one window per entry.
         text, pcm_parts: text and sound that were emitted.
         n_parts: parts of a background job that were encoded or fed.
-        gathers: its first prefill may wait for those of others; see `worker.loop.order.gathering`.
         is_low_priority: a background job whose text yields to all other jobs.
     """
 
-    # Prefilled in parts, mostly between the steps of other jobs: no deadline depends on it.
-    is_background: ClassVar[bool] = False
-    gathers: ClassVar[bool] = False
+    is_background: ClassVar[bool] = False  # prefilled in parts, mostly between other jobs' steps: it has no deadline
+    gathers: ClassVar[bool] = True  # a unit whose prefill may wait for others (`worker.loop.order.gathering`)
     session: Session
     arrived: float
     times: StageTimes = field(default_factory=StageTimes, kw_only=True)

@@ -124,7 +124,7 @@ class UnitLoop:
     @property
     def has_unfed_units(self) -> bool:
         """Whether units are to be prefilled now, which comes before any early unit."""
-        active = self._active
+        active = [job for job in self.jobs if job not in self._held]
         unfed = [job for job in active if job.phase in (JobPhase.START, JobPhase.PREFILL) and not job.is_background]
         return bool(unfed) and not self._order.waiting(active).issuperset(unfed)
 
@@ -134,8 +134,8 @@ class UnitLoop:
         Does not wait for speech tokens or sound in flight; a later iteration collects them.
         Returns: whether any job is left.
         """
-        self._held = self._units_to_hold()
-        waiting = self._order.waiting(self._active) | self._held
+        self._held = self._units_to_hold() if Gathering.is_loaded(len(self.jobs)) else set()
+        waiting = self._order.waiting([job for job in self.jobs if job not in self._held]) | self._held
         if self._speech is not None:
             is_alone = not any(job.has_text_left for job in self._prior(waiting))
             self._speech.draw([job for job in self.jobs if job.calls and job not in waiting], is_alone=is_alone)
@@ -157,17 +157,10 @@ class UnitLoop:
 
     def _units_to_hold(self) -> set[Job]:
         """With many jobs in flight, new units that wait for a prefill together, or for the next one if one is full."""
-        units, n_in_flight = [job for job in self.jobs if job.gathers and job.phase is JobPhase.START], len(self.jobs)
-        if not units or not self._prefills.is_loaded(n_in_flight):
-            return set()
-        is_due = self._prefills.is_due(len(units), n_in_flight)
+        units = [job for job in self.jobs if job.phase is JobPhase.START and job.gathers and not job.is_background]
+        is_due = bool(units) and self._prefills.is_due(len(units), len(self.jobs))
         now = whole_batch(units, self._batch.unit_steps.shapes) if is_due else []
         return set(units).difference(now)
-
-    @property
-    def _active(self) -> list[Job]:
-        """The jobs in flight that are not held."""
-        return [job for job in self.jobs if job not in self._held]
 
     def _prior(self, waiting: set[Job]) -> list[Job]:
         """The jobs that yield to no others in this iteration."""
@@ -193,12 +186,12 @@ class UnitLoop:
 
     def _is_contended(self) -> bool:
         """Whether jobs with a deadline have text or speech to work on now."""
-        live = [job for job in self._active if not job.is_background]
+        live = [job for job in self.jobs if not job.is_background and job not in self._held]
         return any(job.has_text_left for job in live) or (self._speech is not None and self._speech.can_draw(live))
 
     def _has_prior_work(self) -> bool:
         """Whether jobs other than those with low priority have text or speech to work on now."""
-        prior = [job for job in self._active if not job.is_low_priority]
+        prior = [job for job in self.jobs if not job.is_low_priority and job not in self._held]
         is_busy = any(job.phase is not JobPhase.SPEECH for job in prior)
         return is_busy or (self._speech is not None and self._speech.can_draw(prior))
 
