@@ -79,7 +79,7 @@ class TritonBackend(Backend):
     def evict(
         self, cache: KVCache, slots: Tensor, keep: Tensor, drop: Tensor, frequencies: Tensor, rotates: bool
     ) -> None:
-        if rotates:  # of sessions as in the public reference and of answers that drop rounds; rare
+        if rotates:  # slots that are not held, such as those of sessions with `compat: "reference"`
             cache.evict(slots, keep, drop, frequencies)
         else:
             close_gaps(cache, slots, keep, drop)

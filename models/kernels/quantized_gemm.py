@@ -2,7 +2,7 @@
 
 Values are whole numbers or fp8 numbers, which bfloat16 represents exactly, so up to 128 rows a weight is not rounded a
 second time: scales multiply float32 sums, of all columns (int8, fp8) or of a group of columns (int4). With more rows
-the time is that of computing, not of reading weights, and a product in registers takes 1.6 to 2 times as long as the
+the time is that of computing, not of reading weights, and a product in registers takes 1.6 to 5 times as long as the
 library's: weights are dequantised to memory first. The bits of a row depend on that row and the weights alone, above 64
 rows also on the number of rows. Requires Triton.
 """

@@ -23,8 +23,6 @@ def add_dot(a, b, total, PRECISION: tl.constexpr):
 
 # Instructions that convert types run at a quarter of the rate of others or less, and would take longer than reading the
 # weights. For bfloat16, numbers are made of bits instead.
-
-
 # Four fp8 numbers to bfloat16: each byte to the high half of 16 bits, exponent and mantissa four bits lower, and the
 # product with 2 ** 120 (0x7b80).
 _FP8_TO_BFLOAT16 = tl.constexpr("""{

@@ -219,7 +219,7 @@ class Runner:
         return rows
 
     def encode_slices(self, images: Sequence[ImagePatches]) -> Tensor:
-        """LLM rows [n, query_num, D] of the first slices, as many as one call holds; valid until the next call.
+        """LLM rows [n, query_num, D] of the first slices, as many as one call takes; valid until the next call.
 
         Args:
             images: one or more slices, at most the largest size of `Shapes.slices`.

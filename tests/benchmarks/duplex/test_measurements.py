@@ -155,6 +155,9 @@ def test_profile_attributes_the_time_of_units_to_the_regions(running: RunningEng
     assert math.isclose(sum(part["share_ms"] for part in parts.values()) + row["idle_ms"], 1000.0), row
     assert thread["calls"] > max(part["span_ms"] for part in parts.values()) > 0, row
     assert thread["reads"] > 0, thread
+    for part in parts.values():
+        calls, spans = (sum(row[place] for row in part["batches"].values()) for place in (0, 1))
+        assert math.isclose(calls, part["calls"]) and math.isclose(spans, part["span_ms"]), part
 
 
 def test_profile_opens_the_sessions_once_and_lists_the_memory(running: RunningEngine) -> None:

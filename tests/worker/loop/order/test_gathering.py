@@ -3,13 +3,14 @@
 from typing import Any
 from unittest import mock
 
+from models.graphs.shape_table import ShapeTable
 from tests.worker.loop.engines import ALOUD, QUIET, assert_same_events, make_config, short_speech
 from tests.worker.loop.scripted_engine import ScriptedEngine
 from worker.loop import sound_stage, unit_loop
 from worker.loop.duplex_job import DuplexJob
 from worker.loop.job import JobPhase
 from worker.loop.order import gathering
-from worker.loop.order.gathering import ENOUGH, LOADED_JOBS, Gathering
+from worker.loop.order.gathering import ENOUGH, LOADED_JOBS, Gathering, whole_batch
 from worker.loop.replay.replay_job import ReplayJob
 
 SPACING_S = 0.05
@@ -37,6 +38,13 @@ def test_calls_are_spaced_under_load() -> None:
     assert not calls.is_due(1, loaded), "expected the spacing to begin with the latest call"
     clock.now += 0.02 * SPACING_S
     assert calls.is_due(1, loaded)
+
+
+def test_a_call_takes_the_first_jobs_without_much_padding() -> None:
+    shapes = ShapeTable(batch=(1, 2, 4, 8, 16))
+    for n, expected in ((1, 1), (5, 4), (7, 7), (11, 8), (14, 14), (40, 16)):
+        got = whole_batch(range(n), shapes)
+        assert got == list(range(expected)), f"{n} jobs: expected the first {expected}, got {got}"
 
 
 class TickingClock:
