@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Lint, format check, audit without a network, type check and all tests. `--quick` runs the cheapest tests of every folder, without compiling or
-# a browser. Other arguments go to pytest.
+# Lint, format check, audit without a network, type check and all tests. `--quick` runs the cheapest tests of every folder,
+# without those that need a compiler, a browser or flite. Other arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 source scripts/setup_env.sh
@@ -47,7 +47,7 @@ report_types() {
 }
 empty=0 failed=0
 if [[ -n $quick ]]; then
-    run_pytest "not alone and not slow" -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
+    run_pytest "not alone and not slow and not programs" -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
     report_types
     ((empty == 0)) || fail "no test was run"
     exit "$failed"

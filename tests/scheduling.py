@@ -3,12 +3,14 @@
 `durations.json` holds the seconds of each file that takes at least a second, as `--record-durations` wrote them. Files
 run longest first, because a file is the unit that xdist gives to a process. Files that share server processes are one
 unit, listed in `groups.json`: the servers start once and end after the last of these files. `--quick` runs the cheapest
-files of every folder.
+files of every folder, without the tests marked `programs`, and hides the programs that they need.
 """
 
 import atexit
 import gc
 import json
+import re
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -24,6 +26,11 @@ FILE = Path(__file__).with_name("durations.json")
 GROUPS_FILE = Path(__file__).with_name("groups.json")
 MIN_RECORDED_S = 1.0
 QUICK_FOLDER_S = 3.0  # test time that --quick spends on a folder at most
+# Programs that `run_tests.sh --quick` does not install. The others find a compiler by these variables.
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "flite")
+COMPILER_VARIABLES = ("CC", "CXX")
+HIDDEN = "hidden-by---quick"
+ALL_NEED_PROGRAMS = re.compile(r"^pytestmark\b.*\bmark\.programs\b", re.MULTILINE)
 # Fixtures of server processes, by which files are grouped. Each has session scope and is ended by `at_group_end`.
 SHARED = ("servers", "shared_server")
 # New objects between two searches for garbage: the default of 700 spends about half as much time again on them.
@@ -40,6 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Modules imported by a collection are no garbage. Searching them takes nearly half of the collection's time.
     gc.disable()
     config.pluginmanager.register(Schedule(config), "schedule")
+    if config.getoption("--quick"):
+        hide_programs(pytest.MonkeyPatch())
 
 
 def pytest_collection_finish() -> None:
@@ -95,6 +104,8 @@ def quick_files(seconds: dict[str, float], root: Path = ROOT) -> set[str]:
     """
     folders: dict[Path, list[str]] = defaultdict(list)
     for file in (root / "tests").rglob("test_*.py"):
+        if ALL_NEED_PROGRAMS.search(file.read_text(encoding="utf-8")):
+            continue
         folders[file.parent].append(str(file.relative_to(root)))
     chosen: set[str] = set()
     for files in folders.values():
@@ -105,6 +116,18 @@ def quick_files(seconds: dict[str, float], root: Path = ROOT) -> set[str]:
                 break
             chosen.add(name)
     return chosen
+
+
+def hide_programs(patch: pytest.MonkeyPatch) -> None:
+    """Let this process find neither PROGRAMS nor a compiler, as on a machine without them."""
+    find = shutil.which
+
+    def which(name: str, *options: Any, **named: Any) -> str | None:
+        return None if Path(name).name in PROGRAMS else find(name, *options, **named)
+
+    patch.setattr(shutil, "which", which)
+    for variable in COMPILER_VARIABLES:
+        patch.setenv(variable, HIDDEN)
 
 
 class Schedule:

@@ -1,12 +1,29 @@
-"""Which test files `--quick` runs, and which files run in one process because they share servers."""
+"""Which test files `--quick` runs, what it hides, and which files run in one process because they share servers."""
 
+import os
+import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.scheduling import QUICK_FOLDER_S, FilesAndGroups, Schedule, groups_of, quick_files
+from tests.scheduling import (
+    ALL_NEED_PROGRAMS,
+    COMPILER_VARIABLES,
+    HIDDEN,
+    PROGRAMS,
+    QUICK_FOLDER_S,
+    ROOT,
+    FilesAndGroups,
+    Schedule,
+    groups_of,
+    hide_programs,
+    quick_files,
+)
+
+USES_BROWSER = re.compile(r"^from (playwright|tests\.e2e\.browser)\b", re.MULTILINE)
 
 
 def write_files(root: Path, *names: str) -> None:
@@ -26,6 +43,31 @@ def test_quick_runs_one_file_of_an_expensive_folder(tmp_path: Path) -> None:
     write_files(tmp_path, "a/test_long.py", "a/test_longer.py", "b/test_cheap.py")
     seconds = {"tests/a/test_long.py": 2 * QUICK_FOLDER_S, "tests/a/test_longer.py": 3 * QUICK_FOLDER_S}
     assert quick_files(seconds, tmp_path) == {"tests/a/test_long.py", "tests/b/test_cheap.py"}
+
+
+def test_quick_runs_no_file_that_needs_programs(tmp_path: Path) -> None:
+    write_files(tmp_path, "a/test_browser.py", "a/test_long.py")
+    (tmp_path / "tests/a/test_browser.py").write_text("import pytest\n\npytestmark = pytest.mark.programs\n")
+    assert quick_files({"tests/a/test_long.py": 60.0}, tmp_path) == {"tests/a/test_long.py"}
+
+
+def test_files_with_a_browser_are_marked() -> None:
+    using = [file for file in (ROOT / "tests").rglob("test_*.py") if USES_BROWSER.search(file.read_text("utf-8"))]
+    assert len(using) > 10, f"expected the tests of the pages, got {using}"
+    for file in using:
+        text = file.read_text("utf-8")
+        assert ALL_NEED_PROGRAMS.search(text) or "pytestmark = pytest.mark.alone" in text, (
+            f"{file}: expected the mark `programs`, or `alone`, which `--quick` leaves out"
+        )
+
+
+def test_quick_hides_programs_that_it_does_not_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that needs one fails in `--quick` also where they are installed."""
+    monkeypatch.setattr(shutil, "which", lambda name, *_: f"/usr/bin/{name}")
+    hide_programs(monkeypatch)
+    found = {name: shutil.which(name) for name in (*PROGRAMS, "ffmpeg")}
+    assert found == {**dict.fromkeys(PROGRAMS), "ffmpeg": "/usr/bin/ffmpeg"}
+    assert {os.environ[variable] for variable in COMPILER_VARIABLES} == {HIDDEN}
 
 
 def item(nodeid: str, *fixtures: str) -> Any:

@@ -12,6 +12,8 @@ from playwright.sync_api import Browser, BrowserContext, expect
 from tests.e2e.browser import WAIT_S, open_browser
 from tests.e2e.serving import ROOT, ServerProcess, gateway_with_fake_worker
 
+pytestmark = pytest.mark.programs
+
 # The frequency with the most energy in what the page plays, in Hz, once it is loud.
 LOUDEST = """
     async () => {

@@ -10,6 +10,8 @@ from tests.e2e.browser import OpenPage
 from tests.e2e.plain_server import plain_server
 from tests.e2e.serving import ServerProcess
 
+pytestmark = pytest.mark.programs
+
 MIN_CONTRAST = 4.5
 # Contrast of an element's text over a white picture: its own and its ancestors' backgrounds are laid over white.
 CONTRAST = """(selector) => {

@@ -15,6 +15,8 @@ from websockets.sync.client import ClientConnection, connect
 from tests.e2e.browser import press_start
 from tests.e2e.serving import ServerProcess, gateway_with_fake_worker
 
+pytestmark = pytest.mark.programs
+
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
 PHONE = {"width": 320, "height": 640}
 WIDTH = "[document.documentElement.scrollWidth, innerWidth]"

@@ -13,6 +13,8 @@ from tests.e2e.plain_server import plain_server
 from tests.e2e.serving import ServerProcess, gateway_with_fake_worker
 from worker.protocol.wire import unpack_frame
 
+pytestmark = pytest.mark.programs
+
 # A microphone without a device: `say(base64 float32 at 16 kHz)` plays a sound into it.
 MICROPHONE = """
     const room = new AudioContext();

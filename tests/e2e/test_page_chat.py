@@ -13,6 +13,8 @@ from tests.conformance.servers import Servers
 from tests.e2e.accessibility import overflow, violations
 from tests.e2e.browser import OpenPage
 
+pytestmark = pytest.mark.programs
+
 PATH = "/turnbased"
 SHORT = {"max_new_tokens": 6}
 LONG = {"max_new_tokens": 4000, "length_penalty": 5, "temperature": 0}  # the most likely tokens never end it

@@ -6,12 +6,15 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from PIL import Image
 from playwright.sync_api import BrowserContext, Page
 
 from tests.e2e.browser import VIDEO, OpenPage
 from tests.e2e.plain_server import TONE, Answers, plain_server
 from tests.e2e.serving import ServerProcess
+
+pytestmark = pytest.mark.programs
 
 PREPARED = {"type": "prepared", "prompt_length": 3}
 

@@ -15,6 +15,8 @@ from tests.e2e.accessibility import overflow, violations
 from tests.e2e.browser import OpenPage, open_browser
 from worker.protocol.wire import Sound
 
+pytestmark = pytest.mark.programs
+
 PATH = "/half_duplex"
 SHORT = {"vad.threshold": 0.5, "generation.max_new_tokens": 6, "tts.enabled": False}
 

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Browser
 
 from server.access.keys import hash_of
 from tests.e2e.browser import OpenPage
 from tests.e2e.serving import gateway_with_fake_worker
 from worker.key_text import new_key
+
+pytestmark = pytest.mark.programs
 
 
 def test_pages_open_with_a_link_and_with_the_form(browser: Browser, tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from tests.e2e.plain_server import Answers, plain_server
 from tests.e2e.serving import TALKATIVE, CutProxy, ServerProcess, fake_worker, gateway, gateway_with_fake_worker
 from worker.protocol.wire import Sound
 
+pytestmark = pytest.mark.programs
+
 ROOT = Path(__file__).parents[2]
 
 

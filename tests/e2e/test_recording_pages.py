@@ -16,6 +16,8 @@ from tests.server.recording.test_turns import b64
 from worker.protocol.text_messages import InsertText, TextInserted
 from worker.protocol.wire import json_text
 
+pytestmark = pytest.mark.programs
+
 N_UNITS = 6
 PAINTED = """(side) => {
   const canvas = document.querySelector("#wave-canvas");

@@ -14,6 +14,8 @@ from tests.e2e.modules.loading import call
 from worker.protocol.wire import Sound, pack_frame, unpack_frame
 from worker.vad_network import CONTEXT, WINDOW, SpeechNetwork
 
+pytestmark = pytest.mark.programs
+
 VOICE = Path(__file__).parents[3] / "assets" / "ref_audio" / "default.wav"
 
 

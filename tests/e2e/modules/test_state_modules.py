@@ -3,11 +3,14 @@
 import json
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page
 
 from tests.e2e.modules.loading import call
 from worker.config.layers import setting_fields
 from worker.config.service import Config
+
+pytestmark = pytest.mark.programs
 
 # --- state of server and connection ---------------------------------------------------------------
 

@@ -65,14 +65,14 @@ def test_conversations_are_new_though_recordings_recur(
 ) -> None:
     monkeypatch.setattr(stock, "N_VOICES", 1)
     drawn = replace(with_stock(), seconds=16.0)
-    records = [drawn.record("talk", i) for i in range(70)]
+    records = [drawn.record("talk", i) for i in range(100)]
     n_said = sum(len(one.words) for one in records)
     assert max(made.values()) == 1, "expected each recording to be made once"
     assert len(made) < 0.85 * n_said
     spoken = [one for one in records if one.words]
     assert len({one.wave.tobytes() for one in spoken}) == len(spoken) > 50
     before = len(made)
-    for i in range(70, 80):
+    for i in range(100, 110):
         drawn.record("talk", i)
     assert len(made) > before, "expected new recordings all the time"
 
@@ -101,6 +101,7 @@ def test_voices_and_pictures_are_few_and_change(monkeypatch: pytest.MonkeyPatch)
     assert len(seeds) == len(USES) * len({id(voice) for voice in (*used, *later)})
 
 
+@pytest.mark.usefixtures("made")
 def test_pictures_are_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rendered = Counter[object]()
 
@@ -111,7 +112,7 @@ def test_pictures_are_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stock, "rendered", render)
     monkeypatch.setattr(stock, "N_PICTURES", 40)
     drawn = with_stock()
-    n_shown = sum(len(drawn.record("captions", i).pictures) for i in range(60))
+    n_shown = sum(len(drawn.record("captions", i).pictures) for i in range(80))
     assert drawn.stock is not None and len(drawn.stock._pictures) == 40
     assert sum(rendered.values()) < 0.6 * n_shown
 
