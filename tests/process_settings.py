@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from models.load import load_model
 from models.omni import OmniModel
-from tests.models.kernels.interpreter import let_loops_end, patch_once, skip_unused_checks
+from tests.models.kernels.interpreter import keep_types, let_loops_end, patch_once, skip_unused_checks
 
 # Inductor probes each vector instruction set with the C++ compiler, ten times in each new cache folder. The processor's
 # own flags are enough for tests. Child processes inherit the variable.
@@ -25,6 +25,7 @@ if not torch.cuda.is_available():
         let_loops_end()
         patch_once()
         skip_unused_checks()
+        keep_types()
 # The tiny model is too small for more threads, and threads of parallel test processes block each other.
 torch.set_num_threads(1)
 

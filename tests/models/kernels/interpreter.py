@@ -69,6 +69,133 @@ def skip_unused_checks() -> None:
         builder.options = replace(builder.options, sanitize_overflow=False)
 
 
+def keep_types() -> None:
+    """Make each type of a block once, and skip work whose result is known: most of the time of a kernel.
+
+    The original computes shape, size and name anew for each operation, and unwraps what is not wrapped. The patches
+    return what it returns and leave all other cases to it.
+    """
+    _keep_block_types()
+    _unwrap_wrapped_only()
+    _keep_numpy_types()
+    _broadcast_unequal_only()
+    _cast_unequal_only()
+    _call_members_directly()
+
+
+def _keep_block_types() -> None:
+    from triton.language import core
+
+    make_block, make_tensor = core.block_type.__init__, core.tensor.__init__
+    kept: dict[tuple[Any, ...], dict[str, Any]] = {}
+    no_shape, one_element = core.tuple([]), core.constexpr(1)
+
+    def block_of(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple(one.value if type(one) is core.constexpr else one for one in shape)
+        # Types of pointers are made at each launch and compared by content.
+        if type(element_ty) is not core.dtype or not all(type(one) is int for one in sizes):
+            make_block(self, element_ty, shape)
+            return
+        if (element_ty.name, sizes) not in kept:
+            make_block(self, element_ty, shape)
+            one = core.tensor.__new__(core.tensor)
+            make_tensor(one, None, self)
+            kept[element_ty.name, sizes] = {**vars(self), "shape_of_tensor": one.shape, "numel_of_tensor": one.numel}
+        vars(self).update(kept[element_ty.name, sizes])
+
+    def tensor_of(self: Any, handle: Any, type: Any) -> None:
+        if not type.is_block():
+            self.handle, self.type, self.dtype = handle, type, type.scalar
+            self.shape, self.numel = no_shape, one_element
+        elif (shape := vars(type).get("shape_of_tensor")) is not None:
+            self.handle, self.type, self.dtype = handle, type, type.element_ty
+            self.shape, self.numel = shape, type.numel_of_tensor
+        else:
+            make_tensor(self, handle, type)
+
+    core.block_type.__init__, core.tensor.__init__ = block_of, tensor_of
+
+
+def _unwrap_wrapped_only() -> None:
+    from triton.language import core
+
+    unwrap = core._unwrap_if_constexpr
+    plain = {int, float, bool, str, type(None), core.dtype, core.block_type, core.tensor}
+
+    def unwrap_wrapped(value: Any) -> Any:
+        kind = type(value)
+        if kind in plain:
+            return value
+        return value.value if kind is core.constexpr else unwrap(value)
+
+    core._unwrap_if_constexpr = unwrap_wrapped
+
+
+def _keep_numpy_types() -> None:
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    find, kept = interpreter._get_np_dtype, dict[str, np.dtype[Any]]()
+
+    def find_once(given: Any) -> np.dtype[Any]:
+        scalar = given.element_ty if type(given) is core.block_type else given
+        if type(scalar) is not core.dtype:
+            return find(given)
+        if scalar.name not in kept:
+            kept[scalar.name] = find(scalar)
+        return kept[scalar.name]
+
+    interpreter._get_np_dtype = find_once
+
+
+def _broadcast_unequal_only() -> None:
+    from triton.language.semantic import TritonSemantic
+
+    broadcast = TritonSemantic.broadcast_impl_value
+
+    def broadcast_unequal(self: Any, left: Any, right: Any) -> Any:
+        blocks = left.type.is_block(), right.type.is_block()
+        if blocks == (True, True) and left.type.shape.values == right.type.shape.values:
+            return left, right
+        return (left, right) if blocks == (False, False) else broadcast(self, left, right)
+
+    TritonSemantic.broadcast_impl_value = broadcast_unequal
+
+
+def _cast_unequal_only() -> None:
+    from triton.language import core
+    from triton.language.semantic import TritonSemantic
+
+    cast, choose = TritonSemantic.cast, TritonSemantic.computation_type_impl
+    chosen: dict[tuple[Any, ...], Any] = {}
+
+    def cast_unequal(self: Any, given: Any, to: Any, *rounding: Any) -> Any:
+        if type(to) is type(given.dtype) is core.dtype and given.dtype.name == to.name:
+            return given
+        return cast(self, given, to, *rounding)
+
+    def choose_once(self: Any, one: Any, one_is_scalar: bool, other: Any, other_is_scalar: bool, divides: bool) -> Any:
+        key = one.name, one_is_scalar, other.name, other_is_scalar, divides
+        if key not in chosen:
+            chosen[key] = choose(self, one, one_is_scalar, other, other_is_scalar, divides)
+        return chosen[key]
+
+    TritonSemantic.cast, TritonSemantic.computation_type_impl = cast_unequal, choose_once
+
+
+def _call_members_directly() -> None:
+    from triton.runtime import interpreter
+
+    def patch_attribute(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        def call(*given: Any, **named: Any) -> Any:
+            named["_semantic"] = interpreter.interpreter_semantic
+            return member(*given, **named)
+
+        scope.set_attr(owner, name, call)
+
+    interpreter._patch_attr = patch_attribute
+
+
 def chained_dot(_: Any, a: Any, b: Any, total: Any, *options: Any) -> Any:
     """`create_dot` that adds as a GPU does in float32 without tensor cores: one product after the other.
 
