@@ -31,8 +31,8 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 COMPILER_VARIABLES = ("CC", "CXX")
 HIDDEN = "hidden-by---quick"
 ALL_NEED_PROGRAMS = re.compile(r"^pytestmark\b.*\bmark\.programs\b", re.MULTILINE)
-# Fixtures of server processes, by which files are grouped. Each has session scope and is ended by `at_group_end`.
-SHARED = ("servers", "shared_server")
+# Fixtures of processes, by which files are grouped. Each has session scope and is ended by `at_group_end`.
+SHARED = ("servers", "shared_browser")
 # New objects between two searches for garbage: the default of 700 spends about half as much time again on them.
 GC_THRESHOLD = (10_000, 20, 50)
 
@@ -61,7 +61,7 @@ def pytest_collection_finish() -> None:
 
 
 def groups_of(items: Iterable[pytest.Item]) -> dict[str, set[str]]:
-    """The names of the shared servers that the tests of each file use; files without any are left out."""
+    """The names of the shared processes that the tests of each file use; files without any are left out."""
     groups: dict[str, set[str]] = defaultdict(set)
     for item in items:
         if used := set(SHARED).intersection(getattr(item, "fixturenames", ())):

@@ -75,14 +75,14 @@ def item(nodeid: str, *fixtures: str) -> Any:
 
 
 def test_files_are_grouped_by_the_servers_that_they_share() -> None:
-    items = [item("a.py::one"), item("a.py::two[x]", "servers"), item("b.py::one", "shared_server"), item("c.py::one")]
-    assert groups_of(items) == {"a.py": {"servers"}, "b.py": {"shared_server"}}
+    items = [item("a.py::one"), item("a.py::two[x]", "servers"), item("b.py::one", "shared_browser"), item("c.py::one")]
+    assert groups_of(items) == {"a.py": {"servers"}, "b.py": {"shared_browser"}}
 
 
 def test_a_file_in_another_group_than_its_servers_fails(pytestconfig: pytest.Config) -> None:
     schedule = Schedule(pytestconfig)
     schedule.groups = {"b.py": "servers", "c.py": "servers"}
-    items = [item("a.py::one", "servers"), item("b.py::one", "servers", "shared_server"), item("c.py::one", "servers")]
+    items = [item("a.py::one", "servers"), item("b.py::one", "servers", "shared_browser"), item("c.py::one", "servers")]
     schedule.pytest_collection_modifyitems(items)
     for one in items[:2]:
         with pytest.raises(pytest.fail.Exception, match=rf"expected {one.nodeid[0]}\.py in servers"):

@@ -1,4 +1,4 @@
-"""One browser for all tests of a file, and the media of its devices."""
+"""One browser for most files, and the media of its devices."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,10 +17,18 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return make_media(tmp_path_factory.mktemp("media"))
 
 
+@pytest.fixture(scope="session")
+def shared_browser(media: tuple[Path, Path], pytestconfig: pytest.Config) -> Iterator[Browser]:
+    """Started once: a start takes as much processor time as several tests of a page."""
+    with ExitStack() as stack:
+        at_group_end(pytestconfig, stack.close)
+        yield stack.enter_context(open_browser(media))
+
+
 @pytest.fixture(scope="module")
-def browser(media: tuple[Path, Path]) -> Iterator[Browser]:
-    with open_browser(media) as one:
-        yield one
+def browser(shared_browser: Browser) -> Browser:
+    """The browser of most files. Those that need other media or a shared worker have a `browser` of their own."""
+    return shared_browser
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,17 @@ from playwright.sync_api import Browser, BrowserContext, FilePayload
 
 from tests.conformance.servers import Servers
 from tests.e2e.accessibility import overflow, violations
-from tests.e2e.browser import OpenPage
+from tests.e2e.browser import OpenPage, open_browser
 
 pytestmark = pytest.mark.programs
+
+
+@pytest.fixture(scope="module")
+def browser(media: tuple[Path, Path]) -> Iterator[Browser]:
+    """Of this file alone, which runs among those that share the worker."""
+    with open_browser(media) as one:
+        yield one
+
 
 PATH = "/turnbased"
 SHORT = {"max_new_tokens": 6}
