@@ -1,6 +1,7 @@
 """pytest plugin of the processes that run tests: threads, memory, hypothesis profile, the embedded checkpoint."""
 
 import ctypes
+import logging
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +27,8 @@ if not torch.cuda.is_available():
         patch_once()
         skip_unused_checks()
         keep_types()
+# pytest adds its handlers to loggers that do not propagate, and the compiler describes each graph to such a handler.
+logging.getLogger("torch.__trace").propagate = True
 # The tiny model is too small for more threads, and threads of parallel test processes block each other.
 torch.set_num_threads(1)
 
