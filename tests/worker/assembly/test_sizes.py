@@ -1,11 +1,14 @@
 """Sizes of the regions, and what follows from running without compiling."""
 
+from unittest import mock
+
 import pytest
 
 from tests.worker.loop.engines import loaded, make_config
-from worker.assembly.parts import assemble, slot_bytes
+from worker.assembly.parts import FRAMES_PER_SECOND, assemble, slot_bytes
 from worker.assembly.sizes import EAGER_SIZES, EAGER_VOCODER_SIZES, PAGE_ROWS, speech_pages
 from worker.config.compile import CompileConfig
+from worker.loop.sessions import Sessions
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
@@ -39,3 +42,14 @@ def test_units_that_are_rebuilt_share_a_prefill_of_four_times_the_size() -> None
     steps = assemble(*loaded(), make_config(compile=CompileConfig(enabled=False))).unit_steps
     got = {n_rows: steps.joint_prefill_bucket(n_rows) for n_rows in (10, 20, 79, 85, 300, 10_000)}
     assert got == {10: 64, 20: 128, 79: 512, 85: 512, 300: 512, 10_000: 512}
+
+
+@pytest.mark.parametrize(("n_slots", "voices_s", "seconds"), [(1, None, 20), (2, None, 60), (1, 45, 45), (2, 6, 6)])
+def test_room_for_voices_by_number_of_slots(n_slots: int, voices_s: float | None, seconds: float) -> None:
+    """A prompt may be as long as all voices, up to `max_prompt_s`."""
+    parts = assemble(*loaded(), config := make_config(n_slots, voices_s=voices_s))
+    assert parts.vocoder is not None
+    got = parts.vocoder.sizes.voice_frames / FRAMES_PER_SECOND
+    assert got == seconds, f"room for voices: expected {seconds} s, got {got}"
+    sessions = Sessions(parts.unit_steps, mock.Mock(), mock.Mock(), mock.Mock(), config)
+    assert sessions.max_prompt_s == min(seconds, 30)
