@@ -41,7 +41,9 @@ from worker.loop.text_stages import BackgroundPrefill, SearchStage, TextStages, 
 from worker.loop.voice_manager import VoiceManager
 
 PREFILL_SPACING_S = 0.08  # between prefills of few units while many jobs are in flight
-REST_S = 1e-4  # sleep while jobs wait for speech tokens, sound or others, or pictures for an expected unit
+# Sleep while jobs wait for speech tokens, sound or others, or pictures for an expected unit, and how often at most
+# before the loop looks for other work: an iteration takes longer than such a sleep.
+REST_S, RESTS = 2e-5, 4
 
 
 class UnitLoop:
@@ -200,7 +202,7 @@ class UnitLoop:
         if any(job.has_text_left and not job.is_low_priority for job in jobs):
             return
         if not self.jobs and self.pictures.is_waiting:
-            time.sleep(REST_S)
+            time.sleep(RESTS * REST_S)
             return
         poll = None if self._speech is None else self._speech.oldest_poll
         sound = None if self._sound is None else self._sound.oldest_batch
@@ -209,5 +211,7 @@ class UnitLoop:
             return
         if self._speech is not None and self._speech.can_draw(jobs):
             return
-        if not any(pending is not None and pending.is_here for pending in (poll, sound)):
+        for _ in range(RESTS):
+            if any(pending is not None and pending.is_here for pending in (poll, sound)):
+                return
             time.sleep(REST_S)
