@@ -11,6 +11,8 @@ from models.graphs.shape_table import ShapeTable
 
 LOADED_JOBS = 12  # in flight; 64 sessions, half of them speaking, have about 16 on one H200
 ENOUGH = 8  # jobs for which a call does not wait for more
+CROWDED_JOBS = 36  # in flight, with which calls wait for twice as many; 96 sessions in time have about 26 on one H200
+CROWDED_SPACING_S = 0.16
 Item = TypeVar("Item")
 
 
@@ -19,7 +21,8 @@ class Gathering:
 
     Args:
         clock: monotonic s.
-        spacing_s: from the begin of a call to that of the next one for fewer jobs than `ENOUGH`.
+        spacing_s: from the begin of a call to that of the next one for fewer jobs than `ENOUGH`; with
+            `CROWDED_JOBS` in flight at least `CROWDED_SPACING_S`, for fewer than twice as many.
     """
 
     def __init__(self, clock: Callable[[], float], spacing_s: float):
@@ -32,8 +35,10 @@ class Gathering:
 
     def is_due(self, n_ready: int, n_in_flight: int) -> bool:
         """Whether a call for `n_ready` jobs begins now; if so, it counts as the latest one."""
-        now = self._clock()
-        if self.is_loaded(n_in_flight) and n_ready < ENOUGH and now - self._last < self._spacing_s:
+        now, enough, spacing_s = self._clock(), ENOUGH, self._spacing_s
+        if n_in_flight >= CROWDED_JOBS:
+            enough, spacing_s = 2 * ENOUGH, max(CROWDED_SPACING_S, spacing_s)
+        if self.is_loaded(n_in_flight) and n_ready < enough and now - self._last < spacing_s:
             return False
         self._last = now
         return True

@@ -10,7 +10,7 @@ from worker.loop import sound_stage, unit_loop
 from worker.loop.duplex_job import DuplexJob
 from worker.loop.job import JobPhase
 from worker.loop.order import gathering
-from worker.loop.order.gathering import ENOUGH, LOADED_JOBS, Gathering, whole_batch
+from worker.loop.order.gathering import CROWDED_JOBS, CROWDED_SPACING_S, ENOUGH, LOADED_JOBS, Gathering, whole_batch
 from worker.loop.replay.replay_job import ReplayJob
 
 SPACING_S = 0.05
@@ -38,6 +38,18 @@ def test_calls_are_spaced_under_load() -> None:
     assert not calls.is_due(1, loaded), "expected the spacing to begin with the latest call"
     clock.now += 0.02 * SPACING_S
     assert calls.is_due(1, loaded)
+
+
+def test_calls_wait_for_more_jobs_in_a_crowd() -> None:
+    clock = Clock()
+    calls = Gathering(clock, SPACING_S)
+    assert calls.is_due(1, CROWDED_JOBS), "expected the first call at once"
+    clock.now += 0.99 * CROWDED_SPACING_S
+    assert not calls.is_due(2 * ENOUGH - 1, CROWDED_JOBS), "expected a call for fewer than twice as many jobs to wait"
+    assert calls.is_due(2 * ENOUGH, CROWDED_JOBS)
+    clock.now += 0.99 * CROWDED_SPACING_S
+    assert not calls.is_due(1, CROWDED_JOBS)
+    assert calls.is_due(1, CROWDED_JOBS - 1), "expected the shorter spacing with fewer jobs in flight"
 
 
 def test_a_call_takes_the_first_jobs_without_much_padding() -> None:
