@@ -56,6 +56,7 @@ VIDEO, REF_AUDIO = Path("assets/warmup.mp4"), Path("assets/ref_audio")
 WARM_UP_UNITS = ServiceSection.model_fields["max_warmup_chunks"].default  # as a worker has it
 PROMPT_TOKENS = 75  # three seconds
 WINDOW = WindowConfig()
+UNITS_ROWS = 256  # of a slot above the mark at which its window moves
 
 
 @dataclass(frozen=True)
@@ -103,12 +104,12 @@ class EngineSpec:
         return self.steps or WAYS[self.way].steps
 
     def engine_config(self) -> EngineConfig:
-        window = min(WINDOW.high_tokens, self.llm_len // 2), min(WINDOW.low_tokens, self.llm_len // 3)
-        fits = self.llm_len >= WINDOW.high_tokens + 256
+        high = min(WINDOW.high_tokens, max(self.llm_len - UNITS_ROWS, self.llm_len // 2))
+        window = WindowConfig(high_tokens=high, low_tokens=high * WINDOW.low_tokens // WINDOW.high_tokens)
         session = {
             "force_listen_count": 0,
             "seed": 1,
-            "window": WINDOW if fits else WindowConfig(high_tokens=window[0], low_tokens=window[1]),
+            "window": window,
             **self.session,
         }
         return EngineConfig(

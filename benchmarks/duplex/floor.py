@@ -15,7 +15,7 @@ SPEECH_TOKENS = 25
 FED_TOKENS = 9  # the speak token and eight text tokens
 PROMPT_FRAMES = 150
 SPEECH_ROWS = 512  # cache rows held by a turn; one second adds 36
-ROWS, ROWS_WITH_IMAGE = 16, 96  # padded sizes of a unit's prefill
+ROWS, ROWS_WITH_IMAGE = 16, 80  # padded sizes of a unit's prefill
 
 
 def unit_floor(

@@ -167,7 +167,7 @@ def drain(sessions: Sequence[BenchSession]) -> None:
 
 def _row_figures(units: list[SentUnit], generator: "LoadGenerator") -> dict[str, Any]:
     totals = [unit.total_ms for unit in units]
-    missed = sum(total is None or total > DEADLINE_MS for total in totals)
+    late = [unit for unit in units if unit.total_ms is None or unit.total_ms > DEADLINE_MS]
     speaking = [unit for unit in units if unit.session.startswith(SPEAK)]
     listening = [unit for unit in units if unit.session.startswith(LISTEN)]
     ended = [unit for unit in units if unit.result is not None]
@@ -181,8 +181,9 @@ def _row_figures(units: list[SentUnit], generator: "LoadGenerator") -> dict[str,
         "speak_ms": percentiles([unit.total_ms for unit in speaking]),
         "first_sound_ms": percentiles([unit.first_sound_ms for unit in units]),
         "wait_ms": percentiles([unit.result.times.wait for unit in ended]),
-        "n_missed": missed,
-        "miss_rate": missed / len(units) if units else 1.0,
+        "n_missed": len(late),
+        "miss_rate": len(late) / len(units) if units else 1.0,
+        "missed_at_s": sorted(round(unit.due - generator.started_at, 1) for unit in late),
         "n_lost": sum(total is None for total in totals),
         "errors": sorted({unit.error for unit in units if unit.error})[:5],
         "n_caught_up": sum(unit.result.n_caught_up for unit in ended),

@@ -99,6 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
         **summary([]),
         "command": ["python", "-m", "benchmarks.turns", *arguments],
         "environment": {**report.environment(device), "load_average": os.getloadavg()[0]},
+        "settings": {name: value for name, value in os.environ.items() if name.startswith("DUOLOGUE_")},
         "decisions": "model" if options.url else options.decisions,
         "rows": [],
         "left_out": [],
