@@ -30,7 +30,8 @@ QUICK_FOLDER_S = 3.0  # test time that --quick spends on a folder at most
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "flite")
 COMPILER_VARIABLES = ("CC", "CXX")
 HIDDEN = "hidden-by---quick"
-ALL_NEED_PROGRAMS = re.compile(r"^pytestmark\b.*\bmark\.programs\b", re.MULTILINE)
+# Files whose tests `--quick` would all leave out.
+LEFT_OUT = re.compile(r"^pytestmark\b.*\bmark\.(programs|slow|alone|gpu|cluster)\b", re.MULTILINE)
 # Fixtures of processes, by which files are grouped. Each has session scope and is ended by `at_group_end`.
 SHARED = ("servers", "shared_browser")
 # New objects between two searches for garbage: the default of 700 spends about half as much time again on them.
@@ -104,7 +105,7 @@ def quick_files(seconds: dict[str, float], root: Path = ROOT) -> set[str]:
     """
     folders: dict[Path, list[str]] = defaultdict(list)
     for file in (root / "tests").rglob("test_*.py"):
-        if ALL_NEED_PROGRAMS.search(file.read_text(encoding="utf-8")):
+        if LEFT_OUT.search(file.read_text(encoding="utf-8")):
             continue
         folders[file.parent].append(str(file.relative_to(root)))
     chosen: set[str] = set()

@@ -1,8 +1,9 @@
 """Load of many live sessions: each sends a unit every second in real time, every second session listens, the others
 speak.
 
-Send times are spread over the second and context lengths over a range; windows slide with the default settings. A
-unit's time starts when it is due, so late sending counts as latency. Does not start engines.
+Send times are spread over the second and context lengths over a range; windows slide with the default settings.
+Sessions begin one after the other during the warm-up, in all but its last second. A unit's time starts when it is due,
+so late sending counts as latency. Does not start engines.
 """
 
 import heapq
@@ -241,7 +242,12 @@ class LoadGenerator:
 
     def _run(self) -> None:
         last = self.started_at + self._plan.warm_s + self._plan.seconds
-        due = [(self.started_at + offset, number, 0) for number, offset in enumerate(self._offsets)]
+        n, joining_s = len(self._offsets), max(self._plan.warm_s - 1, 0)
+        joins = [int(joining_s * number / n) for number in range(n)]
+        due = [
+            (self.started_at + join + offset, number, 0)
+            for number, (join, offset) in enumerate(zip(joins, self._offsets, strict=True))
+        ]
         heapq.heapify(due)
         while due and not self._stopped.wait(max(due[0][0] - time.monotonic(), 0)):
             moment, number, unit = heapq.heappop(due)

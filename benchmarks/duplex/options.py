@@ -88,7 +88,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--sessions", type=_number_list, default=(1, 4, 8, 16, 32, 64), help="numbers of live sessions")
     parser.add_argument("--seconds", type=float, default=8.0, help="sessions: measured seconds of each row")
-    parser.add_argument("--warm-seconds", type=float, default=2.0, help="sessions: seconds before the measurement")
+    parser.add_argument(
+        "--warm-seconds", type=float, default=2.0, help="sessions: seconds before the measurement, in which they begin"
+    )
     parser.add_argument(
         "--contexts",
         type=_number_list,

@@ -28,6 +28,7 @@ SCRIPTED, WORKER, GATEWAY = "benchmarks.turns.worker", "worker.main", "server.ma
 TINY = "tiny"
 REAL = "real"
 MIN_QUESTIONS = 3  # of each session
+MODEL_VARIABLES = ("DUOLOGUE_MODEL_", "DUOLOGUE_DUPLEX_")  # settings that the result names; others may be secret
 MODES = ("auto", "off")
 START_S, QUESTION_S = 4.0, 2.3  # of a row's clients; mean of the set with its pauses
 
@@ -99,7 +100,7 @@ def main(arguments: list[str] | None = None) -> None:
         **summary([]),
         "command": ["python", "-m", "benchmarks.turns", *arguments],
         "environment": {**report.environment(device), "load_average": os.getloadavg()[0]},
-        "settings": {name: value for name, value in os.environ.items() if name.startswith("DUOLOGUE_")},
+        "settings": {name: value for name, value in os.environ.items() if name.startswith(MODEL_VARIABLES)},
         "decisions": "model" if options.url else options.decisions,
         "rows": [],
         "left_out": [],

@@ -41,8 +41,8 @@ class Shapes(ShapeTable):
     patches: tuple[int, ...] = (1088, 4096)  # the first size holds every ordinary frame
     clip_frames: tuple[int, ...] = (200, 1000, 3000)
     samples: tuple[int, ...] = (16640,)  # of a unit, the longer first one included
-    # LLM rows fed at once: a unit of sound, one with a picture, two of these or one with texts, and prompts.
-    rows: tuple[int, ...] = (16, 80, 160, 512)
+    # LLM rows fed at once: a unit of sound, one with a picture, the same after another unit, two pictures, prompts.
+    rows: tuple[int, ...] = (16, 80, 96, 160, 512)
     kv: tuple[int, ...] = (512, 2048, 8192)  # LLM cache rows read
     spoken: tuple[int, ...] = (24, 64)  # text tokens of a unit spoken at once
     tokens: tuple[int, ...] = (24, 256, 1024)  # text tokens of an answer spoken at once

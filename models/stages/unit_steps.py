@@ -245,11 +245,13 @@ class UnitSteps(RunnerFacts):
     def _encode_audio(self, units: Sequence[AudioUnit]) -> list[Tensor]:
         runner, n, recent_mel = self.runner, len(units), self._audio.recent_mel
         slots, n_new = [unit.slot for unit in units], [len(unit.samples) for unit in units]
-        overlap = [unit.overlap for unit in units]
-        columns = ((n_new, 0), ([True] * n, False), ([False] * n, False), (overlap, False))
-        size, slot_ids, (*pushed, starts_over) = runner.batch("audio_unit", slots, *columns)
-        if any(overlap):
-            runner.regions.run(regions.audio_overlap, slot_ids, starts_over)
+        columns = ((n_new, 0), ([True] * n, False), ([False] * n, False))
+        size, slot_ids, pushed = runner.batch("audio_unit", slots, *columns)
+        if starting_over := [unit.slot for unit in units if unit.overlap]:
+            _, some_slots, (active,) = runner.batch(
+                "audio_overlap", starting_over, ([True] * len(starting_over), False)
+            )
+            runner.regions.run(regions.audio_overlap, some_slots, active)
         padded = torch.zeros(size, runner.shapes.fit("mel_unit", "samples", max(n_new)))
         for row, unit in enumerate(units):
             padded[row, : len(unit.samples)] = unit.samples

@@ -270,7 +270,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _flow_sizes(n_slots: int, config: EngineConfig) -> FlowSizes:
-    frames = int(config.seconds_of_voices(n_slots) * FRAMES_PER_SECOND) // 2 * 2
+    frames = int(config.voices_s * FRAMES_PER_SECOND) // 2 * 2
     # One voice per session, and some that stay prepared for later sessions.
     return FlowSizes(
         n_sessions=n_slots,
@@ -357,7 +357,7 @@ def slot_bytes(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineC
     if flow_parts is not None:
         flow, hift, steps = flow_parts.flow, flow_parts.hift, (config.solver_steps,)
         few, more = (
-            Vocoder(flow, hift, sizes=_flow_sizes(n, config), steps=steps, kernels="plain").n_bytes for n in (2, 3)
+            Vocoder(flow, hift, sizes=_flow_sizes(n, config), steps=steps, kernels="plain").n_bytes for n in (1, 2)
         )
         n_bytes["vocoder"] = more - few
     torch.cuda.empty_cache()

@@ -25,7 +25,7 @@ def shapes_of(model: OmniModel, batch: tuple[int, ...], config: EngineConfig, *,
     """Sizes of the omni model. batch: of its axis. by_kernels: the project's kernels run its layers."""
     if model.device.type == "cpu" and config.compile.enabled_on("cpu"):
         # Each size costs seconds of compiling, and size 1 always compiles separately.
-        return Shapes(batch=batch, slices=(2, 4))
+        return Shapes(batch=batch, slices=(2, 4), rows=(16, 80, 512))
     if runs_eager(model, config):
         return Shapes(batch=batch, **EAGER_SIZES)
     if by_kernels:  # kernels read only the valid rows, so one size is enough

@@ -215,7 +215,7 @@ class DuplexSection(Settings):
     )
     context_rows: int = Field(8192, ge=1, le=1_000_000, description="context length of a slot in tokens")
     euler_steps: int | None = Field(None, ge=1, le=50, description="solver steps of the flow; null: the model's, or 10")
-    voices_s: float | None = Field(None, ge=6, le=3600, description=VOICES_TEXT)
+    voices_s: float = Field(60.0, ge=6, le=3600, description=VOICES_TEXT)
     early_pictures: bool = Field(
         True,
         description="encode pictures when they arrive, while no unit is in flight; false: with their unit",

@@ -34,11 +34,7 @@ REFERENCE_SET, FIXED_SET, REPLY_SET, REPLY_TEXT_SET, REFERENCE_SPEAK_SET, FIXED_
 # Of a checkpoint with a side lane only: duplex in which a span of the side lane may begin, and the tokens inside one.
 SIDE_DUPLEX_SET, SIDE_SET = range(6, 8)
 
-VOICES_S, VOICES_S_OF_ONE = 60.0, 20.0  # of a worker, and of one with a single slot
-VOICES_TEXT = (
-    "total seconds of the prompts of all voices in use, and most of one voice; null: "
-    f"{VOICES_S:g}, with one slot {VOICES_S_OF_ONE:g}"
-)
+VOICES_TEXT = "total seconds of the prompts of all voices in use; below 30, no voice may be longer"
 
 TEXT_ROWS = 512  # of inserted texts, for which a session in a pool of rows has room beside its window
 DEFAULT_SOLVER_STEPS = 10
@@ -305,7 +301,7 @@ class EngineConfig(Settings):
     euler_steps: int | None = Field(None, ge=1, le=50, description="solver steps of the flow; null: the model's, or 10")
     session: SessionConfig = Field(SessionConfig(), description="defaults of sessions")
     max_prompt_s: float = Field(30.0, ge=0.5, le=30, description="longest voice prompt in seconds")
-    voices_s: float | None = Field(None, ge=6, le=3600, description=VOICES_TEXT)
+    voices_s: float = Field(60.0, ge=6, le=3600, description=VOICES_TEXT)
     first_sound_first: bool = Field(True, description="work of turns without sound goes first")
     max_waiting_units: int = Field(16, ge=1, le=600, description="most waiting units of a session")
     early_pictures: bool = Field(
@@ -325,12 +321,6 @@ class EngineConfig(Settings):
     speech_sessions: int | None = Field(None, ge=1, le=1024, description="slots of the speech model")
     speech_rows: int = Field(2048, ge=128, le=32_768, description="context length of such a slot")
     compile: CompileConfig = Field(CompileConfig(), description="compilation and backend flags")
-
-    def seconds_of_voices(self, n_slots: int) -> float:
-        """Total seconds of the prompts of all voices in use, with `n_slots` slots."""
-        if self.voices_s is not None:
-            return self.voices_s
-        return VOICES_S if n_slots > 1 else VOICES_S_OF_ONE
 
     @property
     def token2wav_folder(self) -> Path:

@@ -114,6 +114,11 @@ class BatchRunner:
 
     # --- jobs ----------------------------------------------------------------------------------
 
+    @property
+    def n_gathering(self) -> int:
+        """Jobs in flight whose calls others may wait for: units, but no replies, inserted texts or replays."""
+        return sum(job.gathers and not job.is_background for job in self.jobs)
+
     def add(self, job: Job) -> None:
         now = self.clock()
         job.admit(self.unit_steps.counters(job.slot), now)

@@ -75,7 +75,7 @@ class Sessions:
     @property
     def max_prompt_s(self) -> float:
         """Seconds of sound in a prompt, at most."""
-        return min(self._config.max_prompt_s, self._config.seconds_of_voices(self._unit_steps.n_slots))
+        return min(self._config.max_prompt_s, self._voices.max_voice_s)
 
     # --- open and prepare ----------------------------------------------------------------------
 

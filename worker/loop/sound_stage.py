@@ -67,8 +67,8 @@ class SoundStage:
         First sounds go before others; while calls are spaced, others fill their batch.
         """
         self._collect()
-        n_in_flight = len(self._batch.jobs)
         while len(self._in_flight) < MAX_IN_FLIGHT and (ready := [job for job in jobs if self._is_ready(job)]):
+            n_in_flight = self._batch.n_gathering
             if not self._launches.is_due(len(ready), n_in_flight):
                 break
             first = self._order.first_of(ready)

@@ -41,9 +41,8 @@ from worker.loop.text_stages import BackgroundPrefill, SearchStage, TextStages, 
 from worker.loop.voice_manager import VoiceManager
 
 PREFILL_SPACING_S = 0.08  # between prefills of few units while many jobs are in flight
-# Sleep while jobs wait for speech tokens, sound or others, or pictures for an expected unit, and how often at most
-# before the loop looks for other work: an iteration takes longer than such a sleep.
-REST_S, RESTS = 2e-5, 4
+REST_S = 2e-5  # sleep while jobs wait for speech tokens, sound or others, or pictures for an expected unit
+RESTS = 2  # sleeps in a row, since looking for other work takes longer than one of them
 
 
 class UnitLoop:
@@ -160,7 +159,10 @@ class UnitLoop:
     def _units_to_hold(self) -> set[Job]:
         """With many jobs in flight, new units that wait for a prefill together, or for the next one if one is full."""
         units = [job for job in self.jobs if job.phase is JobPhase.START and job.gathers and not job.is_background]
-        is_due = bool(units) and self._prefills.is_due(len(units), len(self.jobs))
+        n_in_flight = self._batch.n_gathering
+        if not units or not Gathering.is_loaded(n_in_flight):
+            return set()
+        is_due = self._prefills.is_due(len(units), n_in_flight)
         now = whole_batch(units, self._batch.unit_steps.shapes) if is_due else []
         return set(units).difference(now)
 

@@ -5,7 +5,7 @@ Contains the three resources. Does not contain why a turn ends.
 
 from models.stages.speech_stream import SpeechStream
 from models.stages.unit_steps import UnitSteps
-from models.token2wav.settings import FRAMES_PER_TOKEN, SILENCE_TOKEN
+from models.token2wav.settings import FRAMES_PER_TOKEN, MEL_RATE, SILENCE_TOKEN
 from models.token2wav.stream.vocode import TAIL_FRAMES
 from models.token2wav.stream.vocoder import Vocoder
 from models.token2wav.stream.windows import TokenWindows
@@ -25,6 +25,11 @@ class VoiceManager:
         """vocoder: None for an engine without sound."""
         self._unit_steps, self._vocoder = unit_steps, vocoder
         self._voices: dict[int, Voice] = {}  # by slot, also of sessions that do not speak now
+
+    @property
+    def max_voice_s(self) -> float:
+        """Seconds of the longest voice; infinite without a vocoder."""
+        return float("inf") if self._vocoder is None else self._vocoder.sizes.max_prompt / MEL_RATE
 
     def lend(self, session: Session, voice: Voice | None) -> None:
         """Replace the session's voice. It is leased when the settings ask for sound. voice: None for none.

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from models.errors import AudioError
 from worker.assembly.backend_flags import resolve_compile
 from worker.assembly.hub import with_local_checkpoint
 from worker.assembly.parts import EngineParts, build, pick_device
@@ -100,7 +101,7 @@ def start_engine(
     status.progress("files of the warm-up")
     extract(video, 1)
     if ref_audio is not None:
-        ReferenceSound.read(ref_audio)
+        _check_length(ReferenceSound.read(ref_audio), config)
     device = pick_device(config.device)
     config = with_talker_session(resolve_compile(config, device.type), device.type)
     seconds: dict[str, float] = {}
@@ -205,3 +206,10 @@ def _timed(seconds: dict[str, float], stage: str, run: Callable[[], Result]) -> 
     result = run()
     seconds[stage] = time.perf_counter() - start
     return result
+
+
+def _check_length(sound: ReferenceSound, config: EngineConfig) -> None:
+    seconds, most = sound.samples.shape[-1] / sound.rate, min(config.max_prompt_s, config.voices_s)
+    if seconds > most:
+        expected = f"at most {most:g} s, as duplex.voices_s allows"
+        raise AudioError("sound of the default voice", expected=expected, got=f"{seconds:.1f} s")

@@ -9,6 +9,7 @@ from worker.assembly.parts import FRAMES_PER_SECOND, assemble, slot_bytes
 from worker.assembly.sizes import EAGER_SIZES, EAGER_VOCODER_SIZES, PAGE_ROWS, speech_pages
 from worker.config.compile import CompileConfig
 from worker.loop.sessions import Sessions
+from worker.loop.voice_manager import VoiceManager
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
@@ -44,12 +45,11 @@ def test_units_that_are_rebuilt_share_a_prefill_of_four_times_the_size() -> None
     assert got == {10: 64, 20: 128, 79: 512, 85: 512, 300: 512, 10_000: 512}
 
 
-@pytest.mark.parametrize(("n_slots", "voices_s", "seconds"), [(1, None, 20), (2, None, 60), (1, 45, 45), (2, 6, 6)])
-def test_room_for_voices_by_number_of_slots(n_slots: int, voices_s: float | None, seconds: float) -> None:
-    """A prompt may be as long as all voices, up to `max_prompt_s`."""
-    parts = assemble(*loaded(), config := make_config(n_slots, voices_s=voices_s))
-    assert parts.vocoder is not None
-    got = parts.vocoder.sizes.voice_frames / FRAMES_PER_SECOND
-    assert got == seconds, f"room for voices: expected {seconds} s, got {got}"
-    sessions = Sessions(parts.unit_steps, mock.Mock(), mock.Mock(), mock.Mock(), config)
-    assert sessions.max_prompt_s == min(seconds, 30)
+@pytest.mark.parametrize(("voices_s", "longest"), [(60, 30), (20, 20)])
+def test_a_voice_is_no_longer_than_all_voices(voices_s: float, longest: float) -> None:
+    parts = assemble(*loaded(), config := make_config(voices_s=voices_s))
+    assert parts.vocoder is not None and parts.vocoder.sizes.voice_frames == voices_s * FRAMES_PER_SECOND
+    for vocoder, expected in ((parts.vocoder, longest), (None, 30)):
+        voices = VoiceManager(parts.unit_steps, vocoder)
+        sessions = Sessions(parts.unit_steps, mock.Mock(), voices, mock.Mock(), config)
+        assert sessions.max_prompt_s == expected, f"seconds: expected {expected}, got {sessions.max_prompt_s}"

@@ -143,7 +143,7 @@ def test_kernels_need_one_context_size() -> None:
     model = SimpleNamespace(device=torch.device("cuda"), config=SmallEngine().parts.model.config)
     batch, config = (1, 2, 4), make_config(llm_len=300)
     shapes = shapes_of(model, batch, config, by_kernels=True)
-    assert (shapes.batch, shapes.kv, len(shapes.speech_kv), shapes.rows) == (batch, (300,), 1, (16, 80, 160, 512))
+    assert (shapes.batch, shapes.kv, len(shapes.speech_kv), shapes.rows) == (batch, (300,), 1, (16, 80, 96, 160, 512))
     assert len(shapes_of(model, batch, config).kv) > 1
 
 

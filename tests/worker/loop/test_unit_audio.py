@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from models.errors import ImageError
-from models.inputs.audio_sizes import UNIT_SAMPLES
+from models.inputs.audio_sizes import FIRST_UNIT_SAMPLES, UNIT_SAMPLES
 from models.inputs.image import image_patches, plan
+from models.stages import regions
+from models.stages.unit_steps import UnitSteps
+from tests.models.compare import assert_close
 from tests.worker.engine.failing_regions import broken
 from tests.worker.loop.engines import (
     QUIET,
@@ -276,3 +280,25 @@ def test_counts_image_slices(engine: ScriptedEngine) -> None:
     result = engine.take("a")[-1]
     assert result.n_slices == len(wide) == 3, f"slices of a wide picture: expected 3, got {result.n_slices}"
     assert result.context_len - session.window.length == -2, "expected every row to be counted"
+
+
+def test_only_slots_at_the_end_of_their_positions_are_encoded_again() -> None:
+    """Slots beside them in the batch are left out of that call; all rows are those of each slot alone."""
+    noise = torch.randn(5, FIRST_UNIT_SAMPLES, generator=torch.Generator().manual_seed(0)).mul(0.1)
+
+    def encode(steps: UnitSteps, slots: list[int], units: list[int]) -> list[Tensor]:
+        samples = [noise[unit][: FIRST_UNIT_SAMPLES if unit in (0, 4) else UNIT_SAMPLES] for unit in units]
+        return steps.encode_audio(slots, samples, [True] * len(slots))
+
+    together, alone = (make_parts(make_config()).unit_steps for _ in range(2))
+    for steps in (together, alone):
+        long, new = steps.open(), steps.open()
+        for unit in range(3):
+            encode(steps, [long], [unit])
+    with mock.patch.object(together.runner.regions, "run", wraps=together.runner.regions.run) as run:
+        got = encode(together, [new, long], [4, 3])
+    (again,) = (call.args[1] for call in run.call_args_list if call.args[0] is regions.audio_overlap)
+    assert {*again.tolist()} - {together.state.scratch} == {long}, f"expected only slot {long}, got {again}"
+    expected = [*encode(alone, [new], [4]), *encode(alone, [long], [3])]
+    for slot, own, want in zip((new, long), got, expected, strict=True):
+        assert_close(own, want, 1e-5, f"rows of slot {slot}")

@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import soundfile
 import torch
 from safetensors import safe_open
 
@@ -22,6 +24,7 @@ from worker.engine import Engine
 from worker.media import MediaError
 from worker.start import starting
 from worker.start.starting import Started, start_engine
+from worker.start.voices import ReferenceSound
 from worker.start.warmup import WarmUpError
 from worker.status import State, StateError, Status
 
@@ -180,6 +183,15 @@ def test_stopped_worker_starts_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     with no_engine_left(), pytest.raises(StateError):
         start(tmp_path, status=status)
     assert status.state is State.DRAINING
+
+
+def test_refuses_a_default_voice_for_which_there_is_no_room(tmp_path: Path) -> None:
+    path = tmp_path / "long.wav"
+    soundfile.write(path, np.full(7 * 16_000, 0.1, np.float32), 16_000)
+    sound = ReferenceSound.read(path)
+    starting._check_length(sound, EngineConfig(voices_s=7))
+    with pytest.raises(AudioError, match=r"at most 6 s.*voices_s.*7\.0 s"):
+        starting._check_length(sound, EngineConfig(voices_s=6))
 
 
 @pytest.mark.parametrize(

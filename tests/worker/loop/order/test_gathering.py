@@ -6,14 +6,19 @@ from unittest import mock
 from models.graphs.shape_table import ShapeTable
 from tests.worker.loop.engines import ALOUD, QUIET, assert_same_events, make_config, short_speech
 from tests.worker.loop.scripted_engine import ScriptedEngine
+from worker.chat.reply_job import ReplyJob
 from worker.loop import sound_stage, unit_loop
+from worker.loop.batch_runner import BatchRunner
 from worker.loop.duplex_job import DuplexJob
 from worker.loop.job import JobPhase
+from worker.loop.observer import Observer
 from worker.loop.order import gathering
 from worker.loop.order.gathering import CROWDED_JOBS, CROWDED_SPACING_S, ENOUGH, LOADED_JOBS, Gathering, whole_batch
+from worker.loop.prompt.inserted_text import TextJob
 from worker.loop.replay.replay_job import ReplayJob
 
 SPACING_S = 0.05
+KINDS = (DuplexJob, ReplayJob, ReplyJob, TextJob)
 SPEAK = "<|speak|>Hello there"
 
 
@@ -50,6 +55,14 @@ def test_calls_wait_for_more_jobs_in_a_crowd() -> None:
     clock.now += 0.99 * CROWDED_SPACING_S
     assert not calls.is_due(1, CROWDED_JOBS)
     assert calls.is_due(1, CROWDED_JOBS - 1), "expected the shorter spacing with fewer jobs in flight"
+
+
+def test_only_units_count_as_in_flight() -> None:
+    batch = BatchRunner(mock.Mock(), mock.Mock(), Observer(), Clock())
+    units = [mock.Mock(spec=kind, gathers=kind.gathers, is_background=kind.is_background) for kind in KINDS]
+    for unit in units:
+        batch.take_over(unit)
+    assert batch.n_gathering == 1, f"expected one of {KINDS}, got {batch.n_gathering}"
 
 
 def test_a_call_takes_the_first_jobs_without_much_padding() -> None:
