@@ -31,11 +31,11 @@ from models.token2wav.hift import hift as hift_module
 from models.token2wav.hift.hift import Hift
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from models.token2wav.load.random_weights import random_parts
-from models.token2wav.settings import FRAMES_PER_TOKEN, FlowConfig
+from models.token2wav.settings import FRAMES_PER_TOKEN, MEL_RATE, FlowConfig
 from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.voice.voice import Voice
 from worker.assembly.backend_flags import uses_kernels
-from worker.assembly.parts import FRAMES_PER_SECOND, EngineParts, assemble
+from worker.assembly.parts import EngineParts, assemble
 from worker.compile.cache import CompileCache, cache_facts
 from worker.compile.compile_engine import compile_engine, count
 from worker.compile.prefetch import prefetch_compiler, prefetch_triton
@@ -284,7 +284,7 @@ def start(
         "slot_bytes": parts.unit_steps.state.nbytes(),
         "vocoder_slot_bytes": parts.vocoder.n_bytes,
         "bytes_of_1000_rows": 1000 * _row_bytes(parts),
-        "bytes_of_a_voice_second": FRAMES_PER_SECOND * _voice_frame_bytes(parts),
+        "bytes_of_a_voice_second": MEL_RATE * _voice_frame_bytes(parts),
         "peak_memory": {**report.peak_memory(parts.model.device), **start_peak(memory)},
         "phase_memory": memory,
         "held_parts": held_parts(parts, result),

@@ -25,6 +25,7 @@ from models.stages.state import SlotState
 from models.stages.unit_steps import UnitSteps
 from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
+from models.token2wav.settings import MEL_RATE
 from models.token2wav.stream.backends import Kernels
 from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.stream.vocoder import Vocoder
@@ -66,7 +67,6 @@ WORK_SLOT_BYTES = 2 * 10**8  # of these, for each slot: 0.13 GB on an H200 at re
 MEMORY_SHARE = 0.85  # of the memory that the weights leave: most that slots may take, whatever is left free
 VOICES = 8
 MAX_PROMPT_FRAMES = 1500  # of one voice: 30 s
-FRAMES_PER_SECOND = 50  # of a voice's prompt
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _flow_sizes(n_slots: int, config: EngineConfig) -> FlowSizes:
-    frames = int(config.voices_s * FRAMES_PER_SECOND) // 2 * 2
+    frames = int(config.voices_s * MEL_RATE) // 2 * 2
     # One voice per session, and some that stay prepared for later sessions.
     return FlowSizes(
         n_sessions=n_slots,

@@ -80,6 +80,7 @@ class UnitLoop:
             Gathering(clock, PREFILL_SPACING_S),
         )
         self._sound = None if vocoder is None else SoundStage(self._batch, vocoder, self._order)
+        self._held: set[Job] = set()  # units that wait for a prefill together, in the latest iteration
 
     @property
     def jobs(self) -> list[Job]:
@@ -135,6 +136,7 @@ class UnitLoop:
         Does not wait for speech tokens or sound in flight; a later iteration collects them.
         Returns: whether any job is left.
         """
+        # All jobs are counted first: that is cheap, and they are at least as many as those that gather.
         self._held = self._units_to_hold() if Gathering.is_loaded(len(self.jobs)) else set()
         waiting = self._order.waiting([job for job in self.jobs if job not in self._held]) | self._held
         if self._speech is not None:

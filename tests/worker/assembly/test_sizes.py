@@ -4,8 +4,9 @@ from unittest import mock
 
 import pytest
 
+from models.token2wav.settings import MEL_RATE
 from tests.worker.loop.engines import loaded, make_config
-from worker.assembly.parts import FRAMES_PER_SECOND, assemble, slot_bytes
+from worker.assembly.parts import assemble, slot_bytes
 from worker.assembly.sizes import EAGER_SIZES, EAGER_VOCODER_SIZES, PAGE_ROWS, speech_pages
 from worker.config.compile import CompileConfig
 from worker.loop.sessions import Sessions
@@ -48,7 +49,7 @@ def test_units_that_are_rebuilt_share_a_prefill_of_four_times_the_size() -> None
 @pytest.mark.parametrize(("voices_s", "longest"), [(60, 30), (20, 20)])
 def test_a_voice_is_no_longer_than_all_voices(voices_s: float, longest: float) -> None:
     parts = assemble(*loaded(), config := make_config(voices_s=voices_s))
-    assert parts.vocoder is not None and parts.vocoder.sizes.voice_frames == voices_s * FRAMES_PER_SECOND
+    assert parts.vocoder is not None and parts.vocoder.sizes.voice_frames == voices_s * MEL_RATE
     for vocoder, expected in ((parts.vocoder, longest), (None, 30)):
         voices = VoiceManager(parts.unit_steps, vocoder)
         sessions = Sessions(parts.unit_steps, mock.Mock(), voices, mock.Mock(), config)

@@ -11,7 +11,7 @@ from models.graphs.shape_table import ShapeTable
 
 LOADED_JOBS = 12  # units in flight; 64 sessions, half of them speaking, have about 16 on one H200
 ENOUGH = 8  # jobs for which a call does not wait for more
-CROWDED_JOBS = 36  # in flight, with which calls wait for twice as many; 96 sessions in time have about 26 on one H200
+CROWDED_JOBS = 36  # in flight, with which calls wait for twice as many; 96 sessions have about 26 while none is late
 CROWDED_SPACING_S = 0.16
 Item = TypeVar("Item")
 

@@ -142,6 +142,16 @@ def test_units_that_are_held_hold_back_nothing_else() -> None:
         assert engine.take("listens") and engine.take("third")
 
 
+def test_a_unit_before_the_first_iteration_is_not_held() -> None:
+    engine = ScriptedEngine(make_config(), clock=Clock())
+    session = engine.start("a", QUIET, "<|listen|>")
+    engine.send(session, 0)
+    with mock.patch.object(engine.loop, "run"):
+        engine.step()
+    assert engine.loop.has_unfed_units, f"expected a unit to prefill, got {engine.loop.jobs}"
+    engine.settle()
+
+
 def test_held_units_can_be_closed_and_replays_are_not_held() -> None:
     with mock.patch.multiple(gathering, LOADED_JOBS=1, ENOUGH=5):
         engine = ScriptedEngine(make_config(), clock=Clock())
