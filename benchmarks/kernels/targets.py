@@ -81,6 +81,7 @@ def cases(kernel: str, kind: Kind, capability: int) -> Iterator[TargetKernel]:
         constants = {
             "BN": plan.rows, "BM": max(16, rows), "BK": plan.columns,
             "TILES": stored // plan.splits // plan.columns, "GATED": gated, "PDL": capability >= 90,
+            "EARLY": False,
         }  # fmt: skip
         signature = {**types, "out": "*bf16" if gated else "*fp32", "ROWS": "i32", "x_stride": "i32"}
         yield TargetKernel(
@@ -93,7 +94,7 @@ def _word_cases(
     weight: QuantizedMatrix, kernel: str, types: dict[str, str], common: dict[str, Any], capability: int
 ) -> Iterator[TargetKernel]:
     gated = kernel == "gated words"
-    common = {**common, "PDL": capability >= 90}
+    common = {**common, "PDL": capability >= 90, "EARLY": False}
     for rows in WORD_ROWS:
         plan = word_tiles(weight, rows, gated=gated, large_gpu=capability == 90)
         assert plan is not None, f"{weight.shape}: expected a weight that is read as words"

@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 
+from models.checkpoint.quantized import QuantizedMatrix
 from models.graphs.kernel_support import LoadedKernels
 
 FEW_PROGRAMS = 1024  # kernels of at most this many programs take a few microseconds
+SMALL_WEIGHT = 1 << 23  # numbers of a weight whose product takes a few microseconds
 
 
 def launch_options(device: torch.device, n_programs: int = 0) -> dict[str, bool]:
@@ -29,6 +32,18 @@ def launch_options(device: torch.device, n_programs: int = 0) -> dict[str, bool]
     if n_programs <= FEW_PROGRAMS and device.type == "cuda" and _has_pdl(device.index):
         return {"PDL": True, "launch_pdl": True}
     return {"PDL": False}
+
+
+def product_options(weight: Tensor | QuantizedMatrix) -> dict[str, bool]:
+    """Launch arguments of a product of few rows with `weight` [N, K]: PDL, and EARLY.
+
+    EARLY: the next kernel may start while the product runs. After a product of a large weight it starts when that ends:
+    programs of the next product that wait beside it would be spread unevenly over the multiprocessors, since some have
+    more room left, and kernels of other streams would find none.
+    """
+    N, K = weight.shape
+    device = weight.device if isinstance(weight, Tensor) else weight.values.device
+    return {**launch_options(device), "EARLY": N * K <= SMALL_WEIGHT}
 
 
 # The kernel that a thread compiled last: whether it came from Triton's cache, and its cache folder. Triton reports both

@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from models.checkpoint.quantized import QuantizedMatrix
-from models.kernels.launch import has_native_fp8, launch_options
-from models.kernels.skinny_gemm import MAX_ROWS, SMALL_WEIGHT, TileSizes, sum_parts, tile_sizes
+from models.kernels.launch import has_native_fp8, product_options
+from models.kernels.skinny_gemm import MAX_ROWS, TileSizes, sum_parts, tile_sizes
 from models.kernels.tile_ops import add_dot, less_zero, widened
 from models.kernels.word_gemm import WordTiles, word_product, word_tiles
 
@@ -48,17 +48,18 @@ def _group_dot(packed, zero, low_x, high_x, dtype: tl.constexpr, PRECISION: tl.c
 def _few_kernel(
     x, values, scale, zeros, out, M, N, K, ROWS, x_stride,
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr, INT4: tl.constexpr,
-    GATED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    GATED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One tile of weight rows times all of x, in float32 sums. If GATED, N is half of the weight's ROWS.
 
-    A tile of int4 is one group: BK bytes with 2 BK columns.
+    A tile of int4 is one group: BK bytes with 2 BK columns. PDL, EARLY: as `product_options` returns them.
     """
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     # Indices beyond the last row read the last row; their results are not stored.
     rows = tl.minimum(n, N - 1).to(tl.int64)
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     m = tl.arange(0, BM)
     k = tl.arange(0, BK)
@@ -231,7 +232,7 @@ def few_product(
         BN=plan.rows, BM=max(16, triton.next_power_of_2(M)), BK=plan.columns,
         TILES=stored // plan.splits // plan.columns, INT4=weight.zeros is not None, GATED=gated,
         PRECISION=_precision(x), num_warps=plan.warps, num_stages=plan.stages,
-        **launch_options(x.device, weight.values.nbytes // (2 * SMALL_WEIGHT)),
+        **product_options(weight),
     )  # fmt: skip
 
 

@@ -12,14 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.kernels.launch import launch_options
+from models.kernels.launch import launch_options, product_options
 from models.kernels.tile_ops import add_dot
 
 MAX_ROWS = 64
 SUM_BLOCK = 1024  # elements per program of the sum
-# Numbers of a weight that count as one program for `launch_options`, whose limit is 1024: PDL is off for weights of
-# more than 8 million numbers.
-SMALL_WEIGHT = 8192
 
 
 class TileSizes(NamedTuple):
@@ -60,15 +57,19 @@ DEFAULT = TileSizes(64, 128)
 def _product_kernel(
     x, weight, out, M, N, K, x_stride,
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr,
-    GATED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    GATED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One tile of weight rows times all of x. If GATED, N is half of the weight's rows."""
+    """One tile of weight rows times all of x. If GATED, N is half of the weight's rows.
+
+    PDL, EARLY: as `product_options` returns them.
+    """
     first = tl.program_id(1) * TILES * BK
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     # Indices beyond the last row read the last row; their results are not stored.
     rows = tl.minimum(n, N - 1).to(tl.int64)
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     m = tl.arange(0, BM)
     k = tl.arange(0, BK)
@@ -137,8 +138,7 @@ def _product(x: Tensor, weight: Tensor, out: Tensor, plan: TileSizes, gated: boo
         x, weight, out, M, N, K, x.stride(0),
         BN=plan.rows, BM=max(16, triton.next_power_of_2(M)), BK=plan.columns,
         TILES=K // plan.splits // plan.columns, GATED=gated, PRECISION="ieee" if exact else "tf32",
-        # Programs of a large weight would occupy multiprocessors that the previous kernel still needs.
-        num_warps=plan.warps, num_stages=plan.stages, **launch_options(x.device, weight.numel() // SMALL_WEIGHT),
+        num_warps=plan.warps, num_stages=plan.stages, **product_options(weight),
     )  # fmt: skip
 
 

@@ -15,8 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from models.checkpoint.quantized import QuantizedMatrix
-from models.kernels.launch import has_large_tiles, launch_options
-from models.kernels.skinny_gemm import SMALL_WEIGHT
+from models.kernels.launch import has_large_tiles, product_options
 from models.kernels.tile_ops import add_dot
 
 INT4_WORDS = 16  # of a group of 128 columns, one tile
@@ -202,7 +201,7 @@ def _add_group(acc, part, sums, scale, zeros, at, n, dtype: tl.constexpr):
 def word_kernel(
     x, x_words, values, scale, zeros, out, M, N, K, ROWS, x_stride, TILES,
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, FP8: tl.constexpr, INT4: tl.constexpr,
-    GATED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    GATED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of BN weight rows times all of x, in float32 sums. If GATED, N is half of the weight's ROWS.
 
@@ -210,6 +209,7 @@ def word_kernel(
         x_words: x as 64-bit words; x_stride of them a row.
         values: words; K of them a row. scale, zeros: of int4 as words, [groups, ROWS / 2] and [groups, ROWS / 4].
         TILES: tiles of BK words that a program multiplies; for int4 a tile is a group.
+        PDL, EARLY: as `product_options` returns them.
     """
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     # Indices beyond the last row read the last row; their results are not stored.
@@ -224,7 +224,8 @@ def word_kernel(
     at = m[None, :] * x_stride + k[:, None]
     up_place = place + N.to(tl.int64) * K
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     acc = tl.zeros((BN, BM), tl.float32)
     if GATED:
@@ -340,7 +341,7 @@ def word_launch(x: Tensor, weight: QuantizedMatrix, out: Tensor, plan: WordTiles
             "BN": plan.rows, "BM": 8 if M <= 8 else max(16, triton.next_power_of_2(M)), "BK": plan.words,
             "STAGES": plan.stages, "FP8": weight.kind == "fp8", "INT4": is_int4, "GATED": gated,
             "PRECISION": "ieee" if exact else "tf32", "num_warps": plan.warps,
-            **launch_options(x.device, weight.values.nbytes // (2 * SMALL_WEIGHT)),
+            **product_options(weight),
         },
     )  # fmt: skip
 
