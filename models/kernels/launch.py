@@ -42,8 +42,8 @@ def product_options(weight: Tensor | QuantizedMatrix) -> dict[str, bool]:
     more room left, and kernels of other streams would find none.
     """
     N, K = weight.shape
-    device = weight.device if isinstance(weight, Tensor) else weight.values.device
-    return {**launch_options(device), "EARLY": N * K <= SMALL_WEIGHT}
+    options = launch_options(weight.device)
+    return {**options, "EARLY": options["PDL"] and N * K <= SMALL_WEIGHT}
 
 
 # The kernel that a thread compiled last: whether it came from Triton's cache, and its cache folder. Triton reports both

@@ -13,7 +13,7 @@ from tests.models.kernels.interpreter import chained_dot
 
 pytest.importorskip("triton")
 
-from models.kernels import rows
+from models.kernels import launch
 from models.kernels import skinny_gemm as linear
 from models.kernels.rows import add_rms_norm, silu_mul
 from models.kernels.skinny_gemm import (
@@ -181,7 +181,6 @@ def test_dependent_launch_changes_no_bit_on_the_gpu(monkeypatch):
     with torch.cuda.graph(graph):
         replayed = layers()
     graph.replay()
-    for module in (linear, rows):
-        monkeypatch.setattr(module, "launch_options", lambda device, n_programs=0: {"PDL": False})
+    monkeypatch.setattr(launch, "_has_pdl", lambda index: False)
     assert_same(early, layers(), "early starts")
     assert_same(replayed, early, "a graph with dependent launches")
