@@ -14,7 +14,6 @@ from tests.models.kernels.interpreter import chained_dot
 pytest.importorskip("triton")
 
 from models.kernels import launch
-from models.kernels import skinny_gemm as linear
 from models.kernels.rows import add_rms_norm, silu_mul
 from models.kernels.skinny_gemm import (
     MAX_ROWS,
