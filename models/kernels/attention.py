@@ -190,7 +190,7 @@ def _combine_kernel(
 ):  # fmt: skip
     """Combine the parts of one query of one head, oldest first."""
     # The next kernel starts when this one ends. Otherwise programs of many layers would wait on the multiprocessors and
-    # leave kernels of other streams no room: a first window of the vocoder took 14.7 ms instead of 9.8.
+    # leave kernels of other streams no room: first windows of the vocoder took 14.7 ms with it, 9.6 to 9.8 without.
     if PDL:
         tl.extra.cuda.gdc_wait()
     b, t, h = tl.program_id(1), tl.program_id(0) // (KV * G), tl.program_id(0) % (KV * G)

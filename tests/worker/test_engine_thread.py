@@ -23,7 +23,7 @@ def test_selects_a_device_with_an_index(name: str, index: int | None, monkeypatc
     assert selected == ([] if index is None else [index])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the slack of sleeps is a setting of Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="timer slack is a setting of Linux")
 def test_sleeps_exactly() -> None:
     def slack() -> int:
         return int(ctypes.CDLL(None).prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0))

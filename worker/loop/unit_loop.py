@@ -136,7 +136,7 @@ class UnitLoop:
         Does not wait for speech tokens or sound in flight; a later iteration collects them.
         Returns: whether any job is left.
         """
-        # All jobs are counted first: that is cheap, and they are at least as many as those that gather.
+        # Counting all jobs is cheap: if they are too few for a loaded engine, the units among them are too.
         self._held = self._units_to_hold() if Gathering.is_loaded(len(self.jobs)) else set()
         waiting = self._order.waiting([job for job in self.jobs if job not in self._held]) | self._held
         if self._speech is not None:

@@ -254,7 +254,7 @@ def test_unloads_and_loads_from_the_cache(compiled):
         f"expected hits and seconds in the log, got {lines}"
     )
     # The first rounds also load the compiler, which stays in memory. Later ones go up and down: 643, 682, 666, 686,
-    # 666, 688 and 669 MB on two cores. What is never let go makes every round larger.
+    # 666, 688 and 669 MB on two cores. A leak makes every round larger.
     assert kept[-1] <= MAX_GROWTH * kept[-2], f"after letting go: expected at most 5 % over {kept[-2]}, got {kept}"
 
 
