@@ -12,7 +12,13 @@ from hypothesis import HealthCheck, settings
 
 from models.load import load_model
 from models.omni import OmniModel
-from tests.models.kernels.interpreter import keep_types, let_loops_end, patch_once, skip_unused_checks
+from tests.models.kernels.interpreter import (
+    keep_types,
+    let_loops_end,
+    multiply_bfloat16,
+    patch_once,
+    skip_unused_checks,
+)
 
 # Inductor probes each vector instruction set with the C++ compiler, ten times in each new cache folder. The processor's
 # own flags are enough for tests. Child processes inherit the variable.
@@ -24,6 +30,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
     if find_spec("triton") is not None:
         let_loops_end()
+        multiply_bfloat16()
         patch_once()
         skip_unused_checks()
         keep_types()

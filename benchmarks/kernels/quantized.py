@@ -2,7 +2,8 @@
 
 A row of the table has the fastest tiles of each kind; the result has the times of all. fp8 and int4 are swept at the
 rows of SWEPT. int8 has the tiles of fp8, and other numbers of rows have those of the next smaller one. A product of
-more than 64 rows has no tiles of this kernel and is timed as it is.
+more than 64 rows has no tiles of these kernels and is timed as it is. Pairs of 8-bit numbers are made before the
+product is timed, as the kernel before it makes them.
 """
 
 import os
@@ -19,11 +20,14 @@ from torch import Tensor
 from benchmarks.kernels.timing import Case, Figures, Meter, gb_per_s, relative_error
 from models.checkpoint.precision import Kind
 from models.checkpoint.quantized import KINDS, VALUE_TYPES, QuantizedMatrix, quantize
-from models.kernels.launch import has_large_tiles
-from models.kernels.quantized_gemm import few_product, quantized_linear
+from models.kernels.paired_gemm import PairedTiles, paired_kernel, paired_launch
+from models.kernels.paired_rows import GROUP, PairedRows, empty_pairs, paired_rows
+from models.kernels.quantized_gemm import few_product, few_tiles, quantized_linear
 from models.kernels.rows import silu_mul
-from models.kernels.skinny_gemm import MAX_ROWS, skinny_gated_linear, skinny_parts
-from models.kernels.word_gemm import INT4_WORDS, WordTiles, word_kernel, word_launch, word_tiles
+from models.kernels.skinny_gemm import MAX_ROWS, TileSizes, skinny_gated_linear, skinny_parts
+from models.kernels.word_gemm import INT4_WORDS, WordTiles, word_kernel, word_launch
+
+Plan = PairedTiles | WordTiles
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 SWEPT = (1, 16, 32, 64)
@@ -38,6 +42,8 @@ FEW = ((64, 32, 4, 4), (32, 32, 5, 2), (64, 64, 3, 4), (64, 32, 4, 2), (64, 64, 
 MORE = ((32, 32, 4, 2), (64, 32, 4, 2), (64, 32, 4, 4), (64, 64, 3, 4), (128, 32, 3, 4), (128, 32, 4, 8))
 INT4_FEW = ((64, 4, 4), (64, 6, 4), (32, 6, 2), (128, 4, 4), (64, 6, 2), (32, 6, 1))
 INT4_MORE = ((32, 5, 2), (32, 4, 4), (64, 3, 2), (64, 4, 4), (128, 3, 8))
+# (rows, stages, warps) of weights that multiply pairs.
+PAIRED = ((64, 4, 4), (64, 6, 4), (64, 4, 2), (128, 3, 4), (128, 4, 4), (128, 4, 8))
 
 
 class Shape(NamedTuple):
@@ -78,19 +84,27 @@ def product_cases(meter: Meter) -> Iterator[Case]:
         del products
 
 
-def _plans(shape: Shape, kind: Kind, M: int, device: torch.device, *, is_tiny: bool = False) -> list[WordTiles]:
-    """What is timed on `device`: the default first. None of a shape that this kernel does not multiply."""
-    with torch.device("meta"):
-        weight = _empty_matrix(shape, kind)
-    default = word_tiles(weight, M, gated=shape.is_gated, large_gpu=has_large_tiles(device)) if M <= MAX_ROWS else None
-    if default is None:
+def _plans(shape: Shape, kind: Kind, M: int, device: torch.device, *, is_tiny: bool = False) -> list[Plan]:
+    """What is timed on `device`: the default first. None of a shape that these kernels do not multiply."""
+    if M > MAX_ROWS:
         return []
+    with torch.device(device):
+        weight = _empty_matrix(shape, kind)
+    default = few_tiles(weight, M, torch.bfloat16, gated=shape.is_gated)
+    if isinstance(default, TileSizes):
+        return []
+    if isinstance(default, PairedTiles):
+        groups = shape.K // GROUP
+        paired = [PairedTiles(rows, n, *rest) for rows, *rest in PAIRED for n in shape.splits if groups % n == 0]
+        # Two warps have no product of fp8, and none of sixteen columns of pairs or more.
+        paired = [plan for plan in paired if plan.warps > 2 or (kind != "fp8" and M <= 4)]
+        return list(dict.fromkeys([default, *paired]))
     if kind == "int4":
         tiles = [(rows, INT4_WORDS, stages, warps) for rows, stages, warps in (INT4_FEW if M <= 8 else INT4_MORE)]
     else:
         tiles = list(FEW if M <= 8 else MORE)
     n_words = shape.K // (8 if kind == "int4" else 4)
-    plans = [
+    plans: list[Plan] = [
         WordTiles(rows, words, splits, stages, warps)
         for rows, words, stages, warps in (tiles[:1] if is_tiny else tiles)
         for splits in shape.splits
@@ -108,7 +122,7 @@ def _empty_matrix(shape: Shape, kind: Kind) -> QuantizedMatrix:
     return QuantizedMatrix(values, torch.empty(K // 128, N, dtype=torch.float16), zeros)
 
 
-def _out(shape: Shape, M: int, plan: WordTiles, like: Tensor) -> Tensor:
+def _out(shape: Shape, M: int, plan: Plan, like: Tensor) -> Tensor:
     if shape.is_gated:
         return torch.empty(M, shape.N // 2, dtype=like.dtype, device=like.device)
     dtype = like.dtype if plan.splits == 1 else torch.float32
@@ -120,8 +134,13 @@ def compile_plans(device: torch.device, dtype: torch.dtype, shape: Shape, kind: 
     with torch.device(device):
         x, weight = torch.empty(M, shape.K, dtype=dtype), _empty_matrix(shape, kind)
     for plan in _plans(shape, kind, M, device):
-        launch = word_launch(x, weight, _out(shape, M, plan, x), plan, gated=shape.is_gated)
-        word_kernel.warmup(*launch.args, grid=launch.grid, **launch.options)
+        out = _out(shape, M, plan, x)
+        if isinstance(plan, PairedTiles):
+            launch = paired_launch(empty_pairs(x.shape, kind, device), weight, out, plan, gated=shape.is_gated)
+            paired_kernel.warmup(*launch.args, grid=launch.grid, **launch.options)
+        else:
+            launch = word_launch(x, weight, out, plan, gated=shape.is_gated)
+            word_kernel.warmup(*launch.args, grid=launch.grid, **launch.options)
 
 
 def _compile_ahead(meter: Meter, shapes: tuple[Shape, ...]) -> None:
@@ -138,7 +157,7 @@ class _Products:
 
     def __init__(self, meter: Meter, shape: Shape):
         self.meter, self.shape = meter, shape
-        self.fastest: dict[Kind, WordTiles | None] = dict.fromkeys(KINDS)
+        self.fastest: dict[Kind, Plan | None] = dict.fromkeys(KINDS)
 
     @cached_property
     def plain(self) -> list[Tensor]:
@@ -162,11 +181,13 @@ class _Products:
             outs: dict[tuple[int, int], Tensor] = {}
             best: float | None = None
             for plan in self._chosen(kind, M):
-                call = partial(self._quantized, x, matrices, plan)
+                rows = paired_rows(x, kind) if isinstance(plan, PairedTiles) else x
+                call = partial(self._quantized, rows, matrices, plan)
                 us, got = self._time(call, len(matrices)), call(0)
                 row: Figures = {"kind": kind, "us": us, "tiles": None if plan is None else plan._asdict()}
                 if plan is not None:
-                    row["same_bits"] = torch.equal(outs.setdefault((plan.words, plan.splits), got), got)
+                    order = (plan.words if isinstance(plan, WordTiles) else 0, plan.splits)
+                    row["same_bits"] = torch.equal(outs.setdefault(order, got), got)
                     got = got if is_gated else got.float().sum(0)
                 row["error"] = relative_error(got, want)
                 figures["error"] = max(figures["error"], row["error"])
@@ -177,9 +198,9 @@ class _Products:
             figures[f"{kind}_tiles"] = _label(self.fastest[kind])
         return figures
 
-    def _chosen(self, kind: Kind, M: int) -> list[WordTiles | None]:
+    def _chosen(self, kind: Kind, M: int) -> list[Plan | None]:
         """The plans to time; None: the product as it is."""
-        plans: list[WordTiles | None] = [*_plans(self.shape, kind, M, self.meter.device, is_tiny=self.meter.is_tiny)]
+        plans: list[Plan | None] = [*_plans(self.shape, kind, M, self.meter.device, is_tiny=self.meter.is_tiny)]
         if not plans:
             return [None]
         if self.meter.is_tiny or (M in SWEPT and kind != "int8" and self.shape.splits):
@@ -193,12 +214,17 @@ class _Products:
             return self._gated(F.linear(x, weight))
         return skinny_gated_linear(x, weight) if self.shape.is_gated else skinny_parts(x, weight)
 
-    def _quantized(self, x: Tensor, matrices: list[QuantizedMatrix], plan: WordTiles | None, i: int) -> Tensor:
+    def _quantized(self, x: Tensor | PairedRows, matrices: list[QuantizedMatrix], plan: Plan | None, i: int) -> Tensor:
         """The product, or its partial sums, which the next kernel of a layer adds."""
         weight = matrices[i % len(matrices)]
-        if plan is None:
+        if isinstance(x, PairedRows):
+            assert plan is not None
+            like, n_rows = x.steps.to(self.meter.dtype), x.n_rows
+        elif plan is None:
             return self._gated(quantized_linear(x, weight))
-        out = _out(self.shape, len(x), plan, x)
+        else:
+            like, n_rows = x, len(x)
+        out = _out(self.shape, n_rows, plan, like)
         few_product(x, weight, out, plan, gated=self.shape.is_gated)
         return out
 
@@ -209,6 +235,9 @@ class _Products:
         return self.meter.time_us(call, max(n, 4), SAMPLE_MS)
 
 
-def _label(plan: WordTiles | None) -> str:
-    """Rows x words / splits, stages, warps."""
-    return "-" if plan is None else f"{plan.rows}x{plan.words}/{plan.splits} s{plan.stages} w{plan.warps}"
+def _label(plan: Plan | None) -> str:
+    """Rows x words, of pairs rows alone, / splits, stages, warps."""
+    if plan is None:
+        return "-"
+    tile = f"{plan.rows}x{plan.words}" if isinstance(plan, WordTiles) else f"{plan.rows}"
+    return f"{tile}/{plan.splits} s{plan.stages} w{plan.warps}"

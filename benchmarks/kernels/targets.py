@@ -2,7 +2,8 @@
 
 `python -m benchmarks.kernels.targets` compiles every kernel for every target; a kernel that does not compile, or needs
 more shared memory than a target has, is an error. A stack has the registers that did not fit. Sizes of tiles are those
-of the released language model. Kernels of words are those of the layers; the others multiply weights of other sizes.
+of the released language model. Kernels of pairs are those of its layers on targets that have them, and of words on the
+others; the rest multiply weights of other sizes.
 """
 
 import argparse
@@ -24,15 +25,17 @@ from triton.compiler import ASTSource
 
 from models.checkpoint.precision import Kind
 from models.checkpoint.quantized import KINDS, QuantizedMatrix
-from models.kernels import quantized_gemm, word_gemm
+from models.kernels import paired_gemm, quantized_gemm, word_gemm
+from models.kernels.paired_gemm import paired_tiles
 from models.kernels.quantized_gemm import dequantize_tiles, many_tiles, quantized_tiles
 from models.kernels.word_gemm import word_tiles
 
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}  # of a program, by compute capability
-KERNELS = ("words", "gated words", "few", "gated", "many", "dequantize")
+KERNELS = ("pairs", "gated pairs", "words", "gated words", "few", "gated", "many", "dequantize")
+PAIR_TARGETS = (90,)
 GATE_UP, DOWN = (24576, 4096), (4096, 12288)
-SHAPES = {**dict.fromkeys(KERNELS, DOWN), "gated words": GATE_UP, "gated": GATE_UP, "many": (4096, 4096)}  # N, K
-FEW_ROWS, WORD_ROWS = (1, 64), (1, 16, 32, 64)
+SHAPES = {name: GATE_UP if "gated" in name else DOWN for name in KERNELS} | {"many": (4096, 4096)}  # N, K
+FEW_ROWS, WORD_ROWS, PAIR_ROWS = (1, 64), (1, 16, 32, 64), (1, 8, 16, 32, 64)
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 
@@ -72,6 +75,10 @@ def cases(kernel: str, kind: Kind, capability: int) -> Iterator[TargetKernel]:
         constants = {"BN": rows, "BK": columns, "INT4": is_int4}
         yield TargetKernel(f"dequantize {kind}", quantized_gemm._dequantize_kernel, constants, signature, 4, 3)
         return
+    if kernel.endswith("pairs"):
+        if capability in PAIR_TARGETS:
+            yield from _pair_cases(weight, kernel, types)
+        return
     if kernel.endswith("words"):
         yield from _word_cases(weight, kernel, types, common, capability)
         return
@@ -96,7 +103,7 @@ def _word_cases(
     gated = kernel == "gated words"
     common = {**common, "PDL": capability >= 90, "EARLY": False}
     for rows in WORD_ROWS:
-        plan = word_tiles(weight, rows, gated=gated, large_gpu=capability == 90)
+        plan = word_tiles(weight, rows, gated=gated)
         assert plan is not None, f"{weight.shape}: expected a weight that is read as words"
         constants = {"BN": plan.rows, "BM": 8 if rows <= 8 else rows, "BK": plan.words, "STAGES": plan.stages}
         constants |= {"FP8": weight.kind == "fp8", "GATED": gated, **common}
@@ -111,6 +118,22 @@ def _word_cases(
         signature |= dict.fromkeys(("ROWS", "x_stride", "TILES"), "i32")
         name = f"{kernel} {weight.kind}, {rows} rows"
         yield TargetKernel(name, word_gemm.word_kernel, constants, signature, plan.warps, plan.stages)
+
+
+def _pair_cases(weight: QuantizedMatrix, kernel: str, types: dict[str, str]) -> Iterator[TargetKernel]:
+    gated, is_int4, is_fp8 = kernel == "gated pairs", weight.kind == "int4", weight.kind == "fp8"
+    values = {"int8": "*i8", "int4": "*u8", "fp8": "*fp8e4nv"}[weight.kind]
+    signature = {**types, "x": "*fp8e4nv" if is_fp8 else "*i8", "values": values, "out": "*bf16" if gated else "*fp32"}
+    signature |= {"steps": "*fp32", "sums": "*i32", "ROWS": "i32", "TILES": "i32"}
+    signature |= {"scale": "*i32", "zeros": "*i32"} if is_int4 else {}
+    for rows in PAIR_ROWS:
+        plan = paired_tiles(weight, rows, gated=gated)
+        constants = {
+            "BN": plan.rows, "BM": max(8 if is_fp8 else 4, rows), "STAGES": plan.stages, "FP8": is_fp8,
+            "INT4": is_int4, "GATED": gated, "INTERPRETED": False, "PDL": True, "EARLY": False,
+        }  # fmt: skip
+        name = f"{kernel} {weight.kind}, {rows} rows"
+        yield TargetKernel(name, paired_gemm.paired_kernel, constants, signature, plan.warps, plan.stages)
 
 
 def compiled(case: TargetKernel, capability: int) -> dict[str, int]:

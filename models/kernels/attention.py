@@ -14,7 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.checkpoint.precision import Kind
 from models.kernels.launch import launch_options
+from models.kernels.paired_rows import GROUP, PairedRows, empty_pairs, paired_rows, store_pairs
 from models.kernels.tile_ops import add_dot
 
 PARTS_PER_TILE = 16  # parts that one tile of the combining kernel holds
@@ -184,11 +186,12 @@ def _attend_kernel(
 
 @triton.jit(do_not_specialize=["n_rows", "n_parts", "most", "last_batch"])
 def _combine_kernel(
-    sums, weighed, first, last, out, n_rows, n_parts, most, last_batch,
+    sums, weighed, first, last, out, steps, pair_sums, n_rows, n_parts, most, last_batch,
     LAST_ROW: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr,
-    BLOCK: tl.constexpr, BP: tl.constexpr, TILES: tl.constexpr, FIRST: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, BP: tl.constexpr, TILES: tl.constexpr, FIRST: tl.constexpr, PAIRED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Combine the parts of one query of one head, oldest first."""
+    """Combine the parts of one query of one head, oldest first. PAIRED: it is stored as pairs of bfloat16; D = 128."""
     # The next kernel starts when this one ends. Otherwise programs of many layers would wait on the multiprocessors and
     # leave kernels of other streams no room: first windows of the vocoder took 14.7 ms with it, 9.6 to 9.8 without.
     if PDL:
@@ -219,8 +222,15 @@ def _combine_kernel(
         acc = acc * shrink + tl.sum(part_acc * weights[:, None], 0)
         top = new_top
     acc /= tl.where(total == 0.0, 1.0, total)
-    at = (b.to(tl.int64) * (n_rows // G) + t) * KV * G * D + h * D
-    tl.store(out + at + d, acc.to(out.dtype.element_ty), mask=d < D)
+    row = b * (n_rows // G) + t
+    if PAIRED:
+        FP8: tl.constexpr = out.dtype.element_ty != tl.int8
+        n_queries = tl.num_programs(1) * (n_rows // G)
+        number = acc.to(tl.bfloat16).to(tl.float32)
+        exists = tl.arange(0, 1) < 1
+        store_pairs(number, out, steps, pair_sums, row, h * D, n_queries, KV * G * D, exists, FP8, 1)
+    else:
+        tl.store(out + row.to(tl.int64) * KV * G * D + h * D + d, acc.to(out.dtype.element_ty), mask=d < D)
 
 
 def _widths(D: int) -> tuple[int, int]:
@@ -272,6 +282,51 @@ def attend_tiled(
     pages: Tensor | None = None,
 ) -> Tensor:
     """`slot_attention` with given tile sizes."""
+    B, T, H, D = q.shape
+    out = q.new_empty((B, T, H * D))
+    _attend(q, k, v, slots, first, last, most, tiles, pages, out)
+    return out
+
+
+def slot_attention_pairs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slots: Tensor | None,
+    first: Tensor | None,
+    last: Tensor,
+    kind: Kind,
+    *,
+    most: int,
+    pages: Tensor | None = None,
+) -> PairedRows:
+    """`slot_attention` of bfloat16 as pairs for a weight of `kind`; H * D a multiple of 128."""
+    B, T, H, D = q.shape
+    tiles = attention_tiles(T * H // k.shape[1], k.element_size())
+    if D != GROUP or _n_parts(most, tiles) == 1:
+        return paired_rows(attend_tiled(q, k, v, slots, first, last, most, tiles, pages), kind)
+    pairs = empty_pairs((B, T, H * D), kind, q.device)
+    _attend(q, k, v, slots, first, last, most, tiles, pages, pairs)
+    return pairs
+
+
+def _n_parts(most: int, tiles: AttentionTiles) -> int:
+    return triton.cdiv(most, tiles.part) if tiles.part else 1
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slots: Tensor | None,
+    first: Tensor | None,
+    last: Tensor,
+    most: int,
+    tiles: AttentionTiles,
+    pages: Tensor | None,
+    out: Tensor | PairedRows,
+) -> None:
+    """Write the result to `out`; pairs only of a context that is split."""
     (B, T, H, D), KV = q.shape, k.shape[1]
     assert q.stride(3) == k.stride(3) == v.stride(3) == 1, "q, k, v: expected a contiguous last dimension"
     most_rows, page = (k.shape[2], 0) if pages is None else (k.shape[2] * pages.shape[1], k.shape[2])
@@ -280,10 +335,10 @@ def attend_tiled(
     if pages is not None:
         slots = pages
     n_rows = T * H // KV
-    n_tiles, n_parts = triton.cdiv(n_rows, tiles.queries), triton.cdiv(most, tiles.part) if tiles.part else 1
+    n_tiles, n_parts = triton.cdiv(n_rows, tiles.queries), _n_parts(most, tiles)
     split = n_parts > 1
-    out = q.new_empty((B, T, H * D))
-    sums, weighed = out, out
+    whole = out if isinstance(out, Tensor) else q  # in the types of `q`; not written if the context is split
+    sums, weighed = whole, whole
     if split:
         sums = q.new_empty((B * KV, n_parts, n_rows, D), dtype=torch.float32)
         weighed = q.new_empty((B * KV, n_parts, n_rows, 2), dtype=torch.float32)
@@ -291,7 +346,7 @@ def attend_tiled(
     main, tail = _widths(D)
     wide = torch.backends.cuda.matmul.allow_tf32 or k.dtype != torch.float32
     _attend_kernel[(n_tiles * n_parts, B * KV)](
-        q, k, v, slots, first, last, out, sums, weighed, n_rows, n_tiles, n_parts, most,
+        q, k, v, slots, first, last, whole, sums, weighed, n_rows, n_tiles, n_parts, most,
         q.stride(0), k.stride(0), v.stride(0), last.stride(0), 0 if pages is None else pages.stride(0),
         LAST_ROW=last_row, Q_ROW=q.stride(1), Q_HEAD=q.stride(2), K_HEAD=k.stride(1), K_ROW=k.stride(2),
         V_HEAD=v.stride(1), V_ROW=v.stride(2), KV=KV, G=H // KV, D=D, MAIN=main, TAIL=tail,
@@ -301,10 +356,10 @@ def attend_tiled(
         num_stages=tiles.stages + (2 if page else 0), **launch,  # page numbers have buffers of their own
     )  # fmt: skip
     if split:
+        target = (out, None, None) if isinstance(out, Tensor) else out
         _combine_kernel[(T * H, B)](
-            sums, weighed, first, last, out, n_rows, n_parts, most, last.stride(0),
+            sums, weighed, first, last, *target, n_rows, n_parts, most, last.stride(0),
             LAST_ROW=last_row, KV=KV, G=H // KV, D=D, PART=tiles.part,
             BLOCK=triton.next_power_of_2(D), BP=PARTS_PER_TILE, TILES=triton.cdiv(n_parts, PARTS_PER_TILE),
-            FIRST=first is not None, num_warps=4, **launch,
+            FIRST=first is not None, PAIRED=isinstance(out, PairedRows), num_warps=4, **launch,
         )  # fmt: skip
-    return out

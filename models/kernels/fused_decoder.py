@@ -10,12 +10,14 @@ from typing import NamedTuple, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.checkpoint.precision import Kind
 from models.checkpoint.quantized import QuantizedMatrix
-from models.kernels.attention import slot_attention
+from models.kernels.attention import slot_attention, slot_attention_pairs
 from models.kernels.new_rows import new_rows
 from models.kernels.packed_linear import pack_weights
+from models.kernels.paired_rows import PairedRows, takes_pairs
 from models.kernels.quantized_gemm import quantized_gated_linear, quantized_linear, quantized_parts
-from models.kernels.rows import CacheRows, HeadNorms, add_rms_norm, qkv_rows, silu_mul
+from models.kernels.rows import CacheRows, HeadNorms, add_rms_norm, add_rms_norm_pairs, qkv_rows, silu_mul
 from models.kernels.skinny_gemm import MAX_ROWS, skinny_gated_linear, skinny_linear, skinny_parts
 from models.layers.kv_cache import KVCache
 from models.layers.quantized import Weight
@@ -51,13 +53,27 @@ class FusedDecoder:
         first = new.first if new.pages is None or cache.has_windows else None
         stream, added = embeds.contiguous(), None
         for layer, k_cache, v_cache in zip(self.layers, cache.k, cache.v, strict=True):
-            stream, x = add_rms_norm(stream, added, layer.norm, self.eps)
+            stream, x = self._add_norm(stream, added, layer.norm, layer.qkv)
             rows = CacheRows(new.row_slots, new.row_index, k_cache, v_cache)
             q = qkv_rows(_linear_parts(x, layer.qkv), self.heads, self.kv_heads, rows, angles, layer.head_norms)
-            attended = slot_attention(q, k_cache, v_cache, slots, first, new.last, most=kv_len, pages=new.pages)
-            stream, x = add_rms_norm(stream, _linear_parts(attended, layer.o), layer.mlp_norm, self.eps)
+            call, kind = (q, k_cache, v_cache, slots, first, new.last), _pairs_of(stream, layer.o)
+            attended: Tensor | PairedRows
+            if kind is None:
+                attended = slot_attention(*call, most=kv_len, pages=new.pages)
+            else:
+                attended = slot_attention_pairs(*call, kind, most=kv_len, pages=new.pages)
+            stream, x = self._add_norm(stream, _linear_parts(attended, layer.o), layer.mlp_norm, layer.gate_up)
             added = _linear_parts(_gated(x, layer.gate_up), layer.down)
         return add_rms_norm(stream, added, self.norm, self.eps)[1]
+
+    def _add_norm(
+        self, stream: Tensor, added: Tensor | None, norm: Tensor, weight: Weight
+    ) -> tuple[Tensor, Tensor | PairedRows]:
+        """As `add_rms_norm`, the norm in the form that the product with `weight` takes."""
+        kind = _pairs_of(stream, weight)
+        if kind is None:
+            return add_rms_norm(stream, added, norm, self.eps)
+        return add_rms_norm_pairs(stream, added, norm, self.eps, kind)
 
 
 def linear(x: Tensor, weight: Weight) -> Tensor:
@@ -70,19 +86,33 @@ def linear(x: Tensor, weight: Weight) -> Tensor:
     return out.view(*x.shape[:-1], -1)
 
 
-def _linear_parts(x: Tensor, weight: Weight) -> Tensor:
+def _pairs_of(stream: Tensor, weight: Weight) -> Kind | None:
+    """The kind of a weight that multiplies the rows of `stream` as pairs."""
+    if isinstance(weight, QuantizedMatrix) and takes_pairs(weight, stream.shape[0] * stream.shape[1], stream.dtype):
+        return weight.kind
+    return None
+
+
+def _linear_parts(x: Tensor | PairedRows, weight: Weight) -> Tensor:
     """The product [B, T, N], or partial sums of it [P, B, T, N] for few rows."""
     B, T, K = x.shape
-    if B * T > MAX_ROWS:
+    if isinstance(x, PairedRows):
+        assert isinstance(weight, QuantizedMatrix), "weight: expected a quantised one for pairs"
+        parts = quantized_parts(x, weight)
+    elif B * T > MAX_ROWS:
         return _many(x, weight)
-    rows = x.view(-1, K)
-    parts = quantized_parts(rows, weight) if isinstance(weight, QuantizedMatrix) else skinny_parts(rows, weight)
+    else:
+        rows = x.view(-1, K)
+        parts = quantized_parts(rows, weight) if isinstance(weight, QuantizedMatrix) else skinny_parts(rows, weight)
     return parts.view(B, T, -1) if len(parts) == 1 else parts.view(len(parts), B, T, -1)
 
 
-def _gated(x: Tensor, weight: Weight) -> Tensor:
+def _gated(x: Tensor | PairedRows, weight: Weight) -> Tensor:
     """silu(gate) * up of a packed product; the gate's rows come first in the weight."""
     B, T, K = x.shape
+    if isinstance(x, PairedRows):
+        assert isinstance(weight, QuantizedMatrix), "weight: expected a quantised one for pairs"
+        return quantized_gated_linear(x, weight).view(B, T, -1)
     if B * T > MAX_ROWS:
         return silu_mul(_many(x, weight))
     rows = x.view(-1, K)

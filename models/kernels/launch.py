@@ -6,7 +6,7 @@ Importing this module starts the counter; after warm-up it must not increase. Re
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,6 +17,14 @@ from models.graphs.kernel_support import LoadedKernels
 
 FEW_PROGRAMS = 1024  # kernels of at most this many programs take a few microseconds
 SMALL_WEIGHT = 1 << 23  # numbers of a weight whose product takes a few microseconds
+
+
+class Launch(NamedTuple):
+    """A call of a kernel: its grid, arguments, constants and options."""
+
+    grid: tuple[int, int]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
 
 
 def launch_options(device: torch.device, n_programs: int = 0) -> dict[str, bool]:
@@ -73,8 +81,8 @@ def has_native_fp8(device: torch.device) -> bool:
     return device.type == "cuda" and _capability(device.index) >= (8, 9)
 
 
-def has_large_tiles(device: torch.device) -> bool:
-    """Whether a GPU has the larger tiles of quantised weights, which were measured on capability 9.0 alone."""
+def multiplies_pairs(device: torch.device) -> bool:
+    """Whether a GPU multiplies rows as pairs of 8-bit numbers, which was measured on capability 9.0 alone."""
     return device.type == "cuda" and _capability(device.index) == (9, 0)
 
 

@@ -17,13 +17,17 @@ from torch import Tensor
 
 from models.checkpoint.quantized import QuantizedMatrix
 from models.kernels.launch import has_native_fp8, product_options
+from models.kernels.paired_gemm import PairedTiles, paired_product, paired_tiles
+from models.kernels.paired_rows import PairedRows, paired_rows, takes_pairs
 from models.kernels.skinny_gemm import MAX_ROWS, TileSizes, sum_parts, tile_sizes
-from models.kernels.tile_ops import add_dot, less_zero, widened
+from models.kernels.tile_ops import add_dot, less_zero, silu_product, widened
 from models.kernels.word_gemm import WordTiles, word_product, word_tiles
 
 WIDE_ROWS = 128  # of x; with more, the weight is dequantised to memory
 PAIR_ROWS = 512  # of x, up to which two fp8 rows for each row of x take less time than that
 MAX_SPLIT_ROWS = 8192  # rows of a weight up to which a product of up to WIDE_ROWS rows is split
+
+FewTiles = PairedTiles | WordTiles | TileSizes
 
 
 class ManyTiles(NamedTuple):
@@ -95,8 +99,7 @@ def _few_kernel(
             up *= tl.load(scale + rows + N)[:, None]
     inside = (n < N)[:, None] & (m < M)[None, :]
     if GATED:
-        gate = acc.to(dtype).to(tl.float32)
-        acc = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+        acc = silu_product(acc, up, dtype)
     to = (tl.program_id(1) * M + m)[None, :] * N + n[:, None]
     tl.store(out + to, acc.to(out.dtype.element_ty), mask=inside)
 
@@ -207,8 +210,10 @@ def quantized_tiles(weight: QuantizedMatrix) -> TileSizes:
     return plan._replace(columns=weight.group // 2, splits=splits)
 
 
-def few_tiles(weight: QuantizedMatrix, n_rows: int, *, gated: bool = False) -> WordTiles | TileSizes:
-    """Tile sizes for n_rows rows of x, in words where the weight allows it (`models.kernels.word_gemm`)."""
+def few_tiles(weight: QuantizedMatrix, n_rows: int, dtype: torch.dtype, *, gated: bool = False) -> FewTiles:
+    """Tile sizes for n_rows rows of x, as pairs or in words where the weight allows it."""
+    if takes_pairs(weight, n_rows, dtype):
+        return paired_tiles(weight, n_rows, gated=gated)
     plan = word_tiles(weight, n_rows, gated=gated)
     if plan is not None:
         return plan
@@ -216,9 +221,14 @@ def few_tiles(weight: QuantizedMatrix, n_rows: int, *, gated: bool = False) -> W
 
 
 def few_product(
-    x: Tensor, weight: QuantizedMatrix, out: Tensor, plan: WordTiles | TileSizes, *, gated: bool = False
+    x: Tensor | PairedRows, weight: QuantizedMatrix, out: Tensor, plan: FewTiles, *, gated: bool = False
 ) -> None:
     """Write x [M, K], M <= 64, times weight [N, K] to out, [splits, M, N], or if gated [M, N / 2]."""
+    if isinstance(plan, PairedTiles):
+        pairs = x if isinstance(x, PairedRows) else paired_rows(x, weight.kind)
+        paired_product(pairs, weight, out, plan, gated=gated)
+        return
+    assert isinstance(x, Tensor), "x: expected a tensor for a weight that does not multiply pairs"
     M, (rows, K), N = len(x), weight.shape, out.shape[-1]
     assert M <= MAX_ROWS, f"rows: expected at most {MAX_ROWS}, got {M}"
     assert x.shape[1] == K, f"columns: expected {K}, got {x.shape[1]}"
@@ -236,14 +246,20 @@ def few_product(
     )  # fmt: skip
 
 
-def quantized_parts(x: Tensor, weight: QuantizedMatrix) -> Tensor:
+def quantized_parts(x: Tensor | PairedRows, weight: QuantizedMatrix) -> Tensor:
     """As `skinny_parts`: x [M, K], M <= 64. Returns: [P, M, N] float32, or [1, M, N] in x's dtype."""
-    plan = few_tiles(weight, len(x))
-    dtype = x.dtype if plan.splits == 1 else torch.float32
-    out = torch.empty(plan.splits, len(x), len(weight), dtype=dtype, device=x.device)
-    if len(x):
+    n_rows, dtype = _sizes(x)
+    plan = few_tiles(weight, n_rows, dtype)
+    out_type = dtype if plan.splits == 1 else torch.float32
+    out = torch.empty(plan.splits, n_rows, len(weight), dtype=out_type, device=weight.device)
+    if n_rows:
         few_product(x, weight, out, plan)
     return out
+
+
+def _sizes(x: Tensor | PairedRows) -> tuple[int, torch.dtype]:
+    """Number and type of the rows of x."""
+    return (x.n_rows, torch.bfloat16) if isinstance(x, PairedRows) else (len(x), x.dtype)
 
 
 def quantized_linear(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None = None) -> Tensor:
@@ -262,11 +278,12 @@ def quantized_linear(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None = N
     return out if bias is None else out + bias
 
 
-def quantized_gated_linear(x: Tensor, weight: QuantizedMatrix) -> Tensor:
+def quantized_gated_linear(x: Tensor | PairedRows, weight: QuantizedMatrix) -> Tensor:
     """As `skinny_gated_linear`: x [M, K], M <= 64, weight [2 I, K], the gate's rows first. Returns: [M, I]."""
-    out = torch.empty(len(x), len(weight) // 2, dtype=x.dtype, device=x.device)
-    if len(x):
-        few_product(x, weight, out, few_tiles(weight, len(x), gated=True), gated=True)
+    n_rows, dtype = _sizes(x)
+    out = torch.empty(n_rows, len(weight) // 2, dtype=dtype, device=weight.device)
+    if n_rows:
+        few_product(x, weight, out, few_tiles(weight, n_rows, dtype, gated=True), gated=True)
     return out
 
 

@@ -12,7 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.checkpoint.precision import Kind
 from models.kernels.launch import launch_options
+from models.kernels.paired_rows import PairedRows, empty_pairs, store_pairs
 
 SILU_BLOCK = 1024  # columns of one program
 
@@ -28,14 +30,17 @@ def _sum_parts(source, part_stride, inside, dtype: tl.constexpr, PARTS: tl.const
 
 @triton.jit
 def _add_norm_kernel(
-    x, added, weight, bias, stream, normed, x_stride, added_stride, part_stride, W, eps,
-    PARTS: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    x, added, weight, bias, stream, normed, steps, sums, x_stride, added_stride, part_stride, W, eps,
+    PARTS: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr, PAIRED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row. PARTS: 0 = nothing to add. CENTRED: layer norm; otherwise RMS norm."""
+    """One row. PARTS: 0 = nothing to add. CENTRED: layer norm; otherwise RMS norm. PAIRED: its norm is stored as pairs.
+
+    normed, steps, sums: as in `PairedRows` if PAIRED.
+    """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < W
-    dtype: tl.constexpr = normed.dtype.element_ty
+    dtype: tl.constexpr = x.dtype.element_ty
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
@@ -54,30 +59,39 @@ def _add_norm_kernel(
         value = value * tl.rsqrt(tl.sum(value * value, 0) / W + eps) * gain + shift
     else:
         value = (value * tl.rsqrt(tl.sum(value * value, 0) / W + eps)).to(dtype).to(tl.float32) * gain
-    tl.store(normed + row * W + columns, value.to(dtype), mask=inside)
+    if PAIRED:
+        GROUPS: tl.constexpr = BLOCK // 128
+        FP8: tl.constexpr = normed.dtype.element_ty != tl.int8
+        exists = tl.arange(0, GROUPS) * 128 < W
+        store_pairs(
+            value.to(dtype).to(tl.float32), normed, steps, sums, row, 0, tl.num_programs(0), W, exists, FP8, GROUPS
+        )
+    else:
+        tl.store(normed + row * W + columns, value.to(dtype), mask=inside)
 
 
 def _add_norm(
-    x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, normed: Tensor | PairedRows
+) -> Tensor:
+    """Write the norm to `normed`. Returns: the sum."""
     W = x.shape[-1]
     rows = x.reshape(-1, W)
-    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     stream, parts, n_parts = x, rows, 0
     if added is not None:
         n_parts = 1 if added.dim() == x.dim() else len(added)
         parts = added.reshape(n_parts, -1, W)
         assert parts.shape[1] == len(rows), f"added: expected [P, *{list(x.shape)}], got {list(added.shape)}"
-        stream = torch.empty_like(normed)
+        stream = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not len(rows):
-        return stream, normed
+        return stream
+    target = normed if isinstance(normed, PairedRows) else (normed, None, None)
     _add_norm_kernel[(len(rows),)](
-        rows, parts, weight, weight if bias is None else bias, stream, normed,
+        rows, parts, weight, weight if bias is None else bias, stream, *target,
         rows.stride(0), parts.stride(-2), parts.stride(0), W, eps,
         PARTS=n_parts, CENTRED=bias is not None, BLOCK=triton.next_power_of_2(W),
-        num_warps=8 if W > 2048 else 4, **launch_options(x.device),
+        PAIRED=isinstance(normed, PairedRows), num_warps=8 if W > 2048 else 4, **launch_options(x.device),
     )  # fmt: skip
-    return stream, normed
+    return stream
 
 
 def add_rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -89,12 +103,22 @@ def add_rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) ->
         weight: [W].
     Returns: x + added (x itself if `added` is None) and its norm, both [..., W] in x's dtype.
     """
-    return _add_norm(x, added, weight, None, eps)
+    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return _add_norm(x, added, weight, None, eps, normed), normed
+
+
+def add_rms_norm_pairs(
+    x: Tensor, added: Tensor | None, weight: Tensor, eps: float, kind: Kind
+) -> tuple[Tensor, PairedRows]:
+    """Like `add_rms_norm`, with the norm as pairs for a weight of `kind`; W a multiple of 128."""
+    normed = empty_pairs(x.shape, kind, x.device)
+    return _add_norm(x, added, weight, None, eps, normed), normed
 
 
 def add_layer_norm(x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Like `add_rms_norm`, with `nn.LayerNorm` over the last dimension; bias: [W]."""
-    return _add_norm(x, added, weight, bias, eps)
+    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return _add_norm(x, added, weight, bias, eps, normed), normed
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from models.kernels.launch import launch_options, product_options
-from models.kernels.tile_ops import add_dot
+from models.kernels.tile_ops import add_dot, silu_product
 
 MAX_ROWS = 64
 SUM_BLOCK = 1024  # elements per program of the sum
@@ -87,8 +87,7 @@ def _product_kernel(
     dtype: tl.constexpr = x.dtype.element_ty
     inside = (n < N)[:, None] & (m < M)[None, :]
     if GATED:
-        gate = acc.to(dtype).to(tl.float32)
-        acc = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+        acc = silu_product(acc, up, dtype)
     place = (tl.program_id(1) * M + m)[None, :] * N + n[:, None]
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=inside)
 

@@ -1,4 +1,4 @@
-"""Operations on tiles in Triton kernels: products that are added up, stored values as numbers. Requires Triton."""
+"""Operations on tiles in Triton kernels: sums of products, stored values as numbers, gates. Requires Triton."""
 
 import triton
 import triton.language as tl
@@ -62,3 +62,10 @@ def less_zero(nibbles, zero, dtype: tl.constexpr):
         bits = nibbles.to(tl.uint16) | 0x4300
         return bits.to(tl.bfloat16, bitcast=True) - (zero + 128.0).to(tl.bfloat16)
     return (nibbles.to(tl.float32) - zero).to(dtype)
+
+
+@triton.jit
+def silu_product(gate, up, dtype: tl.constexpr):
+    """silu(gate) * up in float32, rounded as in `models.layers.transformer.GatedMLP`."""
+    gate = gate.to(dtype).to(tl.float32)
+    return (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)

@@ -7,7 +7,7 @@ Triton's interpreter. Requires Triton.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -15,13 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from models.checkpoint.quantized import QuantizedMatrix
-from models.kernels.launch import has_large_tiles, product_options
-from models.kernels.tile_ops import add_dot
+from models.kernels.launch import Launch, product_options
+from models.kernels.tile_ops import add_dot, silu_product
 
 INT4_WORDS = 16  # of a group of 128 columns, one tile
 MIN_PROGRAMS = 256  # that split a weight, if its columns allow it: two for each multiprocessor of an H200
 MIN_SPLIT_WORDS = 128  # that a program multiplies at least, if it shares rows with others
-LARGE_WEIGHT = 4096  # least rows and columns of a weight that has larger tiles for more rows of x
 
 
 class WordTiles(NamedTuple):
@@ -252,21 +251,15 @@ def word_kernel(
         if GATED:
             up *= tl.load(scale + rows + N)[:, None]
     if GATED:
-        gate = acc.to(dtype).to(tl.float32)
-        acc = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+        acc = silu_product(acc, up, dtype)
     to = (tl.program_id(1) * M + m)[None, :] * N + n[:, None]
     tl.store(out + to, acc.to(out.dtype.element_ty), mask=(n < N)[:, None] & inside)
 
 
-def word_tiles(
-    weight: QuantizedMatrix, n_rows: int, *, gated: bool = False, large_gpu: bool | None = None
-) -> WordTiles | None:
+def word_tiles(weight: QuantizedMatrix, n_rows: int, *, gated: bool = False) -> WordTiles | None:
     """Tile sizes for n_rows rows of x; None for a weight that this kernel does not multiply.
 
     The sums of a row have the same bits beside 7 and beside 63 others.
-
-    Args:
-        large_gpu: whether larger tiles may be used; None: if the weight's device has them.
     """
     N, K = weight.shape
     if weight.zeros is None:
@@ -279,10 +272,6 @@ def word_tiles(
         n_words, words = K // 8, INT4_WORDS
     else:
         return None
-    if large_gpu is None:
-        large_gpu = has_large_tiles(weight.values.device)
-    is_large = large_gpu and min(N, K) >= LARGE_WEIGHT
-    rows, stages, warps = _tile_rows(n_rows, is_large=is_large, is_int4=weight.zeros is not None, gated=gated)
     splits = 1
     while (
         not gated
@@ -291,26 +280,9 @@ def word_tiles(
         and n_words >= 2 * splits * MIN_SPLIT_WORDS
     ):
         splits *= 2
-    return WordTiles(rows, words, splits, stages, warps)
-
-
-def _tile_rows(n_rows: int, *, is_large: bool, is_int4: bool, gated: bool) -> tuple[int, int, int]:
-    """Weight rows, stages and warps of a tile. Those of a large weight were measured with 16, 32 and 48 rows of x."""
-    if is_large and is_int4 and 8 < n_rows <= 32:
-        return 64, 4, 2
-    if is_large and not is_int4 and n_rows > 16:
-        return (64, 4, 4) if n_rows <= 32 else (128, 4, 8)
     if gated or n_rows > 8:
-        return 32, 4, 4 if n_rows > 16 else 2
-    return 64, 4, 4
-
-
-class Launch(NamedTuple):
-    """A call of `word_kernel`: its grid and arguments."""
-
-    grid: tuple[int, int]
-    args: tuple[Any, ...]
-    options: dict[str, Any]
+        return WordTiles(32, words, splits, 4, 4 if n_rows > 16 else 2)
+    return WordTiles(64, words, splits, 4, 4)
 
 
 def word_product(x: Tensor, weight: QuantizedMatrix, out: Tensor, plan: WordTiles, *, gated: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Patches of Triton's interpreter: support of newer NumPy versions, speed, and a product rounded as on a GPU."""
+"""Patches of Triton's interpreter: newer NumPy versions, bfloat16, speed, and a product rounded as on a GPU."""
 
 from dataclasses import replace
 from typing import Any
@@ -194,6 +194,25 @@ def _call_members_directly() -> None:
         scope.set_attr(owner, name, call)
 
     interpreter._patch_attr = patch_attribute
+
+
+def multiply_bfloat16() -> None:
+    """Let products take bfloat16, which the interpreter keeps as 16-bit whole numbers and would multiply as such."""
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def widened(operand: Any) -> Any:
+        if operand.dtype.scalar != core.bfloat16:
+            return operand
+        bits = operand.data.astype(np.uint32) << 16
+        return interpreter.TensorHandle(bits.view(np.float32), core.float32)
+
+    def dot_of_numbers(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        return dot(self, widened(a), widened(b), *others)
+
+    interpreter.InterpreterBuilder.create_dot = dot_of_numbers
 
 
 def chained_dot(_: Any, a: Any, b: Any, total: Any, *options: Any) -> Any:

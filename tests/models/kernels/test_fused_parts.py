@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from models.checkpoint.config import OmniConfig, load_config
-from models.checkpoint.precision import Precision
+from models.checkpoint.precision import Kind, Precision
 from models.inputs.audio import UNIT_COLUMNS
+from models.kernels import paired_rows, quantized_gemm
 from models.kernels.fused_decoder import FusedDecoder
 from models.kernels.packed_linear import pack_weights
 from models.layers.kv_cache import KVCache, SavedRows
@@ -228,3 +229,34 @@ def test_quantised_layers_equal_torch_backend(tiny: Path, device: str) -> None:
     attention = model.llm.model.layers[0].self_attn
     packed = attention.q_proj.weight.values.untyped_storage().data_ptr()
     assert packed == attention.v_proj.weight.values.untyped_storage().data_ptr(), "expected one packed matrix"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_decoder_with_pairs_of_8_bit_numbers(
+    tiny: Path, device: str, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = shallow(tiny).model_copy(update={"intermediate_size": 256})
+    model = random_model(config, device=device, dtype=torch.bfloat16, precision=Precision(llm=kind))
+    ids = torch.arange(4, device=device).view(2, 2)
+    n_new, slots = torch.tensor([2, 1], device=device), torch.tensor([1, 0], device=device)
+    monkeypatch.setattr(paired_rows, "SMALL_WEIGHT", 0)
+    monkeypatch.setattr(paired_rows, "multiplies_pairs", lambda device: True)
+    products: list[tuple[int, ...]] = []
+    product = quantized_gemm.paired_product
+    monkeypatch.setattr(
+        quantized_gemm,
+        "paired_product",
+        lambda x, *args, **options: (products.append(x.shape), product(x, *args, **options)),
+    )
+
+    def run() -> list[Tensor]:
+        sizes = {"kv_heads": config.num_key_value_heads, "head_dim": config.head_dim, "dtype": torch.bfloat16}
+        cache = KVCache(n_layers=2, n_slots=2, max_len=16, device=device, **sizes)
+        hidden, _ = model.llm.prefill(model.llm.embed(ids, model.backend), cache, slots, n_new, 16, model.backend)
+        return [hidden[0].float(), hidden[1, :1].float()]
+
+    for got, expected in zip(*with_both_backends(model, run), strict=True):
+        off = ((got - expected).norm() / expected.norm()).item()
+        assert off < 2e-2, f"expected a relative difference of at most 2e-2, got {off:.3g}"
+    assert products == [(2, 2, 128), (2, 2, 128), (2, 2, 128), (4, 256)] * 2, "expected pairs in both layers"

@@ -14,7 +14,7 @@ from tests.models.compare import assert_same
 
 pytest.importorskip("triton")
 
-from models.kernels import quantized_gemm, word_gemm
+from models.kernels import paired_gemm, quantized_gemm, word_gemm
 from models.kernels.quantized_gemm import (
     MAX_SPLIT_ROWS,
     PAIR_ROWS,
@@ -113,23 +113,6 @@ def test_which_weights_are_read_as_words() -> None:
         assert gated is not None and gated.splits == 1, (kind, gated)
     assert tiles(70, 256, "int8") is not None and tiles(70, 256, "int4") is None, "expected rows by fours for int4"
     assert tiles(72, 192, "int4") is None and tiles(72, 48, "fp8") is None, "expected whole groups and tiles"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_large_weights_have_larger_tiles_on_large_gpus(kind: Kind) -> None:
-    weight = quantize(torch.zeros(4096, 4096), kind)
-    expected = (32, 64, 64, 32) if kind == "int4" else (32, 32, 64, 128)
-    for gated in (False, True):
-        orders = set()
-        for M, rows in zip((8, 9, 17, MAX_ROWS), expected, strict=True):
-            small = word_tiles(weight, M, gated=gated, large_gpu=False)
-            large = word_tiles(weight, M, gated=gated, large_gpu=True)
-            assert small is not None and large is not None
-            assert small == word_tiles(weight, M, gated=gated), "expected the tiles of a CPU to be the small ones"
-            if M > 8:
-                assert (small.rows, large.rows) == (32, rows), f"{M} rows: got {small}, {large}"
-            orders |= {small[1:3], large[1:3]}
-        assert len(orders) == 1, f"expected sums in one order for all numbers of rows, got {orders}"
 
 
 @pytest.mark.parametrize("splits", [1, 2])
@@ -269,6 +252,8 @@ def test_bits_of_words_become_bfloat16_pairs() -> None:
     for i in range(4):
         got_word = run_ptx(getattr(word_gemm, f"COLUMN_{i}").value, 0x4444333322221111, 0x8888777766665555)
         assert got_word == (0x5555 + 0x1111 * i) << 16 | 0x1111 * (i + 1), f"column {i}: got {got_word:x}"
+    low, high = (run_ptx(code.value, 0xFEDCBA98) for code in (paired_gemm._LOW, paired_gemm._HIGH))
+    assert (low, high) == (0x0E0C0A08, 0x0F0D0B09), f"halves of bytes: got {low:x}, {high:x}"
 
 
 @gpu
