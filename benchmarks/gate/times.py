@@ -17,6 +17,7 @@ FILE = Path(__file__).with_name("times.json")
 SLACK = 0.1
 # The frozen kernel: dependent products of these matrices. To change them makes earlier ratios worthless.
 SIDE, N_PRODUCTS = 512, 32
+SESSION_UNITS = 20  # of each kind, whose rows fit into the context of a session
 
 
 class FrozenKernel:
@@ -60,7 +61,9 @@ def ratios(driver: UnitDriver, n: int) -> dict[str, float]:
     kernel: FrozenKernel = driver.engine.submit(FrozenKernel, driver.engine.device).result()
     units: dict[str, list[float]] = {kind: [] for kind in KINDS}
     frozen: list[float] = []
-    for _ in range(n):
+    for i in range(n):
+        if i and i % SESSION_UNITS == 0:
+            driver.renew()
         for kind in KINDS:
             load = driver.run(kind).times.load
             assert load is not None, "expected a unit in its own second"

@@ -48,7 +48,7 @@ class ScriptedText(Observer):
 
 
 class UnitDriver:
-    """One session of an engine. n_units: run so far. events: of the latest unit."""
+    """One session of an engine at a time. n_units: run so far. events: of the latest unit."""
 
     def __init__(self, engine: Engine, script: ScriptedText):
         self.engine = engine
@@ -62,13 +62,21 @@ class UnitDriver:
         pixels = noise.integers(0, 255, (PICTURE_SIDE, PICTURE_SIDE, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(data, "JPEG")
         self._picture = data.getvalue()
-        self._handle = engine.open("gate", None, self._queue.put).result()
-        prompt = SystemPrompt.of("Streaming Omni Conversation.", self._sound, gate_voice(engine))
-        self._handle.prepare(prompt).result()
         self.n_units = 0
+        self._open()
+
+    def _open(self) -> None:
+        self._handle = self.engine.open("gate", None, self._queue.put).result()
+        prompt = SystemPrompt.of("Streaming Omni Conversation.", self._sound, gate_voice(self.engine))
+        self._handle.prepare(prompt).result()
         for kind in KINDS:
             for _ in range(N_WARM):
                 self.run(kind)
+
+    def renew(self) -> None:
+        """Go on with an empty context in a new session."""
+        self.close()
+        self._open()
 
     def run(self, kind: str) -> UnitResult:
         """Run a unit to its end. Raises: SettingsError for a unit that differs from the others of its kind."""

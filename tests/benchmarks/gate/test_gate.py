@@ -9,10 +9,11 @@ from unittest import mock
 import pytest
 import torch
 
+from benchmarks.gate import times
 from benchmarks.gate.bounds import BY_NAME, falls, read_bounds, rises
 from benchmarks.gate.counters import counted
 from benchmarks.gate.times import ratios, read_ratios, slower, write_ratios
-from benchmarks.gate.units import KINDS, UnitDriver, driven
+from benchmarks.gate.units import KINDS, N_WARM, UnitDriver, driven
 from worker.loop.finish_stage import FinishStage
 
 BOUNDS = read_bounds()
@@ -61,8 +62,13 @@ def test_a_count_that_moves_is_a_rise_only_where_names_count(name: str) -> None:
     assert falls({"listen": {name: Counter(same=1)}}, bounds) == [f"listen unit, {name}: 3 -> 1"]
 
 
-def test_times_are_ratios_that_are_recorded_by_device(driver: UnitDriver, tmp_path: Path) -> None:
-    found = ratios(driver, 1)
+def test_times_are_ratios_that_are_recorded_by_device(
+    driver: UnitDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(times, "SESSION_UNITS", 1)
+    before = driver.n_units
+    found = ratios(driver, 2)  # in two sessions, whose first units are not timed
+    assert driver.n_units - before == len(KINDS) * (2 + N_WARM), f"expected a second session, got {driver.n_units}"
     assert found.keys() == set(KINDS) and all(ratio > 0 for ratio in found.values()), found
     path = tmp_path / "times.json"
     assert read_ratios("a GPU", path) is None
