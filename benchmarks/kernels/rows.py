@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.kernels.timing import Case, Figures, Meter, relative_error
-from models.kernels import speech_sampler as speech_kernels
-from models.kernels import text_sampler as token_kernels
 from models.kernels.rows import CacheRows, HeadNorms, add_layer_norm, add_rms_norm, qkv_rows, silu_mul
+from models.kernels.samplers import speech_sampler as speech_kernels
+from models.kernels.samplers import text_sampler as token_kernels
 from models.layers import speech_loop as speech
 from models.layers.kv_cache import KVCache
 from models.layers.rotary import rotary_angles, rotary_frequencies, rotate

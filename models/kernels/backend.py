@@ -13,8 +13,8 @@ from models.kernels.fused_decoder import FusedDecoder, linear
 from models.kernels.fused_encoders import FusedAudio, FusedVision
 from models.kernels.lookup import PinnedEmbedding, table_rows
 from models.kernels.moved_rows import close_gaps, restore_keys
-from models.kernels.speech_sampler import draw_speech_tokens
-from models.kernels.text_sampler import choose_tokens
+from models.kernels.samplers.speech_sampler import draw_speech_tokens
+from models.kernels.samplers.text_sampler import choose_tokens
 from models.layers.apm import Apm
 from models.layers.backend import AudioStack, Backend, DecoderStack, OutputHead, SpeechSampler, TextSampler, VisionStack
 from models.layers.kv_cache import CacheView, KVCache

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from models.kernels.code_sampler import CodeSamplerSettings, draw_code
+from models.kernels.samplers.code_sampler import CodeSamplerSettings, draw_code
 from models.qwen3_tts.state import TalkerState
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.kernels.draws import LOWEST, N_ROUNDS, NO_KEY, fixed_point, ordered, sort_key, uniform
+from models.kernels.samplers.draws import LOWEST, N_ROUNDS, NO_KEY, fixed_point, ordered, sort_key, uniform
 from models.layers.speech_state import SPEECH_TOKENS_PER_CALL, SpeechState
 from models.sampling.rng import N_STREAMS, STREAM_SPEECH, WEIGHT_ONE
 from models.sampling.speech import PENALTY_WINDOW

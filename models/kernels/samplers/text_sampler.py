@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.kernels.drawn_column import drawn_column
-from models.kernels.draws import N_ROUNDS, uniform
+from models.kernels.samplers.drawn_column import drawn_column
+from models.kernels.samplers.draws import N_ROUNDS, uniform
 from models.sampling.rng import N_STREAMS, STREAM_STOP_PROBE, STREAM_TEXT, WEIGHT_ONE
 from models.sampling.text import SamplerState, TokenSets
 

@@ -65,7 +65,7 @@ def logits_of(step: int, device: str) -> Tensor:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_kernel_draws_the_same_tokens(device: str) -> None:
-    from models.kernels.speech_sampler import draw_speech_tokens as draw_by_kernel
+    from models.kernels.samplers.speech_sampler import draw_speech_tokens as draw_by_kernel
 
     slots = torch.tensor([3, 0, 5, 1, 4, 2, len(SETTINGS)], device=device)
     states = [new_state(device), new_state(device)]
@@ -87,7 +87,7 @@ def test_kernel_draws_the_same_tokens(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_top_p_at_the_border_of_equal_weights(device: str) -> None:
     """Of four tokens of equal weight, the last two contain exactly the weight that top-p drops."""
-    from models.kernels.speech_sampler import draw_speech_tokens as draw_by_kernel
+    from models.kernels.samplers.speech_sampler import draw_speech_tokens as draw_by_kernel
 
     slots = torch.arange(len(SETTINGS), device=device)
     logits = torch.full((len(SETTINGS), N_SPEECH_TOKENS), float("-inf"), device=device)

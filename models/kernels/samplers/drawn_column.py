@@ -8,7 +8,7 @@ handles one row. Requires Triton.
 import triton
 import triton.language as tl
 
-from models.kernels.draws import LOWEST, NO_KEY, column_of, fixed_point, ordered, score_of, sort_key
+from models.kernels.samplers.draws import LOWEST, NO_KEY, column_of, fixed_point, ordered, score_of, sort_key
 
 
 @triton.jit

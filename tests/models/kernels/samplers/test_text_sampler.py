@@ -79,7 +79,7 @@ def logits_of(step: int, device: str) -> Tensor:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_kernels_choose_the_same_tokens(device: str) -> None:
-    from models.kernels.text_sampler import choose_tokens
+    from models.kernels.samplers.text_sampler import choose_tokens
 
     sets = TokenSets.build([DUPLEX, TURNS, MUST], VOCAB, device)
     order = torch.randperm(len(SETTINGS), generator=torch.Generator().manual_seed(0)).tolist()
@@ -112,7 +112,7 @@ def test_kernels_choose_the_same_tokens(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_ranking_and_bisection_draw_the_same_tokens(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a limit of 16 candidates most settings draw by bisection; the drawn tokens are the same."""
-    from models.kernels import text_sampler as tokens
+    from models.kernels.samplers import text_sampler as tokens
 
     monkeypatch.setattr(tokens, "RANKED", 16)
     sets = TokenSets.build([DUPLEX, TURNS, MUST], VOCAB, device)
@@ -130,7 +130,7 @@ def test_ranking_and_bisection_draw_the_same_tokens(device: str, monkeypatch: py
 @pytest.mark.parametrize("device", DEVICES)
 def test_infinite_tempered_scores(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are undefined then; ids stay within the vocabulary and writes within the buffers."""
-    from models.kernels.text_sampler import choose_tokens
+    from models.kernels.samplers.text_sampler import choose_tokens
 
     settings = [TextSampling(temperature=1e-6), TextSampling(temperature=1e-6, top_k=5, top_p=0.5)] * 3
     slots = torch.arange(len(settings), device=device)
@@ -167,7 +167,7 @@ def test_borders_of_windows_ranks_and_top_p(device: str, ranked: int, monkeypatc
     """The best id is just inside or just outside the window; listen ranks just high enough or not, among ties; the
     last id that top-p keeps has exactly p above it.
     """
-    from models.kernels import text_sampler as tokens
+    from models.kernels.samplers import text_sampler as tokens
 
     monkeypatch.setattr(tokens, "RANKED", ranked)
     window = TextSampling(greedy=True, repetition_penalty=2.0, repetition_window=5)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.kernels.draws import LOWEST, N_ROUNDS, NO_KEY, fixed_point, ordered, sort_key, uniform
+from models.kernels.samplers.draws import LOWEST, N_ROUNDS, NO_KEY, fixed_point, ordered, sort_key, uniform
 from models.sampling.rng import N_STREAMS, STREAM_SPEECH, WEIGHT_ONE
 
 WARPS = 8
