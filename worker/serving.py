@@ -30,8 +30,9 @@ from worker.voice_registry import voice_folder
 
 LOG = logging.getLogger(__name__)
 POLL_S = 0.05
-# Seconds after which a thread that compiles or traces releases the interpreter to other threads.
-SWITCH_S = 0.001
+# Seconds after which a thread that runs Python code releases the interpreter to others that wait for it. The engine's
+# thread waits for it after every operation of torch, while other threads read messages and listen for pauses.
+SWITCH_S = 0.0001
 MB, GB = 10**6, 10**9
 
 

@@ -21,6 +21,13 @@ from models.kernels.tile_ops import add_dot, silu_product
 INT4_WORDS = 16  # of a group of 128 columns, one tile
 MIN_PROGRAMS = 256  # that split a weight, if its columns allow it: two for each multiprocessor of an H200
 MIN_SPLIT_WORDS = 128  # that a program multiplies at least, if it shares rows with others
+# Words, splits and stages by (N, K) of the speech model's layers with one row of x, measured on one H200.
+SPEECH_TILES: dict[tuple[int, int], tuple[int, int, int]] = {
+    (2304, 768): (32, 3, 3),
+    (768, 768): (64, 3, 3),
+    (6144, 768): (64, 1, 3),
+    (768, 3072): (32, 6, 4),
+}
 
 
 class WordTiles(NamedTuple):
@@ -262,6 +269,10 @@ def word_tiles(weight: QuantizedMatrix, n_rows: int, *, gated: bool = False) -> 
     The sums of a row have the same bits beside 7 and beside 63 others.
     """
     N, K = weight.shape
+    rows, warps = (32, 4 if n_rows > 16 else 2) if gated or n_rows > 8 else (64, 4)
+    if weight.zeros is None and (N, K) in SPEECH_TILES:
+        words, splits, stages = SPEECH_TILES[N, K]
+        return WordTiles(32, words, 1 if gated else splits, stages, 4 if n_rows > 16 else 2)
     if weight.zeros is None:
         n_words, words = K // 4, 32
         while n_words % words:
@@ -280,9 +291,7 @@ def word_tiles(weight: QuantizedMatrix, n_rows: int, *, gated: bool = False) -> 
         and n_words >= 2 * splits * MIN_SPLIT_WORDS
     ):
         splits *= 2
-    if gated or n_rows > 8:
-        return WordTiles(32, words, splits, 4, 4 if n_rows > 16 else 2)
-    return WordTiles(64, words, splits, 4, 4)
+    return WordTiles(rows, words, splits, 4, warps)
 
 
 def word_product(x: Tensor, weight: QuantizedMatrix, out: Tensor, plan: WordTiles, *, gated: bool = False) -> None:
