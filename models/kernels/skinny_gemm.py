@@ -36,9 +36,9 @@ TILE_SIZES: dict[tuple[int, int], TileSizes] = {
     (24576, 4096): TileSizes(64, 64),
     (4096, 12288): TileSizes(64, 128, splits=4),
     (151748, 4096): TileSizes(64, 128),
-    (2304, 768): TileSizes(64, 128, splits=3),
+    (2304, 768): TileSizes(64, 64, splits=3, stages=3),
     (768, 768): TileSizes(64, 64, splits=3, stages=3),
-    (6144, 768): TileSizes(64, 128),
+    (6144, 768): TileSizes(32, 128, stages=3, warps=2),
     (768, 3072): TileSizes(16, 128, splits=6, stages=3, warps=2),
     (6562, 768): TileSizes(32, 128),
     # Qwen3-TTS: the talker of 1.7B, then the code predictors and the talker of 0.6B.

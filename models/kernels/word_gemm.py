@@ -24,8 +24,7 @@ MIN_SPLIT_WORDS = 128  # that a program multiplies at least, if it shares rows w
 # Words, splits and stages by (N, K) of the speech model's layers with one row of x, measured on one H200.
 SPEECH_TILES: dict[tuple[int, int], tuple[int, int, int]] = {
     (2304, 768): (32, 3, 3),
-    (768, 768): (64, 3, 3),
-    (6144, 768): (64, 1, 3),
+    (768, 768): (32, 3, 3),
     (768, 3072): (32, 6, 4),
 }
 
