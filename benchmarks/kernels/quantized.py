@@ -64,8 +64,8 @@ SHAPES = (
     Shape("llm head", 151748, 4096),
     Shape("tts gate, up", 6144, 768, (1,), is_gated=True),
     Shape("tts down", 768, 3072, (2, 4, 6)),
-    Shape("tts qkv", 2304, 768, (1, 2)),
-    Shape("tts o", 768, 768, (1, 2)),
+    Shape("tts qkv", 2304, 768, (1, 2, 3)),
+    Shape("tts o", 768, 768, (1, 2, 3)),
     Shape("tts head", 6562, 768),
 )
 TINY_SHAPES = (Shape("tiny", 80, 256, (1, 2)), Shape("tiny, gated", 64, 128, (1,), is_gated=True))
@@ -96,8 +96,7 @@ def _plans(shape: Shape, kind: Kind, M: int, device: torch.device, *, is_tiny: b
     if isinstance(default, PairedTiles):
         groups = shape.K // GROUP
         paired = [PairedTiles(rows, n, *rest) for rows, *rest in PAIRED for n in shape.splits if groups % n == 0]
-        # Two warps have no product of fp8, and none of sixteen columns of pairs or more.
-        paired = [plan for plan in paired if plan.warps > 2 or (kind != "fp8" and M <= 4)]
+        paired = [plan for plan in paired if _has_product(plan, kind, M)]
         return list(dict.fromkeys([default, *paired]))
     if kind == "int4":
         tiles = [(rows, INT4_WORDS, stages, warps) for rows, stages, warps in (INT4_FEW if M <= 8 else INT4_MORE)]
@@ -113,6 +112,11 @@ def _plans(shape: Shape, kind: Kind, M: int, device: torch.device, *, is_tiny: b
     return list(dict.fromkeys([default, *plans]))
 
 
+def _has_product(plan: PairedTiles, kind: Kind, M: int) -> bool:
+    """Two warps have no product of fp8, and none of sixteen columns of pairs or more."""
+    return plan.warps > 2 or (kind != "fp8" and M <= 4)
+
+
 def _empty_matrix(shape: Shape, kind: Kind) -> QuantizedMatrix:
     """A matrix of any values, on the current device."""
     N, K = shape.N, shape.K
@@ -122,11 +126,11 @@ def _empty_matrix(shape: Shape, kind: Kind) -> QuantizedMatrix:
     return QuantizedMatrix(values, torch.empty(K // 128, N, dtype=torch.float16), zeros)
 
 
-def _out(shape: Shape, M: int, plan: Plan, like: Tensor) -> Tensor:
+def _out(shape: Shape, M: int, plan: Plan, dtype: torch.dtype, device: torch.device) -> Tensor:
     if shape.is_gated:
-        return torch.empty(M, shape.N // 2, dtype=like.dtype, device=like.device)
-    dtype = like.dtype if plan.splits == 1 else torch.float32
-    return torch.empty(plan.splits, M, shape.N, dtype=dtype, device=like.device)
+        return torch.empty(M, shape.N // 2, dtype=dtype, device=device)
+    dtype = dtype if plan.splits == 1 else torch.float32
+    return torch.empty(plan.splits, M, shape.N, dtype=dtype, device=device)
 
 
 def compile_plans(device: torch.device, dtype: torch.dtype, shape: Shape, kind: Kind, M: int) -> None:
@@ -134,7 +138,7 @@ def compile_plans(device: torch.device, dtype: torch.dtype, shape: Shape, kind: 
     with torch.device(device):
         x, weight = torch.empty(M, shape.K, dtype=dtype), _empty_matrix(shape, kind)
     for plan in _plans(shape, kind, M, device):
-        out = _out(shape, M, plan, x)
+        out = _out(shape, M, plan, dtype, device)
         if isinstance(plan, PairedTiles):
             launch = paired_launch(empty_pairs(x.shape, kind, device), weight, out, plan, gated=shape.is_gated)
             paired_kernel.warmup(*launch.args, grid=launch.grid, **launch.options)
@@ -206,6 +210,8 @@ class _Products:
         if self.meter.is_tiny or (M in SWEPT and kind != "int8" and self.shape.splits):
             return plans
         own = self.fastest["fp8" if kind == "int8" else kind]
+        if isinstance(own, PairedTiles) and not _has_product(own, kind, M):
+            own = None
         return plans[:1] if own is None or not self.shape.splits else [own]
 
     def _plain(self, x: Tensor, i: int) -> Tensor:
@@ -217,14 +223,11 @@ class _Products:
     def _quantized(self, x: Tensor | PairedRows, matrices: list[QuantizedMatrix], plan: Plan | None, i: int) -> Tensor:
         """The product, or its partial sums, which the next kernel of a layer adds."""
         weight = matrices[i % len(matrices)]
-        if isinstance(x, PairedRows):
-            assert plan is not None
-            like, n_rows = x.steps.to(self.meter.dtype), x.n_rows
-        elif plan is None:
+        if plan is None:
+            assert isinstance(x, Tensor)
             return self._gated(quantized_linear(x, weight))
-        else:
-            like, n_rows = x, len(x)
-        out = _out(self.shape, n_rows, plan, like)
+        n_rows = x.n_rows if isinstance(x, PairedRows) else len(x)
+        out = _out(self.shape, n_rows, plan, self.meter.dtype, self.meter.device)
         few_product(x, weight, out, plan, gated=self.shape.is_gated)
         return out
 

@@ -130,7 +130,7 @@ def _pair_cases(weight: QuantizedMatrix, kernel: str, types: dict[str, str]) -> 
         plan = paired_tiles(weight, rows, gated=gated)
         constants = {
             "BN": plan.rows, "BM": max(8 if is_fp8 else 4, rows), "STAGES": plan.stages, "FP8": is_fp8,
-            "INT4": is_int4, "GATED": gated, "INTERPRETED": False, "PDL": True, "EARLY": False,
+            "INT4": is_int4, "GATED": gated, "INTERPRETED": False, "PDL": True,
         }  # fmt: skip
         name = f"{kernel} {weight.kind}, {rows} rows"
         yield TargetKernel(name, paired_gemm.paired_kernel, constants, signature, plan.warps, plan.stages)

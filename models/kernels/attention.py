@@ -337,6 +337,7 @@ def _attend(
     n_rows = T * H // KV
     n_tiles, n_parts = triton.cdiv(n_rows, tiles.queries), _n_parts(most, tiles)
     split = n_parts > 1
+    assert isinstance(out, Tensor) or (split and D == GROUP), "out: expected a tensor for a context that is not split"
     whole = out if isinstance(out, Tensor) else q  # in the types of `q`; not written if the context is split
     sums, weighed = whole, whole
     if split:

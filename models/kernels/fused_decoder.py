@@ -1,9 +1,10 @@
 """The decoder stack made of matrix products and the kernels between them.
 
 Computes what `TorchBackend.decoder_layers` computes, to rounding; tests compare the two. Up to 64 rows, a layer is
-eight launches, nine if its attention is split into parts; above 64 rows, or if its down projection multiplies pairs of
-8-bit numbers, it is one more. It is designed to be captured as one CUDA graph: without one, launching takes longer than
-computing. Requires Triton.
+eight launches, nine if its attention is split into parts; above 64 rows it is one more. Pairs of 8-bit numbers for the
+down projection take a launch, and those for the projection after attention, unless attention is split and its heads
+have 128 columns. It is designed to be captured as one CUDA graph: without one, launching takes longer than computing.
+Requires Triton.
 """
 
 from typing import NamedTuple, cast

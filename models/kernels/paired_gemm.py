@@ -1,8 +1,9 @@
 """Products of few rows with quantised weights on tensor cores for 8-bit numbers: a Triton kernel.
 
 x is given as pairs of 8-bit numbers (`models.kernels.paired_rows`), weights are multiplied as they are stored, int4
-after its bytes are split into two. Sums of int8 and int4 are whole numbers within a group of columns; those of groups
-are added in float32. Without dequantising weights in registers the product is bound by reading them. Requires Triton.
+after its bytes are split into two. Within a group of columns, sums of int8 and int4 are whole numbers, and those of fp8
+have about 14 bits, as these tensor cores keep them; the sums of groups are added in float32. Without dequantising
+weights in registers the product is bound by reading them. Requires Triton.
 """
 
 from typing import NamedTuple
@@ -12,9 +13,10 @@ import triton
 import triton.language as tl
 
 from models.checkpoint.quantized import QuantizedMatrix
-from models.kernels.launch import Launch, product_options
+from models.kernels.launch import Launch, launch_options
 from models.kernels.paired_rows import GROUP, PairedRows
-from models.kernels.tile_ops import silu_product
+from models.kernels.skinny_gemm import MAX_ROWS
+from models.kernels.tile_ops import group_terms, silu_product
 
 MIN_PROGRAMS, MIN_INT4_PROGRAMS = 256, 384  # that split a weight, if its columns allow it
 MIN_SPLIT_GROUPS = 4  # that a program multiplies at least, if it shares rows with others
@@ -49,23 +51,11 @@ def _halves(packed, INTERPRETED: tl.constexpr):
     return low, high
 
 
-@triton.jit
-def _group_terms(scale, zeros, at, n):
-    """Scales and zeros of the rows n of one group; at: 32-bit words before the group's first zero.
-
-    Both are read as words, because narrower reads cannot be issued ahead.
-    """
-    pairs = tl.load(scale + at * 2 + n // 2)
-    four = tl.load(zeros + at + n // 4)
-    by = (pairs >> (n % 2 * 16)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    return by, (four >> (n % 4 * 8)) & 255
-
-
 @triton.jit(do_not_specialize=["M", "TILES"])
 def paired_kernel(
     x, steps, sums, values, scale, zeros, out, M, N, K, ROWS, TILES,
     BN: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr, FP8: tl.constexpr, INT4: tl.constexpr,
-    GATED: tl.constexpr, INTERPRETED: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr,
+    GATED: tl.constexpr, INTERPRETED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile of BN weight rows times all of x; a tile of columns is one group.
 
@@ -75,7 +65,7 @@ def paired_kernel(
         x, steps, sums: as in `PairedRows`.
         values: K bytes a row. scale, zeros: of int4 as 32-bit words, [groups, ROWS / 2] and [groups, ROWS / 4].
         TILES: groups that a program multiplies.
-        PDL, EARLY: as `product_options` returns them.
+        PDL: as `launch_options` returns it. The next kernel does not start early; see `product_options`.
     """
     OWN: tl.constexpr = BN // 2 if GATED else BN
     BK: tl.constexpr = 64 if INT4 else 128
@@ -89,8 +79,6 @@ def paired_kernel(
     at = x + pair[:, None] * columns + k[None, :]
     is_pair = (pair < 2 * M)[:, None]
     if PDL:
-        if EARLY:
-            tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     acc = tl.zeros((BN, BM), tl.float32)
     for tile in tl.range(first, first + TILES, num_stages=STAGES):
@@ -103,7 +91,7 @@ def paired_kernel(
             low, high = _halves(weight, INTERPRETED)
             part = tl.dot(low, left, out_dtype=tl.int32)
             part = tl.dot(high, right, part, out_dtype=tl.int32)
-            by, zero = _group_terms(scale, zeros, tile * (ROWS // 4), rows)
+            by, zero = group_terms(scale, zeros, tile * (ROWS // 4), rows)
             upper, lower = tl.split(tl.reshape(part, (BN, BM, 2)))
             product = (upper * 256 + lower - zero[:, None] * total[None, :]).to(tl.float32) * by[:, None]
         elif FP8:
@@ -166,6 +154,8 @@ def paired_launch(
     assert x.shape[-1] == K, f"columns: expected {K}, got {x.shape[-1]}"
     assert x.is_fp8 == is_fp8, f"pairs: expected those of {weight.kind}, got {x.values.dtype}"
     assert all(one.is_contiguous() for one in weight.tensors()), "expected contiguous rows of the weight"
+    assert not is_int4 or weight.group == GROUP, f"group: expected {GROUP}, got {weight.group}"
+    assert M <= MAX_ROWS, f"rows: expected at most {MAX_ROWS}, got {M}"
     assert K % (plan.splits * GROUP) == 0, f"splits: expected a divisor of {K // GROUP} groups, got {plan.splits}"
     # Matrices of 8-bit numbers have at least eight columns, those of the instructions for fp8 sixteen.
     least = 8 if is_fp8 else 4
@@ -182,6 +172,6 @@ def paired_launch(
         {
             "BN": plan.rows, "BM": max(least, triton.next_power_of_2(M)), "STAGES": plan.stages, "FP8": is_fp8,
             "INT4": is_int4, "GATED": gated, "INTERPRETED": triton.knobs.runtime.interpret,
-            "num_warps": plan.warps, **product_options(weight),
+            "num_warps": plan.warps, **launch_options(weight.device),
         },
     )  # fmt: skip

@@ -6,9 +6,10 @@ largest number:
 | weight | high, low | x / step | error at most |
 |---|---|---|---|
 | int8, int4 | int8 | 256 high + low, a whole number up to 2 ** 14 | 2 ** -14 of the largest number |
-| fp8 | float8_e4m3fn | high + low / 16, up to 2 ** 8 | 2 ** -17 of the largest number |
+| fp8 | float8_e4m3fn | high + low / 16, up to 2 ** 8 | 2 ** -16 of the largest number |
 
-So bfloat16 numbers from 1/64 of the largest on are exact, for fp8 from 1/8192 on. Requires Triton.
+So bfloat16 numbers from 1/64 of the largest on are exact, for fp8 from 1/8192 on. Numbers of groups whose largest is
+below 2 ** -97 lose more, down to all of them. Requires Triton.
 """
 
 import math
@@ -37,7 +38,8 @@ class PairedRows(NamedTuple):
     Attributes:
         values: [..., 2, K], the high numbers first; int8 or float8_e4m3fn.
         steps: [K / 128, M] float32, M the product of the leading dimensions.
-        sums: [K / 128, M] int32: sums of x / step, for the zeros of int4.
+        sums: [K / 128, M] int32: sums of x / step, which the zeros of int4 multiply; not read with other
+            weights.
     """
 
     values: Tensor

@@ -1,11 +1,12 @@
 """Products with quantised weights: Triton kernels that dequantise them in registers, and the library's for many rows.
 
 Up to 64 rows, large weights multiply pairs of 8-bit numbers (`models.kernels.paired_gemm`) on GPUs that have such
-products, and others are read as words (`models.kernels.word_gemm`) where their shape allows it. Otherwise values are whole numbers or fp8 numbers, which bfloat16 represents exactly, so up to 128 rows a weight is not rounded a
-second time: scales multiply float32 sums, of all columns (int8, fp8) or of a group of columns (int4). With more rows
-the time is that of computing, not of reading weights, and a product in registers takes 1.6 to 5 times as long as the
-library's: weights are dequantised to memory first. The bits of a row depend on that row and the weights alone, above 64
-rows also on the number of rows. Requires Triton.
+products, and others are read as words (`models.kernels.word_gemm`) where their shape allows it. Values are whole
+numbers or fp8 numbers, which bfloat16 represents exactly, so up to 128 rows a weight is not rounded a second time:
+scales multiply float32 sums, of all columns (int8, fp8) or of a group of columns (int4). With more rows the time is
+that of computing, not of reading weights, and a product in registers takes 1.6 to 5 times as long as the library's:
+weights are dequantised to memory first. The bits of a row depend on that row and the weights alone, above 64 rows also
+on the number of rows. Requires Triton.
 """
 
 from typing import NamedTuple

@@ -65,6 +65,18 @@ def less_zero(nibbles, zero, dtype: tl.constexpr):
 
 
 @triton.jit
+def group_terms(scale, zeros, at, n):
+    """Scales and zeros of int4 of the rows n of one group; at: 32-bit words before the group's first zero.
+
+    Both are read as words, because narrower reads cannot be issued ahead.
+    """
+    pairs = tl.load(scale + at * 2 + n // 2)
+    four = tl.load(zeros + at + n // 4)
+    by = (pairs >> (n % 2 * 16)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return by, (four >> (n % 4 * 8)) & 255
+
+
+@triton.jit
 def silu_product(gate, up, dtype: tl.constexpr):
     """silu(gate) * up in float32, rounded as in `models.layers.transformer.GatedMLP`."""
     gate = gate.to(dtype).to(tl.float32)

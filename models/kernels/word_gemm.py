@@ -16,12 +16,12 @@ from torch import Tensor
 
 from models.checkpoint.quantized import QuantizedMatrix
 from models.kernels.launch import Launch, product_options
-from models.kernels.tile_ops import add_dot, silu_product
+from models.kernels.tile_ops import add_dot, group_terms, silu_product
 
 INT4_WORDS = 16  # of a group of 128 columns, one tile
 MIN_PROGRAMS = 256  # that split a weight, if its columns allow it: two for each multiprocessor of an H200
 MIN_SPLIT_WORDS = 128  # that a program multiplies at least, if it shares rows with others
-# Words, splits and stages by (N, K) of the speech model's layers with one row of x, measured on one H200.
+# Words, splits and stages by (N, K) of the speech model's layers, measured with one row of x on one H200.
 SPEECH_TILES: dict[tuple[int, int], tuple[int, int, int]] = {
     (2304, 768): (32, 3, 3),
     (768, 768): (32, 3, 3),
@@ -190,14 +190,9 @@ def _column_sums(x, low, high, at, inside, BN: tl.constexpr, HALF: tl.constexpr,
 
 @triton.jit
 def _add_group(acc, part, sums, scale, zeros, at, n, dtype: tl.constexpr):
-    """acc plus a group's sums less its zeros, times its scales; at: 32-bit words before the group's first zero.
-
-    Scales and zeros of the rows n are read as words, because narrower reads cannot be issued ahead.
-    """
-    pairs = tl.load(scale + at * 2 + n // 2)
-    by = (pairs >> (n % 2 * 16)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    four = tl.load(zeros + at + n // 4)
-    zero = ((four >> (n % 4 * 8)) & 255) + (128 if dtype == tl.bfloat16 else 0)
+    """acc plus a group's sums less its zeros, times its scales. at, n: as of `group_terms`."""
+    by, zero = group_terms(scale, zeros, at, n)
+    zero += 128 if dtype == tl.bfloat16 else 0
     zero = zero.to(tl.float32)[:, None].broadcast_to(part.shape)
     return tl.fma(tl.fma(sums, -zero, part), by[:, None].broadcast_to(part.shape), acc)
 

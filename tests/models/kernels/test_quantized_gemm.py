@@ -265,7 +265,7 @@ def test_products_on_the_gpu(kind: Kind, shape: tuple[int, int]) -> None:
     x = torch.randn(300, shape[1], device="cuda").bfloat16()
     want = x.double() @ weight.dequantized(dtype=torch.float64).T
     is_gated = shape[0] % 2 == 0
-    for n_rows in (1, 2, 9, 17, 32, 33, MAX_ROWS):  # each width of the kernel's tiles
+    for n_rows in (1, 2, 5, 8, 9, 17, 32, 33, MAX_ROWS):  # each width of the kernel's tiles
         few, last = x[:n_rows], x[n_rows - 1 : n_rows]
         check(quantized_linear(few, weight), want[:n_rows], 4e-3)
         assert_same(quantized_linear(few, weight)[-1:], quantized_linear(last, weight), f"beside {n_rows - 1} rows")
