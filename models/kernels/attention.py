@@ -24,6 +24,17 @@ MAX_KEY_TILE = 64  # of `attention_tiles`: rows of a page are a multiple of it
 LOWEST = tl.constexpr(-1e30)  # the maximum of no scores; finite, because inf - inf is NaN
 
 
+class AttentionInputs(NamedTuple):
+    """Queries, the keys and values of all slots, and which rows are visible, as `slot_attention` takes them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    slots: Tensor | None
+    first: Tensor | None
+    last: Tensor
+
+
 class AttentionTiles(NamedTuple):
     """Tile sizes of one launch."""
 
@@ -282,31 +293,19 @@ def attend_tiled(
     pages: Tensor | None = None,
 ) -> Tensor:
     """`slot_attention` with given tile sizes."""
-    B, T, H, D = q.shape
-    out = q.new_empty((B, T, H * D))
-    _attend(q, k, v, slots, first, last, most, tiles, pages, out)
+    out = q.new_empty((*q.shape[:2], q.shape[2] * q.shape[3]))
+    _attend(AttentionInputs(q, k, v, slots, first, last), most, tiles, pages, out)
     return out
 
 
-def slot_attention_pairs(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    slots: Tensor | None,
-    first: Tensor | None,
-    last: Tensor,
-    kind: Kind,
-    *,
-    most: int,
-    pages: Tensor | None = None,
-) -> PairedRows:
+def slot_attention_pairs(inputs: AttentionInputs, kind: Kind, *, most: int, pages: Tensor | None = None) -> PairedRows:
     """`slot_attention` of bfloat16 as pairs for a weight of `kind`; H * D a multiple of 128."""
-    B, T, H, D = q.shape
+    (B, T, H, D), k = inputs.q.shape, inputs.k
     tiles = attention_tiles(T * H // k.shape[1], k.element_size())
     if D != GROUP or _n_parts(most, tiles) == 1:
-        return paired_rows(attend_tiled(q, k, v, slots, first, last, most, tiles, pages), kind)
-    pairs = empty_pairs((B, T, H * D), kind, q.device)
-    _attend(q, k, v, slots, first, last, most, tiles, pages, pairs)
+        return paired_rows(attend_tiled(*inputs, most, tiles, pages), kind)
+    pairs = empty_pairs((B, T, H * D), kind, k.device)
+    _attend(inputs, most, tiles, pages, pairs)
     return pairs
 
 
@@ -315,18 +314,10 @@ def _n_parts(most: int, tiles: AttentionTiles) -> int:
 
 
 def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    slots: Tensor | None,
-    first: Tensor | None,
-    last: Tensor,
-    most: int,
-    tiles: AttentionTiles,
-    pages: Tensor | None,
-    out: Tensor | PairedRows,
+    inputs: AttentionInputs, most: int, tiles: AttentionTiles, pages: Tensor | None, out: Tensor | PairedRows
 ) -> None:
     """Write the result to `out`; pairs only of a context that is split."""
+    q, k, v, slots, first, last = inputs
     (B, T, H, D), KV = q.shape, k.shape[1]
     assert q.stride(3) == k.stride(3) == v.stride(3) == 1, "q, k, v: expected a contiguous last dimension"
     most_rows, page = (k.shape[2], 0) if pages is None else (k.shape[2] * pages.shape[1], k.shape[2])

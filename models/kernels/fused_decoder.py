@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from models.checkpoint.precision import Kind
 from models.checkpoint.quantized import QuantizedMatrix
-from models.kernels.attention import slot_attention, slot_attention_pairs
+from models.kernels.attention import AttentionInputs, slot_attention, slot_attention_pairs
 from models.kernels.new_rows import new_rows
 from models.kernels.packed_linear import pack_weights
 from models.kernels.paired_rows import PairedRows, takes_pairs
@@ -58,12 +58,13 @@ class FusedDecoder:
             stream, x = self._add_norm(stream, added, layer.norm, layer.qkv)
             rows = CacheRows(new.row_slots, new.row_index, k_cache, v_cache)
             q = qkv_rows(_linear_parts(x, layer.qkv), self.heads, self.kv_heads, rows, angles, layer.head_norms)
-            call, kind = (q, k_cache, v_cache, slots, first, new.last), _pairs_of(stream, layer.o)
+            inputs = AttentionInputs(q, k_cache, v_cache, slots, first, new.last)
+            kind = _pairs_of(stream, layer.o)
             attended: Tensor | PairedRows
             if kind is None:
-                attended = slot_attention(*call, most=kv_len, pages=new.pages)
+                attended = slot_attention(*inputs, most=kv_len, pages=new.pages)
             else:
-                attended = slot_attention_pairs(*call, kind, most=kv_len, pages=new.pages)
+                attended = slot_attention_pairs(inputs, kind, most=kv_len, pages=new.pages)
             stream, x = self._add_norm(stream, _linear_parts(attended, layer.o), layer.mlp_norm, layer.gate_up)
             added = _linear_parts(_gated(x, layer.gate_up), layer.down)
         return add_rms_norm(stream, added, self.norm, self.eps)[1]

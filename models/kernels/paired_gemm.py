@@ -15,7 +15,7 @@ import triton.language as tl
 from models.checkpoint.quantized import QuantizedMatrix
 from models.kernels.launch import Launch, launch_options
 from models.kernels.paired_rows import GROUP, PairedRows
-from models.kernels.skinny_gemm import MAX_ROWS
+from models.kernels.skinny_gemm import MAX_ROWS, count_splits
 from models.kernels.tile_ops import group_terms, silu_product
 
 MIN_PROGRAMS, MIN_INT4_PROGRAMS = 256, 384  # that split a weight, if its columns allow it
@@ -114,15 +114,9 @@ def paired_kernel(
 def paired_tiles(weight: QuantizedMatrix, n_rows: int, *, gated: bool = False) -> PairedTiles:
     """Tile sizes for n_rows rows of x, measured on one H200. The sums of a row have the same bits beside any others."""
     N, K = weight.shape
-    is_int4, splits = weight.zeros is not None, 1
-    least = MIN_INT4_PROGRAMS if is_int4 else MIN_PROGRAMS
-    while (
-        not gated
-        and splits * triton.cdiv(N, 64) < least
-        and K % (2 * splits * GROUP) == 0
-        and 2 * splits * MIN_SPLIT_GROUPS * GROUP <= K
-    ):
-        splits *= 2
+    is_int4 = weight.zeros is not None
+    enough = MIN_INT4_PROGRAMS if is_int4 else MIN_PROGRAMS
+    splits = 1 if gated else count_splits(triton.cdiv(N, 64), K // GROUP, enough=enough, least_tiles=MIN_SPLIT_GROUPS)
     if is_int4:
         rows, stages, warps = _int4_tile(n_rows)
     else:

@@ -105,6 +105,19 @@ def _sum_kernel(parts, out, n, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
 
+def count_splits(n_programs: int, n_tiles: int, *, enough: int, least_tiles: int) -> int:
+    """Programs that share a row's tiles: the least power of two with which `enough` programs run, if tiles suffice.
+
+    Args:
+        n_programs: of the product without a split.
+        least_tiles: that a program multiplies at least, if it shares rows with others.
+    """
+    splits = 1
+    while splits * n_programs < enough and n_tiles % (2 * splits) == 0 and n_tiles >= 2 * splits * least_tiles:
+        splits *= 2
+    return splits
+
+
 def tile_sizes(N: int, K: int, n_bytes: int = 2) -> TileSizes:
     """The entry of TILE_SIZES for a weight [N, K] of n_bytes a number, or DEFAULT, with tiles that divide the columns.
 

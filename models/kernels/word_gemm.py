@@ -16,6 +16,7 @@ from torch import Tensor
 
 from models.checkpoint.quantized import QuantizedMatrix
 from models.kernels.launch import Launch, product_options
+from models.kernels.skinny_gemm import count_splits
 from models.kernels.tile_ops import add_dot, group_terms, silu_product
 
 INT4_WORDS = 16  # of a group of 128 columns, one tile
@@ -277,14 +278,8 @@ def word_tiles(weight: QuantizedMatrix, n_rows: int, *, gated: bool = False) -> 
         n_words, words = K // 8, INT4_WORDS
     else:
         return None
-    splits = 1
-    while (
-        not gated
-        and splits * triton.cdiv(N, 64) < MIN_PROGRAMS
-        and n_words % (2 * splits * words) == 0
-        and n_words >= 2 * splits * MIN_SPLIT_WORDS
-    ):
-        splits *= 2
+    least = MIN_SPLIT_WORDS // words
+    splits = 1 if gated else count_splits(triton.cdiv(N, 64), n_words // words, enough=MIN_PROGRAMS, least_tiles=least)
     return WordTiles(rows, words, splits, 4, warps)
 
 

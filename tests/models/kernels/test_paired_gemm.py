@@ -12,7 +12,7 @@ from tests.models.kernels.test_quantized_gemm import DEVICES, check, cpu_only, d
 pytest.importorskip("triton")
 
 from models.kernels import paired_rows as paired_rows_module
-from models.kernels.attention import slot_attention, slot_attention_pairs
+from models.kernels.attention import AttentionInputs, slot_attention, slot_attention_pairs
 from models.kernels.launch import SMALL_WEIGHT
 from models.kernels.paired_gemm import PairedTiles, paired_product, paired_tiles
 from models.kernels.paired_rows import PairedRows, paired_rows, takes_pairs
@@ -88,9 +88,9 @@ def test_norms_and_attention_as_pairs(kind: Kind, device: str) -> None:
     q, k, v = (drawn(*sizes).bfloat16().to(device) for sizes in ((2, 2, 4, 128), (2, 2, 600, 128), (2, 2, 600, 128)))
     last = torch.tensor([[300, 301], [598, 599]], device=device)
     for most in (256, 600):  # one part, and three
-        call = q, k, v, None, None, last.clamp(max=most - 1)
-        want = paired_rows(slot_attention(*call, most=most), kind)
-        assert_same_pairs(slot_attention_pairs(*call, kind, most=most), want, f"attention to {most} rows")
+        inputs = AttentionInputs(q, k, v, None, None, last.clamp(max=most - 1))
+        want = paired_rows(slot_attention(*inputs, most=most), kind)
+        assert_same_pairs(slot_attention_pairs(inputs, kind, most=most), want, f"attention to {most} rows")
 
 
 @pytest.mark.parametrize("kind", KINDS)
