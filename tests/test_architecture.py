@@ -125,7 +125,7 @@ worker.early.* worker.loop.early.headroom worker.loop.order.unplayed_sound worke
 worker.loop.audio_buffer worker.loop.results worker.loop.session
 worker.loop.unit_decoder worker.loop.window
 worker.chat.reply worker.chat.config worker.chat.vad worker.compile.state worker.compile.targets worker.http.metrics
-worker.http.unit_message
+worker.http.units.unit_message
 worker.doctor.__main__ worker.doctor.checks worker.doctor.checks_gpu worker.doctor.machine
 worker.report.__main__ worker.report.compile_report worker.start.warmup_report
 """

@@ -1,5 +1,6 @@
 """Pauses in a user's sound: silence right after speech, found window by window. Contains no thread and no session."""
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -57,21 +58,35 @@ NOTHING_HEARD = HeardPiece(False, False)
 
 
 class PauseDetector:
-    """Pauses of one session."""
+    """Pauses of one session. windows: of its sound."""
 
     def __init__(self, network: SpeechNetwork, pause_ms: int):
-        self._windows, self._finder = SpeechWindows(network), PauseFinder(pause_ms)
+        self.windows, self._finder = SpeechWindows(network), PauseFinder(pause_ms)
 
-    def push(self, samples: np.ndarray) -> HeardPiece:
-        """What a piece of sound, [n] float32 at 16 kHz, contains.
-
-        Sound that is not finite is left out: its unit is refused.
-        """
-        if not np.isfinite(samples).all():
-            return NOTHING_HEARD
+    def take(self, probabilities: Iterable[float]) -> HeardPiece:
+        """What a piece contains whose windows have these probabilities."""
         has_speech = is_pause = False
-        for p in self._windows.push(samples):
+        for p in probabilities:
             is_pause |= self._finder.push(p)
             if p >= THRESHOLD:
                 has_speech, is_pause = True, False
         return HeardPiece(has_speech, is_pause)
+
+
+def hear(network: SpeechNetwork, pieces: Sequence[tuple[PauseDetector, np.ndarray]]) -> list[HeardPiece]:
+    """What pieces of sound, [n] float32 at 16 kHz, contain, at most one of each session. One window of each at a time.
+
+    Sound that is not finite is left out: its unit is refused.
+    """
+    windows = [detector.windows.add(one) if np.isfinite(one).all() else [] for detector, one in pieces]
+    probabilities: list[list[float]] = [[] for _ in pieces]
+    for number in range(max(map(len, windows), default=0)):
+        rows = [row for row, own in enumerate(windows) if number < len(own)]
+        states = [pieces[row][0].windows for row in rows]
+        found, after = network.probabilities(
+            np.stack([windows[row][number] for row in rows]), np.concatenate([one.state for one in states], axis=1)
+        )
+        for at, (row, one) in enumerate(zip(rows, states, strict=True)):
+            probabilities[row].append(float(found[at]))
+            one.state = after[:, at : at + 1]
+    return [detector.take(own) for (detector, _), own in zip(pieces, probabilities, strict=True)]

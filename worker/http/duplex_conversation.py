@@ -19,8 +19,9 @@ from worker.http.inbox import InboxClosedError, MessageInbox, PendingMessage, Wa
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd
 from worker.http.system_prompts import adjustment, prepared_prompt, traced_spec
-from worker.http.unit_input import check_decided, decided_message, decided_unit, decode_ahead, send_unit
-from worker.http.unit_message import TurnCounters, UnitClock, partial_message, result_message
+from worker.http.units.unit_input import check_decided, decided_message, decided_unit, decode_ahead, send_unit
+from worker.http.units.unit_message import TurnCounters, UnitClock, partial_message, result_message
+from worker.http.units.unsent_sound import UnsentSound
 from worker.loop.command_queue import ignore_result
 from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import DecidedUnit, Event, Failure, InsertedText, PartialResult, UnitResult
@@ -77,12 +78,10 @@ class DuplexConversation:
         self._spec = self._spec_in = Spec()
         self._speaks = self._will_speak = False  # turns that are open; turns that begin
         self._prepared, self._prompt = False, SystemPrompt("", "")  # the prompt of the prepared session
-        self._pause_ends: float | None = None
-        self._pause_timeout = 0.0
         self._idle = IdleClock(service.settings.idle_timeout, self._loop.time)
         self._pauses, self._frames = PauseListener(), WaitingFrames(service.settings.max_backlog)
         self._inserting: asyncio.Future[InsertedText | Failure] | None = None
-        self._answered, self._counters = asyncio.Event(), TurnCounters()
+        self._answered, self._counters, self._unsent = asyncio.Event(), TurnCounters(), UnsentSound()
         self._in_flight: deque[UnitClock] = deque()
         self._decided: DecidedUnit | None = None  # decisions of the next unit
 
@@ -141,22 +140,19 @@ class DuplexConversation:
                 return end
 
     async def _next(self) -> PendingMessage[Received] | ConversationEnd:
+        ends_at = self._idle.ends_at(is_paused=self.paused)
         try:
-            pending = await self._inbox.get(self._deadline())
+            pending = await self._inbox.get(ends_at)
         except InboxClosedError:
             return ConversationEnd(CloseCode.INTERNAL_ERROR, CloseReason.ENGINE)
         except TimeoutError:
             return await self._time_out()
-        return await self._time_out() if self._idle.is_past(self._deadline()) else pending
-
-    def _deadline(self) -> float | None:
-        """The time, on the loop's clock, at which waiting for a message ends the conversation."""
-        return self._idle.deadline if self._pause_ends is None else self._idle.while_paused(self._pause_ends)
+        return await self._time_out() if self._idle.is_past(ends_at) else pending
 
     async def _time_out(self) -> ConversationEnd:
         await self._wait_in_flight(0)
         reason = CloseReason.PAUSE if self.paused else CloseReason.IDLE
-        seconds = self._pause_timeout if self.paused else self._service.settings.idle_timeout
+        seconds = self._idle.pause_s if self.paused else self._service.settings.idle_timeout
         self._send(Timeout(reason=f"{reason} ({seconds:.1f}s)"))
         return ConversationEnd(CloseCode.NORMAL, reason)
 
@@ -185,7 +181,7 @@ class DuplexConversation:
             case Pause():
                 self._pause(message)
             case Resume():
-                self.paused, self._pause_ends = False, None
+                self.paused = False
                 self._idle.on_resume()
                 self._send(Resumed())
             case Interrupt():
@@ -212,12 +208,12 @@ class DuplexConversation:
         spec = traced_spec(self._service, self._handle.name, message.spec, notes)
         preparing = self._handle.prepare(prompt, config)  # an error before this line keeps the previous context
         self._prepared = False
-        await asyncio.wrap_future(preparing)
+        self._unsent = UnsentSound(await asyncio.wrap_future(preparing))
         await self._pauses.configure(config, starts_over=True)
         self._prepared, self._spec, self._prompt = True, spec, prompt
         self._speaks = self._will_speak = config.generate_audio and prompt.voice is not None
         self._turn_open = self._interrupting = self.paused = False
-        self._pause_ends = None
+        self._idle.end_pause()
         self._frames.take()
         self._counters = TurnCounters()
         self.n_units = self._n_parts = 0
@@ -257,12 +253,10 @@ class DuplexConversation:
         self._send(TextInserted(n_rows=event.n_rows))
 
     def _pause(self, message: Pause) -> None:
-        default = self._service.settings.pause_timeout
-        self._pause_timeout = default if message.timeout is None else message.timeout
-        ends = self._loop.time() + self._pause_timeout
-        self._pause_ends = ends if self._pause_ends is None else min(ends, self._pause_ends)  # no pause is extended
+        seconds = self._service.settings.pause_timeout if message.timeout is None else message.timeout
+        self._idle.on_pause(seconds)
         self.paused = True
-        self._send(Paused(timeout=self._pause_timeout))
+        self._send(Paused(timeout=seconds))
 
     # --- units ---------------------------------------------------------------------------------
 
@@ -279,13 +273,17 @@ class DuplexConversation:
                 raise not_now(ErrorCode.PAUSED, "Worker is paused")
             self._in_flight.append(clock)
             try:
-                trial = await self._pauses.trial_of(chunk)
-                queued = await send_unit(self._service.decoders, self._handle, chunk, frames, trial, decided)
-                if decided is None:
-                    await asyncio.wrap_future(queued)
+                trial, may_wait = await self._pauses.trial_of(chunk), len(self._in_flight) == 1
+                given = self._service.decoders, self._handle, self._unsent, chunk, frames, trial, decided
+                sent = await send_unit(*given, may_wait=may_wait)
+                if isinstance(sent, UnitResult):
+                    self._on_event(sent)
+                elif decided is None:
+                    await asyncio.wrap_future(sent)
                 else:  # the engine rebuilds several at once; one that it refuses comes after an error that ends this
-                    ignore_result(queued)
+                    ignore_result(sent)
             except BaseException:
+                self._unsent.failed()
                 if clock in self._in_flight:  # a failing engine sends a Failure for the unit before refusing it
                     self._in_flight.remove(clock)
                 raise
@@ -323,8 +321,10 @@ class DuplexConversation:
         clock, n_parts, self._n_parts = self._in_flight.popleft(), self._n_parts, 0
         self._answered.set()
         if isinstance(event, UnitResult):
+            self._unsent.answered(event)
             self._on_result(event, clock, n_parts)
         elif isinstance(event, Failure):
+            self._unsent.failed()
             if not self._handle.is_live:
                 self._prepared = False
             self._send_error(event.error)

@@ -23,7 +23,7 @@ from worker.http.idle_clock import IdleClock
 from worker.http.inbox import InboxClosedError, MessageInbox, PendingMessage
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd
-from worker.http.unit_input import unpacked_pictures
+from worker.http.units.unit_input import unpacked_pictures
 from worker.loop.results import (
     SOUND_RATE,
     Event,

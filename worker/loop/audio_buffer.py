@@ -144,6 +144,11 @@ class AudioBuffer:
         return 0 if n < self._n_needed else 1 + (n - self._n_removed) // UNIT_SAMPLES
 
     @property
+    def n_to_unit(self) -> int:
+        """Samples that are missing from a whole unit: fewer than `n_missing`, since a client's second is longer."""
+        return 0 if self._needs_padding else max(self._n_needed - self._n, 0)
+
+    @property
     def n_missing(self) -> int:
         """Samples from here to the end of the client's second; 0 if a whole unit waits."""
         return 0 if self.n_whole else self._n_needed + LEAD_SAMPLES - LOOKAHEAD_SAMPLES - self._n

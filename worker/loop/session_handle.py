@@ -60,6 +60,11 @@ class SessionHandle:
         return self._sessions.context_len(self._session)
 
     @property
+    def n_missing(self) -> int:
+        """Samples that are missing from a whole unit, while none is in flight; 0: each piece of one is to be sent."""
+        return 0 if self._session.reference else self._session.audio_buffer.n_to_unit
+
+    @property
     def max_waiting_units(self) -> int:
         """Units that may wait beside the one that runs."""
         return self._sessions.max_waiting_units

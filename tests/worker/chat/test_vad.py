@@ -372,3 +372,14 @@ def test_detector_loads_neither_silero_vad_nor_torch(root: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60)
     expected = ["False", "True", "False", "False"]
     assert done.stdout.split() == expected, f"expected {expected}; got {done.stdout}{done.stderr}"
+
+
+def test_windows_of_several_sounds_at_once(greeting: np.ndarray) -> None:
+    network = shared_network()
+    sounds = np.stack([greeting[at : at + CONTEXT + WINDOW] for at in (0, 4_000, 9_000)])
+    states = np.random.default_rng(0).normal(0, 0.1, (2, 3, 128)).astype(np.float32)
+    got, after = network.probabilities(sounds, states)
+    for row, sound in enumerate(sounds):
+        expected, state = network.probability(sound, states[:, row : row + 1])
+        np.testing.assert_allclose(got[row], expected, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(after[:, row : row + 1], state, rtol=0, atol=1e-6)

@@ -10,8 +10,8 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.early.pause import CERTAIN_MS, GAP_MS, WINDOW_MS, HeardPiece, PauseDetector, PauseFinder
-from worker.vad_network import CONTEXT, WINDOW, SpeechNetwork, shared_network
+from worker.early.pause import CERTAIN_MS, GAP_MS, WINDOW_MS, HeardPiece, PauseDetector, PauseFinder, hear
+from worker.vad_network import CONTEXT, STATE_SHAPE, WINDOW, SpeechNetwork, shared_network
 
 SPEECH, UNSURE, SILENCE = 0.9, 0.4, 0.1
 PAUSE_MS = 192
@@ -62,14 +62,23 @@ def test_pause_follows_speech_and_enough_silence(probabilities: list[float], pau
 
 
 class LoudnessNetwork(SpeechNetwork):
-    """A window's probability is its last sample."""
+    """A window's probability is its last sample. The state is the last window's; its end is the next one's context."""
 
     def __init__(self) -> None:
-        pass
+        self.batches: list[int] = []
 
-    def probability(self, sound: np.ndarray, state: np.ndarray) -> tuple[float, np.ndarray]:
-        assert sound.shape == (CONTEXT + WINDOW,) and sound.dtype == np.float32
-        return float(sound[-1]), state
+    def probabilities(self, sounds: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        n = len(sounds)
+        assert sounds.shape == (n, CONTEXT + WINDOW) and sounds.dtype == np.float32
+        assert states.shape == (STATE_SHAPE[0], n, STATE_SHAPE[2])
+        assert np.array_equal(sounds[:, CONTEXT - 1], states[0, :, 0]), "expected the state of the window before"
+        self.batches.append(n)
+        return sounds[:, -1], np.broadcast_to(sounds[None, :, -1:], states.shape)
+
+
+def heard_of(detector: PauseDetector, samples: np.ndarray, network: SpeechNetwork | None = None) -> HeardPiece:
+    """What one piece contains."""
+    return hear(network or LoudnessNetwork(), [(detector, samples)])[0]
 
 
 def sound_of(probabilities: Sequence[float]) -> np.ndarray:
@@ -78,8 +87,8 @@ def sound_of(probabilities: Sequence[float]) -> np.ndarray:
 
 def test_piece_with_speech_after_its_pause_has_no_pause() -> None:
     row = [SPEECH] * CERTAIN + [SILENCE] * NEEDED
-    assert PauseDetector(LoudnessNetwork(), PAUSE_MS).push(sound_of(row)) == HeardPiece(True, True)
-    assert PauseDetector(LoudnessNetwork(), PAUSE_MS).push(sound_of([*row, SPEECH])) == HeardPiece(True, False)
+    assert heard_of(PauseDetector(LoudnessNetwork(), PAUSE_MS), sound_of(row)) == HeardPiece(True, True)
+    assert heard_of(PauseDetector(LoudnessNetwork(), PAUSE_MS), sound_of([*row, SPEECH])) == HeardPiece(True, False)
 
 
 @given(
@@ -91,7 +100,7 @@ def test_pieces_do_not_depend_on_how_sound_is_split(row: list[float], lengths: l
     at = number = 0
     while at < len(sound):
         n = lengths[number % len(lengths)]
-        heard = detector.push(sound[at : at + n])
+        heard = heard_of(detector, sound[at : at + n])
         at, number = at + n, number + 1
         found += [min(at, len(sound)) // WINDOW] if heard.is_pause else []
     # A piece may hold the start of the next speech, which hides its pause.
@@ -100,19 +109,33 @@ def test_pieces_do_not_depend_on_how_sound_is_split(row: list[float], lengths: l
 
 def test_sound_that_is_not_finite_is_left_out() -> None:
     detector = PauseDetector(LoudnessNetwork(), PAUSE_MS)
-    detector.push(sound_of([SPEECH] * CERTAIN))
+    heard_of(detector, sound_of([SPEECH] * CERTAIN))
     bad = sound_of([SILENCE] * NEEDED)
     bad[5] = np.nan
-    assert detector.push(bad) == HeardPiece(False, False)
-    assert detector.push(sound_of([SILENCE] * NEEDED)) == HeardPiece(False, True)
+    assert heard_of(detector, bad) == HeardPiece(False, False)
+    assert heard_of(detector, sound_of([SILENCE] * NEEDED)) == HeardPiece(False, True)
+
+
+@given(st.lists(st.lists(st.sampled_from((SPEECH, UNSURE, SILENCE)), max_size=12), min_size=1, max_size=6))
+def test_pieces_of_several_sessions_are_heard_as_each_alone(rows: list[list[float]]) -> None:
+    network = LoudnessNetwork()
+    detectors = [PauseDetector(network, PAUSE_MS) for _ in rows]
+    for _ in range(2):  # the second pieces go on from the states of the first ones
+        network.batches.clear()
+        got = hear(network, [(one, sound_of(row)) for one, row in zip(detectors, rows, strict=True)])
+        assert network.batches == [sum(len(row) > n for row in rows) for n in range(max(map(len, rows)))]
+    alone = [PauseDetector(network, PAUSE_MS) for _ in rows]
+    expected = [[heard_of(one, sound_of(row)) for _ in range(2)][1] for one, row in zip(alone, rows, strict=True)]
+    assert got == expected
 
 
 def test_pause_after_a_sentence(root: Path) -> None:
     """Pieces of 100 ms of a recorded sentence and silence: the last pause comes 200 to 400 ms after its end."""
     greeting = soundfile.read(root / "tests/data/greeting.wav", dtype="float32")[0]
     sound = np.concatenate((greeting, np.zeros(16_000, np.float32)))
-    detector = PauseDetector(shared_network(), 200)
-    heard = [detector.push(sound[at : at + 1_600]) for at in range(0, len(sound), 1_600)]
+    network = shared_network()
+    detector = PauseDetector(network, 200)
+    heard = [heard_of(detector, sound[at : at + 1_600], network) for at in range(0, len(sound), 1_600)]
     last_speech = max(number for number, piece in enumerate(heard) if piece.has_speech)
     after = [number - last_speech for number, piece in enumerate(heard) if piece.is_pause and number > last_speech]
     assert len(after) == 1 and 2 <= after[0] <= 4, f"expected one pause after the sentence, got pieces {after}"

@@ -13,6 +13,7 @@ from tests.worker.early.test_pause import CERTAIN, NEEDED, SILENCE, SPEECH, Loud
 from worker.config.session import SessionConfig
 from worker.early import pause_listener
 from worker.early.pause_listener import PauseListener
+from worker.early.pause_thread import PauseThread
 from worker.early.trial import EarlyTrial
 from worker.protocol.messages import AudioChunk
 from worker.protocol.wire import Sound
@@ -29,7 +30,7 @@ SPOKEN, SILENT, BREATH = chunk([SPEECH] * CERTAIN), chunk([SILENCE] * NEEDED), c
 
 @pytest.fixture(autouse=True)
 def loudness() -> Iterator[None]:
-    with mock.patch.object(pause_listener, "shared_network", LoudnessNetwork):
+    with mock.patch.object(pause_listener, "shared_thread", lambda: PauseThread(LoudnessNetwork())):
         yield
 
 
@@ -131,14 +132,14 @@ def test_unit_does_not_wait_for_a_slow_detector() -> None:
     free = Event()
 
     class SlowNetwork(LoudnessNetwork):
-        def probability(self, sound: np.ndarray, state: np.ndarray) -> tuple[float, np.ndarray]:
+        def probabilities(self, sounds: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             free.wait()
-            return super().probability(sound, state)
+            return super().probabilities(sounds, states)
 
     async def test(listener: PauseListener) -> None:
         with mock.patch.object(pause_listener, "PATIENCE_S", 0.001):
             assert await trials(listener, SPOKEN, SILENT) == [None, None]
         free.set()
 
-    with mock.patch.object(pause_listener, "shared_network", SlowNetwork):
+    with mock.patch.object(pause_listener, "shared_thread", lambda: PauseThread(SlowNetwork())):
         run(test)

@@ -44,6 +44,13 @@ class MovableClock:
             await asyncio.sleep(0)
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
 def done(value: Any = None) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_result(value)
@@ -51,9 +58,12 @@ def done(value: Any = None) -> Future[Any]:
 
 
 class Handle:
-    """A fake engine session, controlled by the test. calls: the calls that were made."""
+    """A fake engine session, controlled by the test. calls: the calls that were made.
 
-    name, is_live, max_waiting_units, context_len = "c#1", True, 16, 0
+    n_missing: 0, so that it gets each piece of a unit.
+    """
+
+    name, is_live, max_waiting_units, context_len, n_missing = "c#1", True, 16, 0, 0
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -134,9 +144,7 @@ class Stage:
 
     async def sent(self, n: int) -> None:
         """Wait until `n` units have reached the engine."""
-        async with asyncio.timeout(PATIENCE_S):
-            while self.handle.calls.count("send") < n or len(self.conversation._in_flight) < 1:
-                await asyncio.sleep(0.001)
+        await until(lambda: self.handle.calls.count("send") >= n and len(self.conversation._in_flight) > 0)
 
     def answer(self, *, is_listen: bool = False, end_of_turn: bool = False, is_incomplete: bool = False) -> None:
         """Emit the result of a unit."""
@@ -146,9 +154,7 @@ class Stage:
 
     async def called(self, call: str) -> None:
         """Wait until a call has reached the engine."""
-        async with asyncio.timeout(PATIENCE_S):
-            while call not in self.handle.calls:
-                await asyncio.sleep(0.001)
+        await until(lambda: call in self.handle.calls)
 
     async def end(self) -> ConversationEnd:
         async with asyncio.timeout(PATIENCE_S):

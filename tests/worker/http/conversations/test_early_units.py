@@ -10,9 +10,10 @@ import pytest
 
 from tests.worker.early.test_pause import LoudnessNetwork
 from tests.worker.early.test_pause_listener import AUTO, SILENT, SPOKEN
-from tests.worker.http.conversations.duplex_stage import Handle, Stage, staged
+from tests.worker.http.conversations.duplex_stage import Handle, Stage, staged, until
 from worker.config.session import SessionConfig
 from worker.early import pause_listener
+from worker.early.pause_thread import PauseThread
 from worker.early.trial import EarlyEnd, EarlyOutcome, EarlyTrial
 from worker.loop.results import UnitResult
 from worker.protocol.messages import Interrupt, Interrupted, Prepare, Prepared, Result
@@ -40,7 +41,7 @@ class RecordingHandle(Handle):
 @pytest.fixture(autouse=True)
 def loudness() -> Iterator[None]:
     with (
-        mock.patch.object(pause_listener, "shared_network", LoudnessNetwork),
+        mock.patch.object(pause_listener, "shared_thread", lambda: PauseThread(LoudnessNetwork())),
         mock.patch.object(pause_listener, "PATIENCE_S", 20.0),
     ):
         yield
@@ -87,7 +88,7 @@ async def test_speech_is_heard_while_the_unit_is_in_flight() -> None:
     trial = stage.handle.trials[1]
     assert not trial.is_void
     await stage.say(SPOKEN.model_copy())  # waits for the answer to the chunk before
-    await stage.conversation._pauses._newest
+    await until(lambda: trial.is_void)
     assert trial.is_void and len(stage.handle.trials) == 2, "expected the pause to end before the next unit begins"
 
 

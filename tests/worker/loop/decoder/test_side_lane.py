@@ -16,7 +16,7 @@ from tests.worker.loop.engines import TINY, assert_mirrors, short_history_model,
 from tests.worker.loop.scripted_engine import ScriptedEngine, results
 from worker.assembly.parts import side_lane_of, token_sets
 from worker.config.session import FIXED_SET, FIXED_SPEAK_SET, SIDE_DUPLEX_SET, SIDE_SET
-from worker.http.unit_message import TurnCounters, UnitClock, result_message
+from worker.http.units.unit_message import TurnCounters, UnitClock, result_message
 from worker.loop.prompt.system_prompt import Adjustment
 from worker.loop.results import PartialResult, UnitResult
 from worker.loop.unit_decoder import MAX_SPAN, SideLane, SideState, TurnCap

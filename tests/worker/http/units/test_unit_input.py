@@ -12,9 +12,10 @@ from PIL import Image
 from models.errors import ImageError
 from models.inputs.image import EncodedImage
 from worker.decoding import DecodingThreads
-from worker.http import unit_input
 from worker.http.inbox import WaitingFrames, WaitingPicture
-from worker.http.unit_input import check_decided, decode_ahead, send_unit, unpacked_unit
+from worker.http.units import unit_input
+from worker.http.units.unit_input import check_decided, decode_ahead, send_unit, unpacked_unit
+from worker.http.units.unsent_sound import UnsentSound
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import MAX_UNIT_PICTURES, AudioChunk, VideoFrame, read_text
 from worker.protocol.wire import MAX_PICTURE_BYTES, Sound, WireError
@@ -112,7 +113,7 @@ def test_pictures_decoded_ahead_are_not_decoded_again(limit: int | None, again: 
             await decode_ahead(decoders, handle, frames, frame)
         handle.cut = cut
         given = AudioChunk(audio_base64=SOUND, max_slice_nums=limit)
-        await send_unit(decoders, handle, given, frames.take(), None)
+        await send_unit(decoders, handle, UnsentSound(), given, frames.take(), None, may_wait=False)
 
     asyncio.run(scenario())
     decoders.close()
@@ -129,7 +130,7 @@ def test_pictures_with_slices_of_their_own_leave_the_chunks_to_the_others() -> N
             frame = frames.add(VideoFrame(frame=png(width), max_slice_nums=limit), 1)
             await decode_ahead(decoders, handle, frames, frame)
         given = AudioChunk(audio_base64=SOUND, frame_base64_list=[png(6)], max_slice_nums=2)
-        await send_unit(decoders, handle, given, frames.take(), None)
+        await send_unit(decoders, handle, UnsentSound(), given, frames.take(), None, may_wait=False)
 
     asyncio.run(scenario())
     decoders.close()

@@ -1,16 +1,19 @@
 """The messages of a unit's outcome. Torch-free."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from worker.early.trial import EarlyEnd
-from worker.loop.results import SOUND_RATE, UNIT_MS, PartialResult, UnitResult
+from worker.loop.results import SOUND_RATE, UNIT_MS, PartialResult, StageTimes, UnitResult
 from worker.protocol.messages import Partial, Result
 from worker.protocol.unit_counters import Mark, UnitUsage
 from worker.protocol.wire import Sound
+
+# A unit is finalized after its result is sent, so `finalize` and `total` are not known yet.
+SENT_STAGES = [one.name for one in fields(StageTimes) if one.name not in ("finalize", "total", "load", "gaps")]
 
 
 @dataclass(eq=False)
@@ -46,8 +49,7 @@ def result_message(
     times, now = event.times, time.monotonic()
     wall_ms = 1000 * (now - clock.started)
     lag_ms = 1000 * (clock.started - clock.received) + times.wait
-    # Finalizing happens after the result is sent, so `finalize` and `total` are not known yet.
-    stages = {name: value for name, value in asdict(times).items() if name not in ("finalize", "total", "load", "gaps")}
+    stages = {name: getattr(times, name) for name in SENT_STAGES}
     return Result(
         is_listen=event.is_listen,
         text="" if event.is_listen else event.text,

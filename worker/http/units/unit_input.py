@@ -13,8 +13,9 @@ from models.inputs.image import EncodedImage
 from worker.decoding import DecodingThreads
 from worker.early.trial import EarlyTrial
 from worker.http.inbox import AheadPicture, WaitingFrames, WaitingPicture
+from worker.http.units.unsent_sound import UnsentSound
 from worker.loop.audio_buffer import checked
-from worker.loop.results import DecidedUnit
+from worker.loop.results import DecidedUnit, UnitResult
 from worker.loop.session_handle import CutImage, SessionHandle
 from worker.protocol.codes import ErrorCode
 from worker.protocol.gateway_messages import Decided
@@ -25,28 +26,37 @@ from worker.protocol.wire import WireError
 LOG = logging.getLogger(__name__)
 DECIDED_FIRST = re.compile(r'\s*\{\s*"type"\s*:\s*"decided"')
 LONG_SOUND = 2**18  # samples; longer sound is checked on a thread
+SHORT_BYTES = 2**16  # of encoded sound that is decoded in less time than a thread takes to begin; half a second of text
 
 
 async def send_unit(
     decoders: DecodingThreads,
     handle: SessionHandle,
+    unsent: UnsentSound,
     chunk: AudioChunk,
     frames: Sequence[WaitingPicture],
     early: EarlyTrial | None,
     decided: DecidedUnit | None = None,
-) -> "Future[None]":
-    """Decode a unit, one picture after the other, and send it to the engine.
+    *,
+    may_wait: bool,
+) -> "Future[None] | UnitResult":
+    """Decode a unit or a piece of one, one picture after the other, and send it to the engine if there is need.
 
     Args:
         decoders: threads for it.
         handle: the session.
+        unsent: sound that was not sent.
         chunk: the unit.
         frames: pictures that came before it.
         early: the unit may run early.
         decided: the unit's decisions, which are replayed.
+        may_wait: nothing of the session is in flight, so that the engine need not answer what does not fill a unit.
+    Returns: the result, or a future that is done when the engine has the unit.
     Raises: as `unpacked_unit` and `SessionHandle.send`.
     """
-    samples, pictures = await decoders.run(unpacked_unit, chunk, frames)
+    is_short = not (frames or chunk.frame_base64_list) and len(chunk.audio_base64.data) <= SHORT_BYTES
+    unpacked = unpacked_unit(chunk, frames) if is_short else await decoders.run(unpacked_unit, chunk, frames)
+    samples, pictures = unpacked
     limits = _slice_limits(handle, chunk, frames, len(pictures))
     cut: list[CutImage] = []
     for number, (picture, limit) in enumerate(zip(pictures, limits, strict=True)):
@@ -55,9 +65,13 @@ async def send_unit(
             cut.append(ahead.slices)
         else:
             cut.append(await decoders.run_sized(picture.n_pixels, partial(handle.cut, picture, limit)))
+    if may_wait and not (early or decided or chunk.close_early):
+        result = unsent.hold(handle, samples, cut)
+        if result is not None:
+            return result
     send = partial(
         handle.send,
-        samples,
+        unsent.joined(samples),
         cut,
         force_listen=chunk.force_listen,
         force_speak=chunk.force_speak,
