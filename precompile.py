@@ -123,11 +123,12 @@ def _check_folder(path: Path) -> None:
 
 def _run(config: Config, path: Path | None, *, measures: bool) -> int:
     from worker.assembly.backend_flags import limit_threads
+    from worker.assembly.parts import device_type
     from worker.start.starting import start_engine
     from worker.status import Status
 
-    limit_threads()
     engine = config.engine()
+    limit_threads(device_type(engine.device))
     started = start_engine(
         engine,
         video=config.service.warmup_video,

@@ -155,7 +155,7 @@ def test_fallback_is_printed_and_fails(
         cache=None,
     )
     monkeypatch.setattr("worker.start.starting.start_engine", lambda *_, **__: started)
-    monkeypatch.setattr("worker.assembly.backend_flags.limit_threads", lambda: None)
+    monkeypatch.setattr("worker.assembly.backend_flags.limit_threads", lambda device: None)
     monkeypatch.setattr("precompile.log.set_up", lambda level: None)
     monkeypatch.setitem(os.environ, INDUCTOR_VARIABLE, "")
     assert main(["--no-compile", "--device", "cpu"]) == status

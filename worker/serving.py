@@ -17,6 +17,7 @@ from worker.config.service import ROOT, TRACE_FOLDER, Config
 from worker.http.app import build_app
 from worker.http.guard import WorkerGuard
 from worker.http.metrics import WorkerMetrics
+from worker.http.paced_selector import PacedSelector
 from worker.http.socket import WorkerSockets
 from worker.loaded import WorkerSettings
 from worker.loop.observer import Observer
@@ -78,12 +79,14 @@ def serve(
     Returns: the exit status.
     """
     sys.setswitchinterval(SWITCH_S)
-    limit_threads()
+    limit_threads(device_type(settings.engine.device))
     if settings.engine.device != "cpu" and torch.cuda.is_available():
         # Takes seconds and blocks all threads, so it comes before the first request.
         torch.cuda.init()
     freeze_heap()
-    status = asyncio.run(_serve(settings, listening, observer, priority))
+    selector = PacedSelector()
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
+        status = runner.run(_serve(settings, listening, selector, observer, priority))
     if any(thread.name == "starter" and thread.is_alive() for thread in threading.enumerate()):
         # A running compiler cannot be stopped, and crashes when the interpreter exits.
         logging.shutdown()
@@ -92,7 +95,11 @@ def serve(
 
 
 async def _serve(
-    settings: WorkerSettings, listening: socket.socket, observer: Observer | None, priority: StartPriority | None
+    settings: WorkerSettings,
+    listening: socket.socket,
+    selector: PacedSelector,
+    observer: Observer | None,
+    priority: StartPriority | None,
 ) -> int:
     service, metrics = Service(settings, observer, priority), WorkerMetrics()
     sockets = WorkerSockets(service, metrics)
@@ -102,14 +109,14 @@ async def _serve(
     if serving is None:
         return 1
     service.start()
-    status = await _live(service, sockets, stop)
+    status = await _live(service, sockets, selector, stop)
     server.should_exit = True
     await serving
     service.shut_down()
     return status
 
 
-async def _live(service: Service, sockets: WorkerSockets, stop: asyncio.Event) -> int:
+async def _live(service: Service, sockets: WorkerSockets, selector: PacedSelector, stop: asyncio.Event) -> int:
     """Run until a signal or POST /drain, and the drain after it, or until the start fails. Returns: the exit status."""
     has_served = False
     while not stop.is_set() and service.status.state is not State.DRAINING:
@@ -117,6 +124,7 @@ async def _live(service: Service, sockets: WorkerSockets, stop: asyncio.Event) -
             async with asyncio.timeout(POLL_S):
                 await stop.wait()
         service.check()
+        selector.count_conversations(len(sockets.conversations))
         has_served = has_served or service.is_ready
         if service.status.state is State.FAILED:
             if not has_served:

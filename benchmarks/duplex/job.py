@@ -48,8 +48,7 @@ class BenchJob:
         self.result: dict[str, Any] = {"spec": job["spec"]}
 
     def run(self) -> None:
-        if self.spec.device == "cpu":
-            limit_threads()
+        limit_threads(self.spec.device)
         getattr(self, self._job["part"])()
         self.result["is_complete"] = True
         self._save({})

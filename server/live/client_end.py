@@ -15,7 +15,7 @@ from server.live.inbox import ClientDisconnected
 from server.live.resumption import MessageJournal, ResumeTokens
 from worker.protocol.codec import peek_header
 from worker.protocol.codes import ErrorCode
-from worker.protocol.connection import STUCK_S
+from worker.protocol.connection import send_in_time
 from worker.protocol.gateway_messages import (
     RESUME_CLIENT,
     MessagesLost,
@@ -254,7 +254,6 @@ class ClientEnd:
 async def send_data(websocket: WebSocket, data: Data) -> None:
     """Send a message. Raises: ClientDisconnected, also for a client that reads nothing for `STUCK_S`."""
     with suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
-        async with asyncio.timeout(STUCK_S):
-            await (websocket.send_text(data) if isinstance(data, str) else websocket.send_bytes(data))
+        await send_in_time(websocket, data)
         return
     raise ClientDisconnected

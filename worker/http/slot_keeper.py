@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from worker.protocol.codec import peek_header
+from worker.protocol.codec import Message, peek_header
 from worker.protocol.codes import ErrorCode
-from worker.protocol.messages import Prepared, Stopped, Timeout
+from worker.protocol.messages import Prepared, Result, Stopped, Timeout
 from worker.protocol.takeover.journal_steps import DECIDED, KeptJournal
 from worker.protocol.takeover.message_bytes import Data, size_of, type_of
 from worker.protocol.takeover.message_sound import output_sound_s
@@ -126,11 +126,18 @@ class SlotKeeper:
         else:
             self._journal.sent(data)
 
-    def answered(self, kind: str, data: Data, *, is_kept: bool) -> None:
-        """Record a message of the worker in the journal. is_kept: the session may go on with another gateway."""
+    def answered(self, message: Message, data: Data, *, is_kept: bool) -> None:
+        """Record a message of the worker in the journal.
+
+        Args:
+            message: the message.
+            data: the same as it is sent.
+            is_kept: the session may go on with another gateway.
+        """
         if self._journal is None:
             return
-        self._journal.answered(kind, data, peek_header(data))
+        kind = message.kind()
+        self._journal.answered(kind, data, vars(message) if isinstance(message, Result) else peek_header(data))
         if kind == Prepared.kind():
             self._journal.keep(is_kept)
         self.is_over = self.is_over or kind in LAST

@@ -21,7 +21,7 @@ from worker.http.slot_keeper import GatewayLink, SlotKeeper
 from worker.http.socket_conversation import ConversationEnd, SocketConversation
 from worker.protocol.codec import Message
 from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
-from worker.protocol.connection import MAX_MESSAGE, STUCK_S, bytes_of, until_gone
+from worker.protocol.connection import MAX_MESSAGE, bytes_of, send_in_time, until_gone
 from worker.protocol.gateway_messages import Decided
 from worker.protocol.messages import Error, Prepared, Spec, write
 from worker.protocol.session_id import DEFAULT_ID, session_id_of
@@ -365,8 +365,7 @@ async def _write(websocket: WebSocket, conversation: Talk, keeper: SlotKeeper, l
 
 async def _send(websocket: WebSocket, data: str | bytes) -> None:
     try:
-        async with asyncio.timeout(STUCK_S):
-            await (websocket.send_text(data) if isinstance(data, str) else websocket.send_bytes(data))
+        await send_in_time(websocket, data)
     except TimeoutError:
         raise WebSocketDisconnect from None
 
@@ -386,7 +385,7 @@ def _kept(message: Message, spec: Spec, keeper: SlotKeeper) -> str | bytes:
     data = write(message, spec)
     if isinstance(message, Prepared) and not spec.resume:
         keeper.forget()
-    keeper.answered(message.kind(), data, is_kept=spec.resume)
+    keeper.answered(message, data, is_kept=spec.resume)
     if not isinstance(message, Decided):
         if spec.resume:
             keeper.add(data, spec.sound_out)

@@ -96,6 +96,7 @@ def _lines(config: Config, args: argparse.Namespace) -> list[str]:
 
 def _measured(config: Config) -> list[str]:
     from worker.assembly.backend_flags import limit_threads
+    from worker.assembly.parts import device_type
     from worker.loop.prompt.system_prompt import SystemPrompt
     from worker.plan.measure import measure, time_lines
     from worker.serving import worker_settings
@@ -105,7 +106,7 @@ def _measured(config: Config) -> list[str]:
     from worker.status import Status
 
     settings = worker_settings(config)
-    limit_threads()
+    limit_threads(device_type(settings.engine.device))
     started = start_engine(
         settings.engine,
         video=settings.video,

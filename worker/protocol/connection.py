@@ -37,6 +37,7 @@ MAX_READ_BYTES = 2**14
 STUCK_S = 20.0
 PING_S = 10.0  # interval of the pings of WebSockets
 CONNECTION = "connection"  # key of the TCP socket in the scope's state
+WRITABLE = "writable"  # key of an event that is set while the connection takes messages at once
 MEMORY = "memory"  # reason of the close of a connection whose messages take too much of it
 FRAGMENT_BYTES = 128  # memory of a part of a message on top of its data
 # After its close frame the server reads on, because the client's own close frame may follow what it sent before. After
@@ -44,6 +45,7 @@ FRAGMENT_BYTES = 128  # memory of a part of a message on top of its data
 # CLOSING_S, in which the client can read the reason.
 CLOSING_BYTES, CLOSING_S = 2**18, 2.0
 WATCH_S = 0.25
+AHEAD_BYTES = 2**16  # of messages that are not received, up to which a connection is read
 LINGER_S = 15.0  # time a connection may remain open after its session
 ESTABLISHED = 1  # the first byte of Linux' TCP_INFO
 
@@ -78,7 +80,7 @@ class LiveProtocol(WebSocketsSansIOProtocol):
 
     Counts the bytes that it holds: frames and messages that are not complete, and messages that are not received. Puts
     the TCP socket into the scope's state for `until_gone`: while reading is paused, neither a lost connection nor a
-    pong is visible.
+    pong is visible. Reads on while little is waiting, and tells `send_in_time` whether a message would have to wait.
     """
 
     _n_counted = 0  # bytes that are counted as held by this protocol
@@ -91,7 +93,8 @@ class LiveProtocol(WebSocketsSansIOProtocol):
         assert isinstance(self.config, LiveConfig)
         self._limits = self.config.transport
         self._bytes = bytes_of_transport(self.config, transport, self._shed)
-        self.app_state = {**self.app_state, CONNECTION: transport.get_extra_info("socket"), HELD: self._bytes}
+        own = {CONNECTION: transport.get_extra_info("socket"), HELD: self._bytes, WRITABLE: self.writable}
+        self.app_state = {**self.app_state, **own}
         # asyncio's limit of bytes per read. uvicorn parses each read as a whole, and the default 256 KB can hold 40 000
         # empty frames, which would block the event loop for a second.
         transport.max_size = MAX_READ_BYTES  # type: ignore[attr-defined]  # private to asyncio's transports
@@ -152,7 +155,12 @@ class LiveProtocol(WebSocketsSansIOProtocol):
         if not self.close_sent:  # later messages are dropped
             self._n_queued += self._n_fragments
         self._n_fragments = 0
+        is_far_ahead = self.read_paused or (self._n_queued > AHEAD_BYTES and not self.close_sent)
+        self.read_paused = True  # uvicorn would stop reading at each message: two system calls for each
         super().send_receive_event_to_app()
+        self.read_paused = is_far_ahead
+        if is_far_ahead:
+            self.transport.pause_reading()
 
     async def receive(self) -> ASGIReceiveEvent:
         event = await super().receive()
@@ -309,6 +317,15 @@ def stop_signal() -> StopSignal:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.receive, number)
     return stop
+
+
+async def send_in_time(websocket: WebSocket, data: str | bytes) -> None:
+    """Send a message. Raises: TimeoutError for a client that reads nothing for `STUCK_S`; as `WebSocket.send`."""
+    writable: asyncio.Event | None = websocket.scope.get("state", {}).get(WRITABLE)
+    # A connection that takes the message at once needs no limit, whose timer would take longer than sending.
+    limit = None if writable is not None and writable.is_set() else asyncio.timeout(STUCK_S)
+    async with limit or contextlib.nullcontext():
+        await (websocket.send_text(data) if isinstance(data, str) else websocket.send_bytes(data))
 
 
 async def until_gone(websocket: WebSocket) -> None:
