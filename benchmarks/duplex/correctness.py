@@ -269,6 +269,7 @@ def compare_regions(
     """Compare every region that units call with plain eager float32, for one session and for several at once.
 
     Args:
+        weights: those of the engine before they are quantised, in the served dtype.
         n_units: units whose calls are compared.
         save: called with the result after each unit.
         limit_s: seconds after which calls are not compared.
@@ -278,7 +279,7 @@ def compare_regions(
     """
     started_at, found, left_out = time.monotonic(), {}, []
     report.say("building the float32 twin")
-    wide = replace(running.spec, way="eager", dtype="float32", plain=True)
+    wide = replace(running.spec, way="eager", dtype="float32", plain=True, weights="bf16")
     twin = weights.float32_copy().parts(wide, wide.engine_config())
     assert not (twin.model.kernels or twin.vocoder.regions.kernels), "expected a reference without kernels"
     narrow, narrow_facts = _make_narrow_twin(running, weights, twin)
@@ -311,7 +312,7 @@ def _make_narrow_twin(
     report.say(f"building the {facts['dtype']} twin")
     try:
         _check_free_memory(twin)
-        spec = replace(running.spec, way="eager", plain=True)
+        spec = replace(running.spec, way="eager", plain=True, weights="bf16")
         narrow = weights.copy_as(dtype).parts(spec, spec.engine_config())
         assert not (narrow.model.kernels or narrow.vocoder.regions.kernels), "expected a twin without kernels"
         paired_slots(running.parts, narrow)

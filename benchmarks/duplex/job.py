@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +108,9 @@ class BenchJob:
 
     def regions(self) -> None:
         weights = Weights.create(self.spec)
+        plain = weights if self.spec.weights == "bf16" else Weights.create(replace(self.spec, weights="bf16"))
         with self._start(observer=DecisionScript(), weights=weights).engine:
-            self._regions(weights)
+            self._regions(plain)
 
     def _regions(self, weights: Weights) -> None:
         limit_s = min(self._options["region_limit_s"], self._left_s() - EXIT_S)

@@ -13,7 +13,7 @@ from models.checkpoint.precision import PRESETS
 from worker.config.compile import TARGETS
 
 PARTS = ("latency", "sessions", "correctness", "start", "first_sound", "profile", "toggles")
-UNQUANTIZED_PARTS = ("correctness", "toggles")
+UNQUANTIZED_PARTS = ("toggles",)
 # Settings that may differ between the commands of one result: extent and output paths.
 UNCHECKED_ON_RESUME = {
     "parts",
@@ -71,7 +71,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--weights",
         choices=tuple(PRESETS),
         default="bf16",
-        help=f"model.weights; of all parts but {' and '.join(UNQUANTIZED_PARTS)}",
+        help=f"model.weights; of all parts but {' and '.join(UNQUANTIZED_PARTS)}. Of correctness only the regions then",
     )
     parser.add_argument("--llm-len", type=int, default=4608, help="context rows of a slot")
     parser.add_argument("--voices-s", type=float, default=12.0, help="seconds of voice prompts that fit")

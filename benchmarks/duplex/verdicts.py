@@ -14,6 +14,8 @@ from benchmarks.duplex.tables import GB, missing_narrow_note, peak_gb, start_s, 
 JsonDict = dict[str, Any]
 MEAN, LARGEST = 1e-6, 1e-5  # absolute error of compiled float32 against eager
 RELATIVE = 2e-2  # of a region: norm of the difference / norm of the reference
+# The same of quantised weights, as a multiple of the error of a plain eager engine in the served dtype.
+QUANTISED = {"fp8": 4.0, "int8": 4.0, "int4": math.inf}
 # By key of the summary: description, unit, required bound (must), target (aim).
 TARGETS = {
     "listen_p95_ms": ("LISTEN unit, p95", "ms", 25, 15),
@@ -47,7 +49,7 @@ def verdicts(result: JsonDict) -> list[JsonDict]:
         *found,
         *_judge_repeats(processes.get("correctness", {})),
         *_judge_exactness(processes),
-        *_judge_regions(processes),
+        *_judge_regions(processes, result["settings"].get("weights", "bf16")),
     ]
 
 
@@ -140,8 +142,11 @@ def _judge_exactness(processes: JsonDict) -> list[JsonDict]:
     return judged
 
 
-def _judge_regions(processes: JsonDict) -> list[JsonDict]:
-    """Judge each region of the served model by the largest error of its calls, all from the twin's state."""
+def _judge_regions(processes: JsonDict, weights: str) -> list[JsonDict]:
+    """Judge each region of the served model by the largest error of its calls, all from the twin's state.
+
+    weights: quantised ones are judged by the error of the plain eager engine, over the calls alike in both.
+    """
     narrow = processes.get("correctness", {}).get("narrow")
     by_name: dict[str, list[JsonDict]] = {}
     for name, one in _all_regions(processes.get("correctness", {})):
@@ -153,8 +158,13 @@ def _judge_regions(processes: JsonDict) -> list[JsonDict]:
         note = errors[0] if errors else f"{n - alike} of {n} calls chose otherwise, not judged" if alike < n else ""
         if narrow and not narrow["error"]:
             note = "; ".join(part for part in (note, _narrow_note(ones, narrow["dtype"])) if part)
-        figure = _max_or_nan(one["alike_relative"] for one in ones if one["n_alike"]) if alike else None
-        judged.append(_judge_upper(f"region {name}: |d|/|ref|", "", figure, RELATIVE, note=note))
+        if weights in QUANTISED:
+            judged.append(
+                _judge_upper(f"region {name}: |d| in {weights}", "x", _times_plain(ones), QUANTISED[weights], note=note)
+            )
+        else:
+            figure = _max_or_nan(one["alike_relative"] for one in ones if one["n_alike"]) if alike else None
+            judged.append(_judge_upper(f"region {name}: |d|/|ref|", "", figure, RELATIVE, note=note))
         if errors:
             judged[-1]["passes"] = False
     for name in ("correctness", "float32", "float32 kernels"):
@@ -162,6 +172,15 @@ def _judge_regions(processes: JsonDict) -> list[JsonDict]:
             judged.append(_judge_upper(f"{name}: regions", "", None, 0, note=f"not finished: {left_out}"))
             judged[-1]["passes"] = False
     return judged
+
+
+def _times_plain(ones: list[JsonDict]) -> float | None:
+    """Error of the served engine as a multiple of the plain one's; None without a call that is alike in both."""
+    both = [one for one in ones if one["n_both"]]
+    if not both:
+        return None
+    ours, plain = (_max_or_nan(one[key] for one in both) for key in ("both_relative", "narrow_relative"))
+    return ours / plain if plain else math.inf if ours else 0.0
 
 
 def _narrow_note(ones: list[JsonDict], dtype: str) -> str:

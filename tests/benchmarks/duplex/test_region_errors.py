@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,11 +55,13 @@ def copying(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Weights], No
     return decorate
 
 
-def tables_and_verdicts(found: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def tables_and_verdicts(
+    found: dict[str, Any], settings: dict[str, Any] | None = None
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Regions by name, and the lines of all verdicts."""
     result = {"processes": {"correctness": found}, "command": ["x"], "environment": {"date": "d", "torch": "t"}}
     (tables,) = found["regions"].values()
-    return {**tables["omni"], **tables["vocoder"]}, format_verdicts({**result, "settings": {}})
+    return {**tables["omni"], **tables["vocoder"]}, format_verdicts({**result, "settings": settings or {}})
 
 
 def test_changed_weights_raise_only_the_narrow_twins_errors(
@@ -205,3 +209,20 @@ def test_memory_check_requires_half_a_twin_and_the_comparison(monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (least - 1, 0))
     with pytest.raises(MemoryError, match=r"expected 10\.0 GB"):
         correctness._check_free_memory(twin)
+
+
+def test_quantised_regions_are_judged_by_the_error_of_the_plain_ones(weights: Weights, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    spec = replace(SPEC, weights="int8")
+    running = start(spec, 0.0, tmp_path, observer=DecisionScript(2), weights=Weights.create(spec))
+    with running.engine:
+        found = compare_regions(running, weights, 1)
+    by_name, verdict = tables_and_verdicts(found, {"weights": "int8"})
+    assert not any(one["error"] or one["narrow_error"] for one in by_name.values())
+    one = by_name["vision"]
+    assert one["both_relative"] > one["narrow_relative"] > 0, "expected int8 to add to the error of bfloat16"
+    (line,) = (line for line in verdict if line.startswith("region vision: |d| in int8"))
+    ratio = one["both_relative"] / one["narrow_relative"]
+    assert f"{ratio:g} x" in line and "pass" in line, f"expected {ratio:g}, at most 4, got {line}"
+    (line,) = (line for line in verdict if line.startswith("region hift: |d| in int8"))
+    assert "1 x" in line, "expected the vocoder's weights unchanged"
