@@ -49,7 +49,7 @@ def verdicts(result: JsonDict) -> list[JsonDict]:
         *found,
         *_judge_repeats(processes.get("correctness", {})),
         *_judge_exactness(processes),
-        *_judge_regions(processes, result["settings"].get("weights", "bf16")),
+        *_judge_regions(processes, result.get("settings", {}).get("weights", "bf16")),
     ]
 
 
