@@ -10,7 +10,8 @@ from worker.early.pause_thread import ArrivedPiece, PauseThread, shared_thread
 from worker.early.trial import EarlyTrial
 from worker.protocol.messages import AudioChunk
 
-MAX_SAMPLES = 8_000  # of a piece; longer ones leave no time that a trial could save
+MAX_SAMPLES = 8_000  # of a piece; longer ones leave no time that a trial could save, and end one that is open
+MAX_UNHEARD = 64  # pieces of a session; further ones are not listened to
 PATIENCE_S = 0.02  # a unit does not wait for a detector that is slower than that
 
 
@@ -24,7 +25,10 @@ class _Hearing:
 
 
 class PauseListener:
-    """Trials at the pauses of one session; none until `configure` turns it on. For the event loop's thread."""
+    """Trials at the pauses of one session; none until `configure` turns it on.
+
+    For the event loop's thread; what a piece contains is taken on the thread that listens.
+    """
 
     def __init__(self) -> None:
         self._thread: PauseThread | None = None
@@ -32,6 +36,7 @@ class PauseListener:
         self._pause_ms: int | None = None
         self._hearing: deque[_Hearing] = deque()
         self._trial: EarlyTrial | None = None  # the newest one
+        self._n_pushed = self._n_heard = 0  # pieces, in this thread and in the other
         self._loop = asyncio.get_running_loop()
 
     async def configure(self, config: SessionConfig, *, starts_over: bool) -> None:
@@ -51,8 +56,9 @@ class PauseListener:
     def push(self, chunk: AudioChunk) -> None:
         """Listen to a chunk that has arrived. All chunks are pushed in order, and each one is then asked for."""
         detector = self._detector
-        if detector is None or self._thread is None:
+        if detector is None or self._thread is None or self._n_pushed - self._n_heard >= MAX_UNHEARD:
             return
+        self._n_pushed += 1
         hearing = _Hearing(chunk)
         self._hearing.append(hearing)
         self._thread.submit(ArrivedPiece(detector, chunk, lambda heard, n: self._heard(detector, hearing, heard, n)))
@@ -80,9 +86,10 @@ class PauseListener:
 
     def _heard(self, detector: PauseDetector, hearing: _Hearing, heard: HeardPiece, n_samples: int) -> None:
         """Take what a chunk contains, on the detector's thread."""
+        self._n_heard += 1
         if detector is not self._detector:  # the session listens no more, or from the start again
             return
-        if heard.has_speech:
+        if heard.has_speech or n_samples > MAX_SAMPLES:
             self._void()
         if heard.is_pause and n_samples <= MAX_SAMPLES:
             hearing.trial = self._trial = EarlyTrial()

@@ -18,12 +18,14 @@ from worker.vad_network import SpeechNetwork, shared_network
 
 LOG = logging.getLogger(__name__)
 SPACING_S = 0.01  # from one batch of pieces to the next one, so that with many sessions a batch has more than one
+TAIL = 8_000  # samples of a longer piece that are heard, so that it does not delay the pieces of other sessions
+MAX_DATA = 2**20  # of encoded sound; more is not decoded here
 
 
 class ArrivedPiece(NamedTuple):
     """A piece of a session's sound. heard: gets what it contains and its samples, on the thread; must return at once.
 
-    A chunk that cannot be decoded contains nothing, and is reported with its unit.
+    A chunk that cannot be decoded or is very long contains nothing here; its unit reports it.
     """
 
     detector: PauseDetector
@@ -56,14 +58,18 @@ class PauseThread:
                 time.sleep(max(began + SPACING_S - time.monotonic(), 0))
 
     def _hear(self, pieces: list[ArrivedPiece]) -> None:
-        sounds = [_samples(one.chunk) for one in pieces]
+        heard, lengths = [NOTHING_HEARD] * len(pieces), [0] * len(pieces)
         try:
-            heard = hear(self.network, [(one.detector, own) for one, own in zip(pieces, sounds, strict=True)])
+            sounds = [_samples(one.chunk) for one in pieces]
+            lengths = [n for _, n in sounds]
+            heard = hear(self.network, [(one.detector, own) for one, (own, _) in zip(pieces, sounds, strict=True)])
         except Exception:
             LOG.exception("pauses in the sound of %d sessions could not be found", len(pieces))
-            heard = [NOTHING_HEARD] * len(pieces)
-        for one, what, own in zip(pieces, heard, sounds, strict=True):
-            one.heard(what, len(own))
+        for one, what, n in zip(pieces, heard, lengths, strict=True):
+            try:
+                one.heard(what, n)
+            except Exception:
+                LOG.exception("a piece of sound that was heard could not be reported")
 
 
 def _one_of_each(waiting: deque[ArrivedPiece]) -> list[ArrivedPiece]:
@@ -76,14 +82,26 @@ def _one_of_each(waiting: deque[ArrivedPiece]) -> list[ArrivedPiece]:
     return taken
 
 
-def _samples(chunk: AudioChunk) -> np.ndarray:
+def _samples(chunk: AudioChunk) -> tuple[np.ndarray, int]:
+    """The end of the sound, and the number of its samples; at least its encoded length for what is not decoded."""
+    if (n_data := len(chunk.audio_base64.data)) > MAX_DATA:
+        return np.zeros(0, np.float32), n_data
     try:
-        return chunk.samples()
+        samples = chunk.samples()
     except WireError:
-        return np.zeros(0, np.float32)
+        return np.zeros(0, np.float32), 0
+    return samples[-TAIL:], len(samples)
+
+
+_STARTING = threading.Lock()
+
+
+def shared_thread() -> PauseThread:
+    """The process's only thread, started on first use. Slow: it loads the network."""
+    with _STARTING:  # `functools.cache` alone would call it once for each of several first callers
+        return _started_thread()
 
 
 @functools.cache
-def shared_thread() -> PauseThread:
-    """The process's only thread, started on first use. Slow: it loads the network."""
+def _started_thread() -> PauseThread:
     return PauseThread(shared_network())

@@ -1,8 +1,8 @@
 """One client's full-duplex conversation: passes its messages to the engine and answers each of them, both in order.
 
-Messages wait in an inbox. Units are decoded on a thread; the next unit is sent to the engine after the previous one is
-answered (`backlog: keep`) or immediately (`catch_up`, where units only listen until none is waiting; units that are
-decided). An interrupt takes effect when it is received and is answered in order. Contains no sockets, JSON or tensors.
+Messages wait in an inbox. Pictures and long sound are decoded on threads; pieces that fill no unit are answered without
+the engine. The next unit is sent after the previous one is answered (`backlog: keep`) or immediately (`catch_up`; units
+that are decided). An interrupt takes effect when it is received and is answered in order. Contains no sockets or JSON.
 """
 
 import asyncio
@@ -267,23 +267,24 @@ class DuplexConversation:
         clock = UnitClock(received, time.monotonic(), is_replay=decided is not None)
         frames = self._frames.take()
         try:
+            trial = await self._pauses.trial_of(chunk)
             if not self._prepared:
                 raise not_now(ErrorCode.NOT_PREPARED, "Not prepared yet")
             if self.paused:
                 raise not_now(ErrorCode.PAUSED, "Worker is paused")
             self._in_flight.append(clock)
             try:
-                trial, may_wait = await self._pauses.trial_of(chunk), len(self._in_flight) == 1
                 given = self._service.decoders, self._handle, self._unsent, chunk, frames, trial, decided
-                sent = await send_unit(*given, may_wait=may_wait)
+                sent = await send_unit(*given, may_wait=len(self._in_flight) == 1)
                 if isinstance(sent, UnitResult):
                     self._on_event(sent)
                 elif decided is None:
                     await asyncio.wrap_future(sent)
                 else:  # the engine rebuilds several at once; one that it refuses comes after an error that ends this
                     ignore_result(sent)
+                self._unsent.sent()
             except BaseException:
-                self._unsent.failed()
+                self._unsent.refused()
                 if clock in self._in_flight:  # a failing engine sends a Failure for the unit before refusing it
                     self._in_flight.remove(clock)
                 raise
@@ -324,7 +325,6 @@ class DuplexConversation:
             self._unsent.answered(event)
             self._on_result(event, clock, n_parts)
         elif isinstance(event, Failure):
-            self._unsent.failed()
             if not self._handle.is_live:
                 self._prepared = False
             self._send_error(event.error)

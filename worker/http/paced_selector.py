@@ -8,35 +8,40 @@ import selectors
 import time
 from collections.abc import Callable
 
-SPACING_S = 0.003  # from one look at the sockets to the next one
+SPACING_S = 0.003  # after a look at the sockets that has found nothing
 MANY = 12  # conversations; with fewer every message is read at once
 
 
 class PacedSelector(selectors.DefaultSelector):
-    """A selector that looks at the sockets at most once in `SPACING_S` while there are many conversations.
+    """A selector that, with many conversations, waits `SPACING_S` after each look that has found nothing.
 
-    Work that is ready meanwhile is done without a look; a loop without work sleeps until the next one.
+    Work that is ready meanwhile is done without a look; a loop without work sleeps until the next one. A look that has
+    found something is followed by another one at once: a long message takes several.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep):
         super().__init__()
         self._clock, self._sleep = clock, sleep
-        self._spacing_s, self._next = 0.0, float("-inf")
+        self._is_paced = self._has_found = False
+        self._next = float("-inf")
 
     def count_conversations(self, n: int) -> None:
         """Set the number of open conversations."""
-        self._spacing_s = SPACING_S if n >= MANY else 0.0
+        self._is_paced = n >= MANY
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """As `selectors.BaseSelector.select`; without events also if it is too early for a look."""
-        if self._spacing_s:
-            early_s = self._next - self._clock()
-            if early_s > 0 and timeout == 0:
+        if not self._is_paced:
+            return super().select(timeout)
+        early_s = self._next - self._clock()
+        if early_s > 0:
+            if timeout is not None and timeout <= early_s:
+                if timeout > 0:
+                    self._sleep(timeout)
                 return []
-            if early_s > 0:
-                self._sleep(early_s if timeout is None else min(early_s, timeout))
-                timeout = None if timeout is None else max(timeout - early_s, 0)
-        events = super().select(timeout)
-        if self._spacing_s:
-            self._next = self._clock() + self._spacing_s
+            self._sleep(early_s)
+            timeout = None if timeout is None else timeout - early_s
+        events = super().select(0 if self._has_found else timeout)
+        self._has_found = bool(events)
+        self._next = self._clock() + (0.0 if events else SPACING_S)
         return events

@@ -12,6 +12,7 @@ after one second of sound, the first unit begins with silence:
 """
 
 import copy
+from collections.abc import Iterable
 from typing import Self
 
 import numpy as np
@@ -95,6 +96,11 @@ class AudioBuffer:
         self._buffer[self._n : total] = samples
         self._n = total
 
+    def extend(self, pieces: Iterable[np.ndarray]) -> None:
+        """`push` pieces, one after the other."""
+        for samples in pieces:
+            self.push(samples)
+
     def complete(self) -> None:
         """Append the silence that is missing from a whole unit: as much as up to the end of the client's second.
 
@@ -146,7 +152,7 @@ class AudioBuffer:
     @property
     def n_to_unit(self) -> int:
         """Samples that are missing from a whole unit: fewer than `n_missing`, since a client's second is longer."""
-        return 0 if self._needs_padding else max(self._n_needed - self._n, 0)
+        return max(self._n_needed - self._n, 0)
 
     @property
     def n_missing(self) -> int:

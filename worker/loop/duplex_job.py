@@ -68,6 +68,7 @@ class DuplexJob(Job):
         if reference and session.gate is Gate.STOPPED:
             self._ends_turn = True
             return None
+        session.audio_buffer.extend(unit.earlier)
         self._before = session.audio_buffer.copy(), session.text_stream and session.text_stream.copy()
         if unit.sound is not None:
             session.audio_buffer.push(unit.sound)
@@ -76,8 +77,7 @@ class DuplexJob(Job):
             self._audio = self._take_audio()
         self._frames = [*session.frames_waiting, *unit.frames]
         too_short = unit.sound is not None and not self._audio
-        if not reference and too_short:
-            # Images wait for the sound of their unit.
+        if not reference and too_short:  # images wait for the sound of their unit
             if len(self._frames) > MAX_WAITING_FRAMES:
                 expected = f"at most {MAX_WAITING_FRAMES} waiting for sound"
                 raise ImageError(f"images of session {session.id}", expected=expected, got=len(self._frames))

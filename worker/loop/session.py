@@ -83,6 +83,7 @@ class UnitInput:
         close_early: complete sound that is too short for a unit with silence.
         early: the unit may run early; None: it may not.
         decided: the unit's decisions, which are replayed; None: the model decides.
+        earlier: pieces of sound before it, which the client has had results for; they stay if the unit fails.
     """
 
     sound: np.ndarray | None
@@ -93,6 +94,7 @@ class UnitInput:
     close_early: bool = False
     early: EarlyTrial | None = None
     decided: DecidedUnit | None = None
+    earlier: Sequence[np.ndarray] = ()
 
 
 @dataclass(frozen=True)

@@ -60,9 +60,14 @@ class SessionHandle:
         return self._sessions.context_len(self._session)
 
     @property
-    def n_missing(self) -> int:
+    def n_to_unit(self) -> int:
         """Samples that are missing from a whole unit, while none is in flight; 0: each piece of one is to be sent."""
         return 0 if self._session.reference else self._session.audio_buffer.n_to_unit
+
+    @property
+    def n_units(self) -> int:
+        """Units counted so far, while none is in flight."""
+        return self._session.n_units
 
     @property
     def max_waiting_units(self) -> int:
@@ -97,6 +102,7 @@ class SessionHandle:
         early: EarlyTrial | None = None,
         decided: DecidedUnit | None = None,
         max_slice_nums: int | Sequence[int] | None = None,
+        earlier: Sequence[np.ndarray] = (),
     ) -> Future[None]:
         """Send one unit; its outcome is emitted as an event.
 
@@ -110,6 +116,7 @@ class SessionHandle:
             decided: the unit's decisions, which are replayed; None: the model decides.
             max_slice_nums: slices per image, one number or one each; None: as the session's settings. Images from
                 `cut` keep theirs.
+            earlier: pieces of sound before `sound`, each as `sound`. They stay if the unit fails.
         Returns: a future that is done when the unit is queued. Future errors: as `Sessions.unit`.
         Raises: AudioError, ImageError, SettingsError; nothing is queued then.
         """
@@ -125,7 +132,7 @@ class SessionHandle:
             frame if isinstance(frame, list) else self.cut(frame, limit)
             for frame, limit in zip(frames, limits, strict=True)
         ]
-        unit = UnitInput(sound, slices, force_listen, arrived, force_speak, close_early, early, decided)
+        unit = UnitInput(sound, slices, force_listen, arrived, force_speak, close_early, early, decided, earlier)
         return self._commands.submit(self._sessions.unit, self._session, unit)
 
     def send_ahead(self, image: bytes | Image.Image | EncodedImage, max_slices: int) -> CutImage:

@@ -298,11 +298,11 @@ class TracedSessions(Sessions):
 
 
 def _unit(unit: UnitInput) -> Record:
-    sound = None if unit.sound is None else pack(unit.sound)
+    sound = None if unit.sound is None else np.concatenate((*unit.earlier, unit.sound))
     flags = ("force_listen", "force_speak", "close_early")
     return {
-        "n_samples": 0 if unit.sound is None else len(unit.sound),
-        "sound": sound,
+        "n_samples": 0 if sound is None else len(sound),
+        "sound": None if sound is None else pack(sound),
         "frames": pack_frames(unit.frames),
         **{name: getattr(unit, name) for name in flags},
         "decided": None if unit.decided is None else unit.decided._asdict(),

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -113,6 +113,8 @@ def test_what_a_slow_client_misses_is_counted() -> None:
 
 class RecordingSocket:
     """A connection that keeps what was sent over it, until it breaks after some messages."""
+
+    scope: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, n_left: int):
         self.got: list[str] = []

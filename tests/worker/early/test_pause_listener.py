@@ -12,7 +12,7 @@ import pytest
 from tests.worker.early.test_pause import CERTAIN, NEEDED, SILENCE, SPEECH, LoudnessNetwork, sound_of
 from worker.config.session import SessionConfig
 from worker.early import pause_listener
-from worker.early.pause_listener import PauseListener
+from worker.early.pause_listener import MAX_UNHEARD, PauseListener
 from worker.early.pause_thread import PauseThread
 from worker.early.trial import EarlyTrial
 from worker.protocol.messages import AudioChunk
@@ -142,4 +142,32 @@ def test_unit_does_not_wait_for_a_slow_detector() -> None:
         free.set()
 
     with mock.patch.object(pause_listener, "shared_thread", lambda: PauseThread(SlowNetwork())):
+        run(test)
+
+
+def test_long_chunk_makes_a_trial_void() -> None:
+    async def test(listener: PauseListener) -> None:
+        (_, trial) = await trials(listener, SPOKEN, SILENT)
+        await trials(listener, chunk([SILENCE] * 40))
+        assert trial is not None and trial.is_void, "expected a chunk that is heard in part to count as speech"
+
+    run(test)
+
+
+def test_a_session_has_a_limited_number_of_unheard_pieces() -> None:
+    free = Event()
+
+    class HeldNetwork(LoudnessNetwork):
+        def probabilities(self, sounds: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            free.wait(20.0)
+            return super().probabilities(sounds, states)
+
+    async def test(listener: PauseListener) -> None:
+        for _ in range(MAX_UNHEARD + 10):
+            listener.push(SPOKEN.model_copy())
+        n_kept = len(listener._hearing)
+        free.set()
+        assert n_kept == MAX_UNHEARD, f"expected {MAX_UNHEARD} pieces to wait, got {n_kept}"
+
+    with mock.patch.object(pause_listener, "shared_thread", lambda: PauseThread(HeldNetwork())):
         run(test)

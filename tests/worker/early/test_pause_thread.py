@@ -3,12 +3,13 @@
 import queue
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from tests.worker.early.test_pause import CERTAIN, NEEDED, PAUSE_MS, SILENCE, SPEECH, LoudnessNetwork, sound_of
 from worker.early.pause import HeardPiece, PauseDetector
-from worker.early.pause_thread import ArrivedPiece, PauseThread
+from worker.early.pause_thread import MAX_DATA, TAIL, ArrivedPiece, PauseThread, shared_thread
 from worker.protocol.messages import AudioChunk
 from worker.protocol.wire import Sound
 
@@ -76,3 +77,21 @@ def test_pieces_that_cannot_be_heard_leave_those_after_them_alone() -> None:
     assert failed == ("loud", HeardPiece(False, False), 512)
     [heard] = listen(thread, [("after", detector, chunk([SPEECH]))])
     assert heard == ("after", HeardPiece(True, False), 512)
+
+
+def test_long_pieces_are_heard_at_their_end() -> None:
+    network = LoudnessNetwork()
+    thread, detector = PauseThread(network), PauseDetector(network, PAUSE_MS)
+    long = chunk([SPEECH] * 400 + [SILENCE] * NEEDED)
+    [(_, heard, n)] = listen(thread, [("long", detector, long)])
+    assert heard == HeardPiece(True, True) and n == 512 * (400 + NEEDED)
+    assert len(network.batches) == TAIL // 512, f"expected half a second of windows, got {len(network.batches)}"
+    huge = AudioChunk(audio_base64="A" * (MAX_DATA + 1))
+    [(_, heard, n)] = listen(thread, [("huge", detector, huge)])
+    assert heard == HeardPiece(False, False) and n > TAIL, "expected a chunk of that size not to be decoded"
+
+
+def test_first_sessions_of_a_process_share_one_thread() -> None:
+    with ThreadPoolExecutor(6) as pool:
+        threads = list(pool.map(lambda _: shared_thread(), range(6)))
+    assert all(one is threads[0] for one in threads), "expected one thread for all sessions"

@@ -11,7 +11,7 @@ from worker.http.paced_selector import MANY, SPACING_S, PacedSelector
 
 
 class Paced(PacedSelector):
-    """Its sleeps move its clock. sleeps: their lengths. looks: clock readings of the looks at the sockets."""
+    """Its sleeps move its clock. sleeps: their lengths."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -40,36 +40,51 @@ def test_every_message_is_read_at_once_with_few_conversations(pair: tuple[socket
         assert selector.sleeps == []
 
 
+def paced(selector: Paced, reader: socket.socket) -> None:
+    """Make the selector wait for its next look: its last ones have found a message, and nothing after it."""
+    selector.register(reader, selectors.EVENT_READ)
+    selector.count_conversations(MANY)
+    assert selector.select(0) == []
+
+
 def test_messages_gather_with_many_conversations(pair: tuple[socket.socket, socket.socket]) -> None:
     with Paced() as selector:
-        selector.register(pair[0], selectors.EVENT_READ)
-        selector.count_conversations(MANY)
+        paced(selector, pair[0])
         pair[1].send(b"a")
-        assert len(selector.select(0)) == 1, "expected the first look at once"
         assert selector.select(0) == [], "expected no look while work is ready"
         selector.now += SPACING_S / 3
         assert len(selector.select(None)) == 1
         [slept] = selector.sleeps
         assert slept == pytest.approx(SPACING_S * 2 / 3), "expected a loop without work to sleep until the next look"
-        selector.now += SPACING_S
-        assert len(selector.select(0)) == 1, "expected a look in time while work is always ready"
 
 
-def test_timers_are_in_time(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_long_messages_are_read_without_waits(pair: tuple[socket.socket, socket.socket]) -> None:
     with Paced() as selector:
-        selector.register(pair[0], selectors.EVENT_READ)
-        selector.count_conversations(MANY)
-        selector.select(0)
-        assert selector.select(SPACING_S / 4) == []
-        assert selector.sleeps == [SPACING_S / 4], "expected no sleep beyond the next timer"
+        paced(selector, pair[0])
+        pair[1].send(b"abc")
+        selector.now += SPACING_S
+        for _ in range(3):
+            assert len(selector.select(0)) == 1, "expected another look after one that has found something"
+            pair[0].recv(1)
+        assert selector.select(None) == [], "expected a look without a wait after one that has found something"
+        pair[1].send(b"d")
+        assert selector.select(0) == [] and selector.sleeps == []
+        assert len(selector.select(None)) == 1 and selector.sleeps == [SPACING_S]
+
+
+def test_timers_are_in_time_and_do_not_shorten_the_wait(pair: tuple[socket.socket, socket.socket]) -> None:
+    with Paced() as selector:
+        paced(selector, pair[0])
+        pair[1].send(b"a")
+        assert selector.select(SPACING_S / 4) == [] and selector.sleeps == [SPACING_S / 4]
+        assert len(selector.select(SPACING_S)) == 1
+        assert selector.now == pytest.approx(SPACING_S)
 
 
 def test_conversations_that_end_end_the_pace(pair: tuple[socket.socket, socket.socket]) -> None:
     with Paced() as selector:
-        selector.register(pair[0], selectors.EVENT_READ)
-        selector.count_conversations(MANY)
+        paced(selector, pair[0])
         pair[1].send(b"a")
-        selector.select(0)
         selector.count_conversations(MANY - 1)
         assert len(selector.select(0)) == 1
 

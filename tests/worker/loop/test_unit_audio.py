@@ -7,6 +7,8 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
@@ -302,3 +304,45 @@ def test_only_slots_at_the_end_of_their_positions_are_encoded_again() -> None:
     expected = [*encode(alone, [new], [4]), *encode(alone, [long], [3])]
     for slot, own, want in zip((new, long), got, expected, strict=True):
         assert_close(own, want, 1e-5, f"rows of slot {slot}")
+
+
+# --- sound in pieces -------------------------------------------------------------------------------
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.lists(st.integers(500, 12_000), min_size=3, max_size=12), st.sets(st.integers(1, 11)))
+def test_earlier_pieces_count_as_if_each_were_sent(lengths: list[int], waits: set[int]) -> None:
+    """Pieces that fill no unit are sent with a later one or each by itself: results and sound that waits are equal."""
+    engine = ScriptedEngine(make_config(snapshots=0))
+    sound = np.concatenate([make_sound(number) for number in range(10)])[: sum(lengths)]
+    pieces = np.split(sound, np.cumsum(lengths)[:-1])
+    each, joined = (engine.start(name, QUIET, *["<|listen|>"] * 12) for name in ("each", "joined"))
+    found: dict[str, list[Any]] = {"each": [], "joined": []}
+    earlier: list[np.ndarray] = []
+    for number, one in enumerate(pieces):
+        result = run_sound(engine, each, one)
+        found["each"] += [] if result.is_incomplete else [(result.index, result.tokens, result.context_len)]
+        if result.is_incomplete and number in waits:
+            earlier.append(one)
+            continue
+        engine.sessions.unit(joined, UnitInput(one, [], False, arrived=0.0, earlier=earlier))
+        engine.settle()
+        result = engine.take("joined")[-1]
+        found["joined"] += [] if result.is_incomplete else [(result.index, result.tokens, result.context_len)]
+        earlier = []
+    assert found["joined"] == found["each"]
+    n_left = joined.audio_buffer.n_waiting + sum(map(len, earlier))
+    assert n_left == each.audio_buffer.n_waiting, f"expected {each.audio_buffer.n_waiting} samples left, got {n_left}"
+    if found["each"]:
+        assert_same("sound heard", engine.record("joined").heard, engine.record("each").heard)
+
+
+def test_unit_that_fails_leaves_its_earlier_pieces(engine: ScriptedEngine) -> None:
+    session = engine.start("a", QUIET, "<|listen|>")
+    bad = np.full(9_000, np.nan, np.float32)
+    engine.sessions.unit(session, UnitInput(bad, [], False, arrived=0.0, earlier=[make_sound(0, 4_000)] * 2))
+    engine.settle()
+    assert isinstance(engine.take("a")[-1], Failure)
+    n_left = session.audio_buffer.n_waiting
+    assert n_left == 8_000, f"expected the earlier pieces to wait, got {n_left} samples"
+    assert run_sound(engine, session, make_sound(1, 8_000)).index == 1

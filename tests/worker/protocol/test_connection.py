@@ -1,5 +1,6 @@
 """The server of gateway and worker with clients that never end handshakes, requests and messages."""
 
+import asyncio
 import socket
 import struct
 import threading
@@ -8,16 +9,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from tests.server.certificates import make_certificate
 from worker.protocol import connection
 from worker.protocol.codes import CloseCode
-from worker.protocol.connection import MAX_READ_BYTES, LiveProtocol, LiveServer, listen, live_server
+from worker.protocol.connection import MAX_READ_BYTES, LiveProtocol, LiveServer, listen, live_server, send_in_time
 from worker.protocol.live_http import LiveConfig, TransportLimit, TransportLimits
 
 SECONDS = 20.0  # limit of each wait
+HELD_S = 1.5  # in which the application of /held receives nothing
 KEY = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
 UPGRADE = f"GET /{{path}} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n{KEY}\r\n"
 VERSION = "Sec-WebSocket-Version: 13\r\n"
@@ -36,6 +39,12 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.body", "body": b"ok"})
         return
     await receive()
+    if scope["path"] == "/held":
+        await send({"type": "websocket.accept"})
+        await asyncio.sleep(HELD_S)
+        while (await receive())["type"] == "websocket.receive":
+            pass
+        return
     if scope["path"] == "/refused":
         await send({"type": "websocket.http.response.start", "status": 403, "headers": []})
         await send({"type": "websocket.http.response.body", "body": b"no"})
@@ -272,3 +281,54 @@ def test_closes_the_connection_that_holds_most(server: LiveServer, monkeypatch: 
         assert small.recv(10) == b"\x81\x06400001"
     wait_held(server, range(1))
     assert counted == [TransportLimit.HELD], f"expected one closed connection, got {counted}"
+
+
+class SlowSocket:
+    """A socket of an application whose messages are never taken."""
+
+    def __init__(self, is_writable: bool):
+        writable = asyncio.Event()
+        if is_writable:
+            writable.set()
+        self.scope, self.sent = {"state": {connection.WRITABLE: writable}}, list[str | bytes]()
+        self._is_writable = is_writable
+
+    async def send_text(self, data: str) -> None:
+        self.sent.append(data)
+        if not self._is_writable:
+            await asyncio.Event().wait()
+
+    async def send_bytes(self, data: bytes) -> None:
+        self.sent.append(data)
+
+
+def test_sending_has_a_limit_of_time_only_if_it_has_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "STUCK_S", 0.01)
+
+    async def scenario() -> None:
+        free, full = SlowSocket(is_writable=True), SlowSocket(is_writable=False)
+        with mock.patch.object(asyncio, "timeout", side_effect=AssertionError("expected no timer")):
+            await send_in_time(free, "a")
+            await send_in_time(free, b"b")
+        assert free.sent == ["a", b"b"]
+        with pytest.raises(TimeoutError):
+            await send_in_time(full, "a")
+
+    asyncio.run(scenario())
+
+
+def test_reads_on_while_little_waits(server: LiveServer) -> None:
+    """While the application receives nothing, short messages are read, and more of them stop the reading."""
+    wait_held(server, range(1))
+    with upgraded(server, "held") as client:
+        for _ in range(10):
+            client.sendall(part_of(1000 * b"x", last=True))
+        wait_held(server, range(10_000, 12_000))
+        client.settimeout(0.1)
+        begun = time.monotonic()
+        with suppress(TimeoutError):
+            while time.monotonic() < begun + HELD_S:
+                client.sendall(part_of(1000 * b"x", last=True) * 16)
+        most = connection.AHEAD_BYTES + 2 * MAX_READ_BYTES
+        assert connection.AHEAD_BYTES < held(server) < most, f"expected reading to stop, got {held(server)} bytes"
+    wait_held(server, range(1))

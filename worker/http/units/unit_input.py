@@ -26,7 +26,7 @@ from worker.protocol.wire import WireError
 LOG = logging.getLogger(__name__)
 DECIDED_FIRST = re.compile(r'\s*\{\s*"type"\s*:\s*"decided"')
 LONG_SOUND = 2**18  # samples; longer sound is checked on a thread
-SHORT_BYTES = 2**16  # of encoded sound that is decoded in less time than a thread takes to begin; half a second of text
+SHORT_BYTES = 2**16  # of encoded sound, which is decoded in less time than a thread takes to begin
 
 
 async def send_unit(
@@ -71,13 +71,14 @@ async def send_unit(
             return result
     send = partial(
         handle.send,
-        unsent.joined(samples),
+        samples,
         cut,
         force_listen=chunk.force_listen,
         force_speak=chunk.force_speak,
         close_early=chunk.close_early or (decided is not None and decided.close_early),
         early=early if decided is None else None,
         decided=decided,
+        earlier=unsent.take(),
     )
     return await decoders.run(send) if len(samples) > LONG_SOUND else send()
 
@@ -135,7 +136,7 @@ def _slice_limits(
 def unpacked_unit(chunk: AudioChunk, frames: Sequence[WaitingPicture]) -> tuple[np.ndarray, list[EncodedImage]]:
     """The sound, [n] float32 at 16 kHz, and the pictures, whose headers are valid and whose pixels are not decoded.
 
-    Slow: call on a thread. Arguments as in `send_unit`.
+    Slow with pictures or long sound: call on a thread then. Arguments as in `send_unit`.
     Raises: WireError bad_base64, bad_audio, bad_image, too_large; AudioError; ImageError.
     """
     _check_number(len(frames) + len(chunk.frame_base64_list))

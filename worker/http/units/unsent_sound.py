@@ -16,14 +16,14 @@ from worker.loop.session_handle import CutImage, SessionHandle
 class UnsentSound:
     """The pieces, each [n] float32 at 16 kHz, that are answered and not sent.
 
-    Between `joined` and `answered` the sound belongs to a unit in flight, which gives it back if it fails.
+    Between `take` and `sent` they belong to a unit that the engine has not accepted.
     """
 
     def __init__(self, context_len: int = 0):
         """context_len: context rows of the prompt."""
         self._pieces: list[np.ndarray] = []
-        self._in_flight: list[np.ndarray] = []
-        self._n_units, self._context_len = 0, context_len
+        self._taken: list[np.ndarray] = []
+        self._n_samples, self._context_len = 0, context_len  # of `_pieces`; of the last result
 
     def hold(self, handle: SessionHandle, samples: np.ndarray, frames: Sequence[CutImage]) -> UnitResult | None:
         """Keep a piece whose unit is not full with it. Expects that no unit of the session is in flight.
@@ -34,23 +34,27 @@ class UnsentSound:
             frames: its pictures, which the engine encodes before their unit: they are sent at once, with all sound.
         Returns: the result of the piece; None if it has to be sent.
         """
-        n = sum(map(len, self._pieces)) + len(samples)
-        if frames or n >= handle.n_missing:
+        n = self._n_samples + len(samples)
+        if frames or n >= handle.n_to_unit:
             return None
         self._pieces.append(samples)
-        n_units, n_rows = self._n_units, self._context_len
-        return UnitResult(handle.name, n_units, True, "", False, context_len=n_rows, is_incomplete=True)
+        self._n_samples, n_rows = n, self._context_len
+        return UnitResult(handle.name, handle.n_units, True, "", False, context_len=n_rows, is_incomplete=True)
 
-    def joined(self, samples: np.ndarray) -> np.ndarray:
-        """The sound that waits and a piece after it, which are sent together."""
-        self._in_flight, self._pieces = self._pieces, []
-        return np.concatenate((*self._in_flight, samples)) if self._in_flight else samples
+    def take(self) -> Sequence[np.ndarray]:
+        """The pieces, which go to the engine with the next one."""
+        self._taken, self._pieces, self._n_samples = self._pieces, [], 0
+        return self._taken
+
+    def sent(self) -> None:
+        """The engine has the pieces that were taken."""
+        self._taken = []
+
+    def refused(self) -> None:
+        """Keep the pieces that were taken: the engine does not have them."""
+        self._pieces, self._taken = self._taken + self._pieces, []
+        self._n_samples = sum(map(len, self._pieces))
 
     def answered(self, result: UnitResult) -> None:
-        """Take the result of a unit that was sent: its sound is the engine's."""
-        self._in_flight = []
-        self._n_units, self._context_len = result.index, result.context_len
-
-    def failed(self) -> None:
-        """Take back the sound of a unit that was refused or has failed, except that of its last piece."""
-        self._pieces, self._in_flight = self._in_flight + self._pieces, []
+        """Note the context of a result."""
+        self._context_len = result.context_len

@@ -34,7 +34,8 @@ class EarlyJob(DuplexJob):
     def n_missing(self) -> int:
         """Samples of silence that complete the unit; 0 for a unit that is complete by itself."""
         assert self.unit.sound is not None, "expected a unit with sound"
-        return max(self.session.audio_buffer.n_missing - len(self.unit.sound), 0)
+        n_given = sum(map(len, self.unit.earlier)) + len(self.unit.sound)
+        return max(self.session.audio_buffer.n_missing - n_given, 0)
 
     @property
     def may_run(self) -> bool:

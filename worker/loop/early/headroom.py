@@ -1,7 +1,7 @@
 """Whether the engine thread has time for a unit that may be in vain. Torch-free.
 
 A trial delays every unit in flight by its own time at most. It is allowed while the slowest unit of the last seconds,
-together with all trials of the last second and one more, stays far below a second. While no unit is measured, the
+together with all trials of the last second and one more, stays below a second. While no unit is measured, the
 times of the warm-up count, as if the units of all sessions started together and spoke.
 """
 

@@ -60,10 +60,10 @@ def done(value: Any = None) -> Future[Any]:
 class Handle:
     """A fake engine session, controlled by the test. calls: the calls that were made.
 
-    n_missing: 0, so that it gets each piece of a unit.
+    n_to_unit: 0, so that it gets each piece of a unit.
     """
 
-    name, is_live, max_waiting_units, context_len, n_missing = "c#1", True, 16, 0, 0
+    name, is_live, max_waiting_units, context_len, n_to_unit, n_units = "c#1", True, 16, 0, 0, 0
 
     def __init__(self) -> None:
         self.calls: list[str] = []

@@ -16,7 +16,7 @@ from worker.early import pause_listener
 from worker.early.pause_thread import PauseThread
 from worker.early.trial import EarlyEnd, EarlyOutcome, EarlyTrial
 from worker.loop.results import UnitResult
-from worker.protocol.messages import Interrupt, Interrupted, Prepare, Prepared, Result
+from worker.protocol.messages import Interrupt, Interrupted, Pause, Paused, Prepare, Prepared, Result
 from worker.protocol.wire import Sound
 
 OUTCOMES = (
@@ -127,6 +127,16 @@ async def test_interrupt_reaches_a_piece_that_has_not_reached_the_engine() -> No
     stage.answer(is_listen=True, is_incomplete=True)
     assert isinstance(await stage.hear(), Result) and isinstance(await stage.hear(), Interrupted)
     assert stage.handle.calls == ["break", "send", "clear"]
+
+
+@staged
+async def test_chunks_of_a_paused_session_are_not_kept() -> None:
+    stage = await prepared()
+    await stage.say(Pause(timeout=60.0), SPOKEN.model_copy(), SPOKEN.model_copy())
+    assert isinstance(await stage.hear(), Paused)
+    for _ in range(2):
+        assert (await stage.hear()).code == "paused"
+    assert not stage.conversation._pauses._hearing, "expected nothing left of refused chunks"
 
 
 @staged

@@ -25,14 +25,14 @@ PICTURE = "R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"  # a GIF of
 
 
 class BufferHandle(Handle):
-    """An engine session with the engine's buffer. sounds: of the units it was sent. fails: the next unit."""
+    """An engine session with the engine's buffer. sounds: of the units it was sent. fails: the next unit is refused."""
 
     def __init__(self) -> None:
         super().__init__()
         self.buffer, self.sounds, self.fails = AudioBuffer(), list[np.ndarray](), False
 
     @property
-    def n_missing(self) -> int:  # type: ignore[override]
+    def n_to_unit(self) -> int:  # type: ignore[override]
         return self.buffer.n_to_unit
 
     def send(self, sound: np.ndarray, frames: Any, **options: Any) -> Future[None]:
@@ -40,7 +40,9 @@ class BufferHandle(Handle):
             self.fails = False
             self.calls.append("send")
             raise AudioError("sound", expected="sound", got="a test")
-        self.sounds.append(sound)
+        self.sounds.append(np.concatenate((*options["earlier"], sound)))
+        self.buffer.extend(options["earlier"])
+        self.before = self.buffer.copy()
         self.buffer.push(sound)
         if options["close_early"]:
             self.buffer.complete()
@@ -51,6 +53,7 @@ class BufferHandle(Handle):
         if self.buffer.peek() is None:
             return False
         self.buffer.commit()
+        self.n_units += 1
         return True
 
 
@@ -122,7 +125,6 @@ def test_units_are_full_with_the_same_pieces_as_in_the_engine(lengths: list[int]
             else:
                 result = await waiting(stage, piece(at, n))
             assert (result.incomplete is None) is is_whole
-            assert stage.handle.n_missing == alone.n_to_unit or not is_whole
             at += n
         joined = np.concatenate([*stage.handle.sounds, *stage.conversation._unsent._pieces])
         assert np.array_equal(joined, (np.arange(at) / 2**20).astype(np.float32)), "expected each sample once, in order"
@@ -146,30 +148,58 @@ async def test_pieces_that_the_engine_has_to_know_are_sent_with_all_sound() -> N
     )
 
 
-@pytest.mark.parametrize("how", ["refused", "failed"])
-def test_failing_unit_takes_only_its_last_piece_with_it(how: str) -> None:
+@staged
+async def test_refused_unit_takes_only_its_last_piece_with_it() -> None:
+    stage = await prepared()
+    for at in (0, 5_000):
+        await waiting(stage, piece(at, 5_000))
+    stage.handle.fails = True
+    await stage.say(piece(90_000, 6_000))
+    assert isinstance(await stage.hear(), Error)
+    assert (await answered(stage, piece(10_000, 6_000), 2)).incomplete is None
+    [sound] = stage.handle.sounds
+    assert np.array_equal(sound, np.arange(16_000, dtype=np.float32) / 2**20)
+
+
+@pytest.mark.parametrize("is_taken", [False, True], ids=["before its text", "after its text"])
+def test_failing_unit_gives_no_piece_back(is_taken: bool) -> None:
+    """The engine has the earlier pieces, and restores them itself unless the unit is in the context."""
+
     @staged
     async def test() -> None:
         stage = await prepared()
         for at in (0, 5_000):
             await waiting(stage, piece(at, 5_000))
-        if how == "refused":
-            stage.handle.fails = True
-            await stage.say(piece(90_000, 6_000))
+        await stage.say(piece(90_000, 6_000))
+        await stage.sent(1)
+        if is_taken:
+            stage.handle.take()
         else:
-            before = stage.handle.buffer.copy()
-            await stage.say(piece(90_000, 6_000))
-            await stage.sent(1)
-            stage.handle.buffer = before  # as the engine restores it
-            stage.conversation.emit(Failure("c", 0, AudioError("sound", expected="sound", got="a test")))
-            stage.handle.sounds.clear()
+            stage.handle.buffer = stage.handle.before
+        stage.conversation.emit(Failure("c", 0, AudioError("sound", expected="sound", got="a test")))
         assert isinstance(await stage.hear(), Error)
-        whole = await answered(stage, piece(10_000, 6_000), 2)
-        assert whole.incomplete is None
-        [sound] = stage.handle.sounds
-        assert np.array_equal(sound, np.arange(16_000, dtype=np.float32) / 2**20)
+        if is_taken:
+            result = await waiting(stage, piece(0, 6_000))
+            assert result.current_time == 1, "expected the failed unit to count"
+        else:
+            assert (await answered(stage, piece(10_000, 6_000), 2)).incomplete is None
+            assert len(stage.handle.sounds[1]) == 6_000, "expected no piece twice"
 
     test()
+
+
+@staged
+async def test_piece_that_is_refused_beside_a_unit_in_flight_gives_nothing_back() -> None:
+    stage = await prepared(Spec(backlog="catch_up"))
+    await waiting(stage, piece(0, 8_000))
+    await stage.say(piece(8_000, 8_000), AudioChunk(audio_base64=Sound(np.array([np.nan], np.float32))))
+    await stage.sent(1)
+    stage.handle.take()
+    stage.conversation.emit(UnitResult("c", 1, True, "", False))
+    assert isinstance(await stage.hear(), Result) and isinstance(await stage.hear(), Error)
+    await waiting(stage, piece(16_000, 8_000))
+    await answered(stage, piece(24_000, 8_000), 2)
+    assert [len(one) for one in stage.handle.sounds] == [16_000, 16_000]
 
 
 @staged
