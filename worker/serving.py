@@ -124,7 +124,7 @@ async def _live(service: Service, sockets: WorkerSockets, selector: PacedSelecto
             async with asyncio.timeout(POLL_S):
                 await stop.wait()
         service.check()
-        selector.count_conversations(len(sockets.conversations))
+        selector.set_n_conversations(len(sockets.conversations))
         has_served = has_served or service.is_ready
         if service.status.state is State.FAILED:
             if not has_served:

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.turns.figures import percentiles
 from benchmarks.turns.pieces import piece_ends
 from benchmarks.turns.questions import KINDS, Conditions, PlacedQuestion, UserSound, load_questions, user_sound
-from worker.early.pause import PauseDetector
+from worker.early.pause import PauseDetector, hear
 from worker.vad_network import shared_network
 
 PAUSES_MS = (160, 192, 224)  # of the detector, which counts windows of 32 ms
@@ -26,9 +26,11 @@ PIECES_MS = ((100, 100), (100, 40), (40, 40))  # in silence, and beside speech
 
 def found_pauses(sound: UserSound, pause_ms: int, piece_ms: tuple[int, int]) -> list[int]:
     """The last sample of each message that ends in a pause."""
-    detector, begin, found = PauseDetector(shared_network(), pause_ms), 0, list[int]()
+    network = shared_network()
+    detector, begin, found = PauseDetector(network, pause_ms), 0, list[int]()
     for end in piece_ends(sound.samples, *piece_ms):
-        if detector.push(sound.samples[begin:end]).is_pause:
+        [heard] = hear(network, [(detector, sound.samples[begin:end])])
+        if heard.is_pause:
             found.append(end)
         begin = end
     return found

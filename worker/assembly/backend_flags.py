@@ -76,9 +76,9 @@ def limit_threads(device_type: str) -> None:
     """Limit torch to half of the cores, and to one thread beside a GPU, unless OMP_NUM_THREADS is set.
 
     The threads of one matrix product wait for each other, and stall when another thread takes the core of one of them.
-    Beside a GPU they copy inputs, and the engine's thread would wait for them: with 32 clients on one H200 the model took
-    201 ms to a first sound with eight threads, 174 with one. CPU kernels are compiled for a number of
-    threads, so every program that compiles calls this first.
+    Beside a GPU they copy inputs, and the engine's thread would wait for them: with 32 clients on one H200 the model
+    took 201 ms to a first sound with eight threads, 174 with one. CPU kernels are compiled for a number of threads, so
+    every program that compiles calls this first.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2) if device_type == "cpu" else 1)

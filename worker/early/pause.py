@@ -58,7 +58,7 @@ NOTHING_HEARD = HeardPiece(False, False)
 
 
 class PauseDetector:
-    """Pauses of one session. windows: of its sound."""
+    """Pauses of one session. windows: its sound in windows of 32 ms, and the network's state."""
 
     def __init__(self, network: SpeechNetwork, pause_ms: int):
         self.windows, self._finder = SpeechWindows(network), PauseFinder(pause_ms)
@@ -74,9 +74,14 @@ class PauseDetector:
 
 
 def hear(network: SpeechNetwork, pieces: Sequence[tuple[PauseDetector, np.ndarray]]) -> list[HeardPiece]:
-    """What pieces of sound, [n] float32 at 16 kHz, contain, at most one of each session. One window of each at a time.
+    """What each piece of sound contains, in the order of `pieces`.
 
-    Sound that is not finite is left out: its unit is refused.
+    The network runs once for the first windows of all pieces, once for the second ones, and so on.
+
+    Args:
+        network: that of all detectors.
+        pieces: detector and sound, [n] float32 at 16 kHz; at most one piece of each detector. Sound that is not finite
+            counts as no sound: its unit is refused.
     """
     windows = [detector.windows.add(one) if np.isfinite(one).all() else [] for detector, one in pieces]
     probabilities: list[list[float]] = [[] for _ in pieces]

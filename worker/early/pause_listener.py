@@ -10,7 +10,7 @@ from worker.early.pause_thread import ArrivedPiece, PauseThread, shared_thread
 from worker.early.trial import EarlyTrial
 from worker.protocol.messages import AudioChunk
 
-MAX_SAMPLES = 8_000  # of a piece; longer ones leave no time that a trial could save, and end one that is open
+MAX_SAMPLES = 8_000  # of a piece; a longer one gets no trial, and makes an open one void
 MAX_UNHEARD = 64  # pieces of a session; further ones are not listened to
 PATIENCE_S = 0.02  # a unit does not wait for a detector that is slower than that
 
@@ -27,7 +27,7 @@ class _Hearing:
 class PauseListener:
     """Trials at the pauses of one session; none until `configure` turns it on.
 
-    For the event loop's thread; what a piece contains is taken on the thread that listens.
+    Its methods are called on the event loop's thread; only `_heard` runs on the `PauseThread`.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class PauseListener:
             self._detector = PauseDetector(self._thread.network, pause_ms)
 
     def push(self, chunk: AudioChunk) -> None:
-        """Listen to a chunk that has arrived. All chunks are pushed in order, and each one is then asked for."""
+        """Listen to a chunk that has arrived. Expects all chunks in order; `trial_of` follows for each of them."""
         detector = self._detector
         if detector is None or self._thread is None or self._n_pushed - self._n_heard >= MAX_UNHEARD:
             return
@@ -64,7 +64,10 @@ class PauseListener:
         self._thread.submit(ArrivedPiece(detector, chunk, lambda heard, n: self._heard(detector, hearing, heard, n)))
 
     async def trial_of(self, chunk: AudioChunk) -> EarlyTrial | None:
-        """The trial of a chunk that ends in a pause; None for any other. Chunks are asked for in order."""
+        """The trial of a chunk that ends in a pause; None without a pause, or if the chunk is not heard in time.
+
+        Chunks are asked for in order.
+        """
         if not any(one.chunk is chunk for one in self._hearing):
             return None
         hearing = self._hearing.popleft()
@@ -72,7 +75,7 @@ class PauseListener:
             hearing = self._hearing.popleft()
         if not hearing.is_done:
             hearing.waiter = asyncio.Event()
-            if not hearing.is_done:  # the thread looks for the waiter after that
+            if not hearing.is_done:  # the thread sets this first and looks for the waiter after that
                 with suppress(TimeoutError):
                     async with asyncio.timeout(PATIENCE_S):
                         await hearing.waiter.wait()

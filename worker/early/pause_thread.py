@@ -18,19 +18,22 @@ from worker.vad_network import SpeechNetwork, shared_network
 
 LOG = logging.getLogger(__name__)
 SPACING_S = 0.01  # from one batch of pieces to the next one, so that with many sessions a batch has more than one
-TAIL = 8_000  # samples of a longer piece that are heard, so that it does not delay the pieces of other sessions
-MAX_DATA = 2**20  # of encoded sound; more is not decoded here
+TAIL = 8_000  # last samples of a longer piece; only these are heard, so that pieces of other sessions do not wait
+MAX_DATA = 2**20  # base64 characters, bytes or samples of a piece; a longer one is not decoded here
 
 
 class ArrivedPiece(NamedTuple):
-    """A piece of a session's sound. heard: gets what it contains and its samples, on the thread; must return at once.
+    """A piece of a session's sound that waits for the thread.
 
-    A chunk that cannot be decoded or is very long contains nothing here; its unit reports it.
+    Args:
+        detector: of the session.
+        chunk: the piece. One that is invalid or longer than `MAX_DATA` counts as a piece without speech.
+        on_heard: called on the thread with what the piece contains and its number of samples; must return at once.
     """
 
     detector: PauseDetector
     chunk: AudioChunk
-    heard: Callable[[HeardPiece, int], None]
+    on_heard: Callable[[HeardPiece, int], None]
 
 
 class PauseThread:
@@ -67,7 +70,7 @@ class PauseThread:
             LOG.exception("pauses in the sound of %d sessions could not be found", len(pieces))
         for one, what, n in zip(pieces, heard, lengths, strict=True):
             try:
-                one.heard(what, n)
+                one.on_heard(what, n)
             except Exception:
                 LOG.exception("a piece of sound that was heard could not be reported")
 
@@ -83,7 +86,10 @@ def _one_of_each(waiting: deque[ArrivedPiece]) -> list[ArrivedPiece]:
 
 
 def _samples(chunk: AudioChunk) -> tuple[np.ndarray, int]:
-    """The end of the sound, and the number of its samples; at least its encoded length for what is not decoded."""
+    """The last `TAIL` samples, [n] float32 at 16 kHz, and the number of all samples.
+
+    Sound above `MAX_DATA` is not decoded: no samples, and the length of its data. Invalid sound: no samples, and 0.
+    """
     if (n_data := len(chunk.audio_base64.data)) > MAX_DATA:
         return np.zeros(0, np.float32), n_data
     try:

@@ -275,7 +275,7 @@ class DuplexConversation:
             self._in_flight.append(clock)
             try:
                 given = self._service.decoders, self._handle, self._unsent, chunk, frames, trial, decided
-                sent = await send_unit(*given, may_wait=len(self._in_flight) == 1)
+                sent = await send_unit(*given, may_hold=len(self._in_flight) == 1)
                 if isinstance(sent, UnitResult):
                     self._on_event(sent)
                 elif decided is None:

@@ -1,14 +1,14 @@
-"""The selector of the worker's event loop: with many conversations it lets messages gather for a moment.
+"""The selector of the worker's event loop: with many conversations it looks at the sockets less often.
 
-The loop asks for messages after each step of its work, and each time the interpreter changes to another thread and
-back. With 32 clients that is some thousand times a second, and each time the engine's thread stands still.
+Each look releases the interpreter's lock, and the engine's thread waits while the lock changes hands. In exchange a
+message, or a call from another thread, may wait up to `SPACING_S`.
 """
 
 import selectors
 import time
 from collections.abc import Callable
 
-SPACING_S = 0.003  # after a look at the sockets that has found nothing
+SPACING_S = 0.003  # until the next look, after one that has found nothing
 MANY = 12  # conversations; with fewer every message is read at once
 
 
@@ -25,12 +25,12 @@ class PacedSelector(selectors.DefaultSelector):
         self._is_paced = self._has_found = False
         self._next = float("-inf")
 
-    def count_conversations(self, n: int) -> None:
+    def set_n_conversations(self, n: int) -> None:
         """Set the number of open conversations."""
         self._is_paced = n >= MANY
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """As `selectors.BaseSelector.select`; without events also if it is too early for a look."""
+        """As `selectors.BaseSelector.select`; may return no events before `timeout`, if it is too early for a look."""
         if not self._is_paced:
             return super().select(timeout)
         early_s = self._next - self._clock()

@@ -33,7 +33,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_every_message_is_read_at_once_with_few_conversations(pair: tuple[socket.socket, socket.socket]) -> None:
     with Paced() as selector:
         selector.register(pair[0], selectors.EVENT_READ)
-        selector.count_conversations(MANY - 1)
+        selector.set_n_conversations(MANY - 1)
         pair[1].send(b"a")
         for _ in range(3):
             assert len(selector.select(0)) == 1 and len(selector.select(None)) == 1
@@ -43,7 +43,7 @@ def test_every_message_is_read_at_once_with_few_conversations(pair: tuple[socket
 def paced(selector: Paced, reader: socket.socket) -> None:
     """Make the selector wait for its next look: its last ones have found a message, and nothing after it."""
     selector.register(reader, selectors.EVENT_READ)
-    selector.count_conversations(MANY)
+    selector.set_n_conversations(MANY)
     assert selector.select(0) == []
 
 
@@ -85,13 +85,13 @@ def test_conversations_that_end_end_the_pace(pair: tuple[socket.socket, socket.s
     with Paced() as selector:
         paced(selector, pair[0])
         pair[1].send(b"a")
-        selector.count_conversations(MANY - 1)
+        selector.set_n_conversations(MANY - 1)
         assert len(selector.select(0)) == 1
 
 
 def test_a_loop_with_many_conversations_runs_calls_timers_and_other_threads() -> None:
     selector = PacedSelector()
-    selector.count_conversations(MANY)
+    selector.set_n_conversations(MANY)
 
     async def main() -> list[str]:
         loop, found = asyncio.get_running_loop(), list[str]()

@@ -38,20 +38,22 @@ async def send_unit(
     early: EarlyTrial | None,
     decided: DecidedUnit | None = None,
     *,
-    may_wait: bool,
+    may_hold: bool,
 ) -> "Future[None] | UnitResult":
-    """Decode a unit or a piece of one, one picture after the other, and send it to the engine if there is need.
+    """Send a unit, or a piece of one, to the engine; a piece that fills no unit may be held and answered instead.
+
+    The caller then calls `unsent.sent`, or `unsent.refused` after an exception, also one of the future.
 
     Args:
-        decoders: threads for it.
+        decoders: threads that decode long sound, and pictures one after the other.
         handle: the session.
-        unsent: sound that was not sent.
-        chunk: the unit.
-        frames: pictures that came before it.
-        early: the unit may run early.
-        decided: the unit's decisions, which are replayed.
-        may_wait: nothing of the session is in flight, so that the engine need not answer what does not fill a unit.
-    Returns: the result, or a future that is done when the engine has the unit.
+        unsent: pieces of the unit that are held; changed.
+        chunk: the unit, or a piece of one.
+        frames: pictures that came before the chunk.
+        early: the permission to run the unit early; None: it runs when it is full.
+        decided: the unit's decisions, which are replayed; None: the model decides.
+        may_hold: no earlier unit of the session is in flight.
+    Returns: the result of a piece that is held, or a future that is done when the engine has the unit.
     Raises: as `unpacked_unit` and `SessionHandle.send`.
     """
     is_short = not (frames or chunk.frame_base64_list) and len(chunk.audio_base64.data) <= SHORT_BYTES
@@ -65,7 +67,7 @@ async def send_unit(
             cut.append(ahead.slices)
         else:
             cut.append(await decoders.run_sized(picture.n_pixels, partial(handle.cut, picture, limit)))
-    if may_wait and not (early or decided or chunk.close_early):
+    if may_hold and not (early or decided or chunk.close_early):
         result = unsent.hold(handle, samples, cut)
         if result is not None:
             return result

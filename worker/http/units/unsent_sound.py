@@ -1,8 +1,8 @@
-"""Sound of one session that does not fill a unit yet. It waits here, so that the engine gets one unit, not many pieces.
+"""Pieces of sound of one session that the worker has answered and not sent to the engine yet.
 
-A piece that neither fills the unit nor may run it early changes nothing in the engine, which need not be asked for its
-answer. With many sessions the engine takes an iteration of its loop for an answer, and pieces are answered one by one.
-Contains no clock and no messages.
+A piece is held if it does not fill a unit, has no pictures, may not run the unit early, and no unit of the session is
+in flight. It changes nothing in the engine, whose answer would take an iteration of its loop. The next piece that is
+sent takes the held ones with it. Contains no clock and no messages.
 """
 
 from collections.abc import Sequence
@@ -26,13 +26,12 @@ class UnsentSound:
         self._n_samples, self._context_len = 0, context_len  # of `_pieces`; of the last result
 
     def hold(self, handle: SessionHandle, samples: np.ndarray, frames: Sequence[CutImage]) -> UnitResult | None:
-        """Keep a piece whose unit is not full with it. Expects that no unit of the session is in flight.
+        """The result of a piece that is held; None, and nothing is held, if it has to be sent.
 
         Args:
-            handle: the session.
+            handle: the session, of which no unit is in flight.
             samples: the piece, checked.
-            frames: its pictures, which the engine encodes before their unit: they are sent at once, with all sound.
-        Returns: the result of the piece; None if it has to be sent.
+            frames: its pictures. A piece with pictures is sent, since the engine encodes them before their unit.
         """
         n = self._n_samples + len(samples)
         if frames or n >= handle.n_to_unit:
@@ -42,7 +41,7 @@ class UnsentSound:
         return UnitResult(handle.name, handle.n_units, True, "", False, context_len=n_rows, is_incomplete=True)
 
     def take(self) -> Sequence[np.ndarray]:
-        """The pieces, which go to the engine with the next one."""
+        """Remove the pieces. Returns: them, in order. `sent` or `refused` follows."""
         self._taken, self._pieces, self._n_samples = self._pieces, [], 0
         return self._taken
 
@@ -51,10 +50,10 @@ class UnsentSound:
         self._taken = []
 
     def refused(self) -> None:
-        """Keep the pieces that were taken: the engine does not have them."""
+        """Put back the pieces that were taken, before newer ones: the engine does not have them."""
         self._pieces, self._taken = self._taken + self._pieces, []
         self._n_samples = sum(map(len, self._pieces))
 
     def answered(self, result: UnitResult) -> None:
-        """Note the context of a result."""
+        """Remember a result's `context_len`, for the results of pieces that are held."""
         self._context_len = result.context_len

@@ -1,15 +1,16 @@
 """Whether the engine thread has time for a unit that may be in vain. Torch-free.
 
-A trial delays every unit in flight by its own time at most. It is allowed while the slowest unit of the last seconds,
-together with all trials of the last second and one more, stays below a second. While no unit is measured, the
-times of the warm-up count, as if the units of all sessions started together and spoke.
+A trial delays every unit in flight by at most its own time. It is allowed if these add up to at most `MAX_BUSY_MS`: the
+slowest unit of the last ten seconds, or the oldest one in flight if that is slower; all trials of the last second; the
+expected time of this trial. While no unit is measured, the times of the warm-up count, as if the units of all sessions
+started together and spoke.
 """
 
 from collections import deque
 from collections.abc import Callable
 
 HISTORY_S = 10  # seconds whose slowest unit counts
-MAX_BUSY_MS = 900.0  # of a second: slowest unit, trials of the last second and one more; the rest is for what varies
+MAX_BUSY_MS = 900.0  # most of a second that a unit and trials may take; the rest is a reserve
 FORGETTING = 0.9  # of the cost that a slow trial has left, per trial
 
 

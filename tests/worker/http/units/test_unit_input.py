@@ -113,7 +113,7 @@ def test_pictures_decoded_ahead_are_not_decoded_again(limit: int | None, again: 
             await decode_ahead(decoders, handle, frames, frame)
         handle.cut = cut
         given = AudioChunk(audio_base64=SOUND, max_slice_nums=limit)
-        await send_unit(decoders, handle, UnsentSound(), given, frames.take(), None, may_wait=False)
+        await send_unit(decoders, handle, UnsentSound(), given, frames.take(), None, may_hold=False)
 
     asyncio.run(scenario())
     decoders.close()
@@ -130,7 +130,7 @@ def test_pictures_with_slices_of_their_own_leave_the_chunks_to_the_others() -> N
             frame = frames.add(VideoFrame(frame=png(width), max_slice_nums=limit), 1)
             await decode_ahead(decoders, handle, frames, frame)
         given = AudioChunk(audio_base64=SOUND, frame_base64_list=[png(6)], max_slice_nums=2)
-        await send_unit(decoders, handle, UnsentSound(), given, frames.take(), None, may_wait=False)
+        await send_unit(decoders, handle, UnsentSound(), given, frames.take(), None, may_hold=False)
 
     asyncio.run(scenario())
     decoders.close()
