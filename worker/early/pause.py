@@ -11,14 +11,14 @@ WINDOW_MS = 32
 THRESHOLD = 0.5  # probability of speech
 SILENCE_BELOW = 0.35  # between the two a window is neither speech nor silence
 CERTAIN_MS = 96  # of speech, until a pause can follow it
-GAP_MS = 320  # of silence, after which less speech than that is forgotten
+GAP_MS = 320  # of silence, after which speech of less than `CERTAIN_MS` is forgotten
 
 
 class PauseFinder:
     """Pauses in a row of probabilities: one for each stretch of speech.
 
     A window is speech, silence or neither. A pause is reached when `pause_ms` of silence in a row follow at least
-    `CERTAIN_MS` of speech; a window that is neither keeps the silence from being counted. After a pause, the same
+    `CERTAIN_MS` of speech; a window that is neither starts the count of silence again. After a pause, the same
     amount of speech is needed for the next one.
     """
 

@@ -12,7 +12,7 @@ from worker.protocol.messages import AudioChunk
 
 MAX_SAMPLES = 8_000  # of a piece; a longer one gets no trial, and makes an open one void
 MAX_UNHEARD = 64  # pieces of a session; further ones are not listened to
-PATIENCE_S = 0.02  # a unit does not wait for a detector that is slower than that
+MAX_WAIT_S = 0.02  # of a chunk for the detector; a chunk that is not heard by then has no trial
 
 
 class _Hearing:
@@ -36,7 +36,7 @@ class PauseListener:
         self._pause_ms: int | None = None
         self._hearing: deque[_Hearing] = deque()
         self._trial: EarlyTrial | None = None  # the newest one
-        self._n_pushed = self._n_heard = 0  # pieces, in this thread and in the other
+        self._n_pushed = self._n_heard = 0  # pieces, counted on the event loop's thread and on the other one
         self._loop = asyncio.get_running_loop()
 
     async def configure(self, config: SessionConfig, *, starts_over: bool) -> None:
@@ -77,7 +77,7 @@ class PauseListener:
             hearing.waiter = asyncio.Event()
             if not hearing.is_done:  # the thread sets this first and looks for the waiter after that
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(PATIENCE_S):
+                    async with asyncio.timeout(MAX_WAIT_S):
                         await hearing.waiter.wait()
         return hearing.trial
 

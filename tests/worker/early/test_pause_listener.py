@@ -38,7 +38,7 @@ def run(test: Callable[[PauseListener], Coroutine[Any, Any, None]], config: Sess
     async def whole() -> None:
         listener = PauseListener()
         await listener.configure(config, starts_over=True)
-        with mock.patch.object(pause_listener, "PATIENCE_S", 20.0):
+        with mock.patch.object(pause_listener, "MAX_WAIT_S", 20.0):
             await test(listener)
 
     asyncio.run(whole())
@@ -137,7 +137,7 @@ def test_unit_does_not_wait_for_a_slow_detector() -> None:
             return super().probabilities(sounds, states)
 
     async def test(listener: PauseListener) -> None:
-        with mock.patch.object(pause_listener, "PATIENCE_S", 0.001):
+        with mock.patch.object(pause_listener, "MAX_WAIT_S", 0.001):
             assert await trials(listener, SPOKEN, SILENT) == [None, None]
         free.set()
 

@@ -41,8 +41,10 @@ class UnsentSound:
         return UnitResult(handle.name, handle.n_units, True, "", False, context_len=n_rows, is_incomplete=True)
 
     def take(self) -> Sequence[np.ndarray]:
-        """Remove the pieces. Returns: them, in order. `sent` or `refused` follows."""
-        self._taken, self._pieces, self._n_samples = self._pieces, [], 0
+        """Remove the pieces. Returns: them as one, or none. `sent` or `refused` follows."""
+        # Joined here, since a client may send thousands of pieces, which the engine's thread would append one by one.
+        self._taken = [np.concatenate(self._pieces)] if self._pieces else []
+        self._pieces, self._n_samples = [], 0
         return self._taken
 
     def sent(self) -> None:

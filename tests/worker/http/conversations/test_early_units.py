@@ -42,7 +42,7 @@ class RecordingHandle(Handle):
 def loudness() -> Iterator[None]:
     with (
         mock.patch.object(pause_listener, "shared_thread", lambda: PauseThread(LoudnessNetwork())),
-        mock.patch.object(pause_listener, "PATIENCE_S", 20.0),
+        mock.patch.object(pause_listener, "MAX_WAIT_S", 20.0),
     ):
         yield
 

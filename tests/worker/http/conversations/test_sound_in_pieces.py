@@ -237,7 +237,7 @@ async def test_pause_sends_the_sound_so_far() -> None:
     network = PauseThread(LoudnessNetwork())
     with (
         mock.patch.object(pause_listener, "shared_thread", lambda: network),
-        mock.patch.object(pause_listener, "PATIENCE_S", 20.0),
+        mock.patch.object(pause_listener, "MAX_WAIT_S", 20.0),
     ):
         stage = await prepared(config=AUTO)
         await waiting(stage, SPOKEN.model_copy())
