@@ -1,7 +1,16 @@
-"""Items 45 and 46 of the conformance list: one start from the settings file of the public implementation."""
+"""`start_all.sh` as users run it, from the settings file of the public implementation: items 45 and 46 of the
+conformance list, a conversation, the queue, logs without content, and the end of all programs.
 
+All tests of this file share one start and run in this order. The last one ends it. A worker that starts compiled, from
+the cache of `precompile.py`, is in tests/worker/http/test_life.py.
+"""
+
+import asyncio
 import json
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,16 +21,20 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from clients import duplex
 from launcher.preflight import port_owner
 from tests.conformance.servers import WireClient
 from tests.launcher.processes import Launched, free_ports, launcher
 from tests.server.doors.dialects.minicpm_o.mode_client import wav_text
 from tests.worker.config.public_files import EXAMPLE
-from tests.worker.http.client_scripts import QUIET, chunk
+from tests.worker.http.client_scripts import QUIET, VIDEO, assert_audible, chunk, sound_of
+from worker.protocol.gateway_messages import Queued, QueueUpdate
+from worker.protocol.messages import Result
 
-START_S = 200.0
+pytestmark = pytest.mark.slow
+START_S, TALK_S, FREE_S = 200.0, 120.0, 10.0
 MARK = "Zq7private"  # in everything that no log may hold
-N_WORKERS = 2
+N_WORKERS = 2  # with one slot each
 MAX_ANSWERS = 6  # that are read of one connection: some sessions send sound without end
 SESSION = {"model": "gpt-realtime", "instructions": f"{MARK} words"}
 MESSAGES = [{"role": "user", "content": f"{MARK} question"}]
@@ -76,7 +89,8 @@ def launched(ports: list[int], logs: Path) -> Iterator[Launched]:
     }
     flags = ["--http", "--config", str(folder / "config.json"), "--log-dir", str(logs), "--model-path", "assets/tiny"]
     flags += ["--port", str(ports[0]), "--worker-base-port", str(ports[1]), "--num-workers", str(N_WORKERS)]
-    with launcher(*flags, "--max-sessions", "1", environ=environ) as process:
+    command = ("bash", "start_all.sh")
+    with launcher(*flags, "--max-sessions", "1", command=command, environ=environ) as process:
         process.wait_line(f"gateway  answers at http://localhost:{ports[0]}")
         process.wait_line("^ready: ", timeout=START_S)
         yield process
@@ -118,6 +132,82 @@ def test_item_46_settings_file_of_the_public_implementation(
         assert [one["type"] for one in client.until("prepared")] == ["queue_done", "prepared"]
         client.send(**chunk())
         assert client.receive()["type"] == "result"
+
+
+def wait_free(http: httpx.Client) -> dict[str, Any]:
+    """Wait until all slots are free. Returns: /status."""
+    until = time.monotonic() + FREE_S
+    while (status := http.get("/status").json())["slots"]["free"] != N_WORKERS:
+        assert time.monotonic() < until, f"expected {N_WORKERS} free slots, got {status}"
+        time.sleep(0.05)
+    return status
+
+
+def test_client_gets_an_audible_reply(http: httpx.Client, ports: list[int], root: Path, tmp_path: Path) -> None:
+    out = tmp_path / "reply.wav"
+    command = [sys.executable, "-m", "clients.talk", "--url", f"ws://127.0.0.1:{ports[0]}", "--input", str(VIDEO)]
+    done = subprocess.run(
+        [*command, "--out", str(out), "--units", "6", "--fast", "--tail", "0"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=TALK_S,
+    )
+    assert done.returncode == 0, f"expected exit status 0, got {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    numbers = [unit["index"] for unit in json.loads(out.with_suffix(".json").read_text())["units"]]
+    assert numbers == list(range(6)), f"expected one result for each of 6 units in order, got {numbers}"
+    assert_audible(out)
+    wait_free(http)
+
+
+def test_waiting_sessions_are_served_in_order(http: httpx.Client, ports: list[int]) -> None:
+    """Two sessions run, three wait: each gets its position, and then the slot that becomes free, in order."""
+    positions_of: dict[int, list[tuple[str, int]]] = {number: [] for number in range(5)}
+    served: list[int] = []
+
+    async def talk(number: int, arrived: asyncio.Event, until: asyncio.Event | None) -> None:
+        def place(message: Queued | QueueUpdate) -> None:
+            positions_of[number].append((message.type, message.position))
+            arrived.set()
+
+        async with duplex.connect(f"ws://127.0.0.1:{ports[0]}", f"omni_{number}", on_queue=place) as client:
+            served.append(number)
+            arrived.set()
+            await client.prepare(config=QUIET)
+            await client.send_unit(sound_of(number))
+            result = await anext(client)
+            assert isinstance(result, Result), f"expected a result, got {result!r}"
+            if until is not None:
+                await until.wait()
+            await client.stop()
+
+    async def all_of_them() -> None:
+        all_here, others_done = asyncio.Event(), asyncio.Event()
+        until = {0: all_here, 1: others_done}
+        talks = []
+        for number in positions_of:
+            arrived = asyncio.Event()
+            talks.append(asyncio.create_task(talk(number, arrived, until.get(number))))
+            await asyncio.wait_for(arrived.wait(), 30)
+        queue = (await asyncio.to_thread(http.get, "/api/queue")).json()
+        waiting = [item["session_id"] for item in queue["items"]]
+        assert waiting == ["omni_2", "omni_3", "omni_4"], f"expected three waiting clients in order, got {waiting}"
+        all_here.set()
+        await asyncio.wait_for(asyncio.gather(talks[0], *talks[N_WORKERS:]), 60)
+        others_done.set()
+        await asyncio.wait_for(talks[1], 60)
+
+    wait_free(http)
+    asyncio.run(all_of_them())
+    assert served == [0, 1, 2, 3, 4], f"expected to be served in the order of arrival, got {served}"
+    for number in range(N_WORKERS, 5):
+        positions = [position for _, position in positions_of[number]]
+        assert positions_of[number][0] == ("queued", number - N_WORKERS + 1), (
+            f"client {number}: got {positions_of[number]}"
+        )
+        assert positions == sorted(positions, reverse=True), f"client {number}: expected to move up, got {positions}"
+    status = wait_free(http)
+    assert (status["queue_length"], status["running_tasks"]) == (0, []), status
 
 
 def test_sends_content_keys_and_voice_names_that_no_log_may_hold(http: httpx.Client, ports: list[int]) -> None:

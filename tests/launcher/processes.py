@@ -60,7 +60,7 @@ class Launched:
         before = [(number, signal.signal(number, handler)) for number, handler in handlers.items()]
         try:
             self.process = subprocess.Popen(
-                [sys.executable, *command],
+                command,
                 cwd=ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})},
                 stdin=subprocess.DEVNULL,
@@ -141,7 +141,7 @@ class Stubs(Launched):
             self.set_behavior(f"worker_{i}", behavior)
         plan = folder / "plan.txt"
         plan.write_text(json.dumps({"folder": str(folder), **plan_settings}))
-        super().__init__(["-m", "tests.launcher.launch_stubs", str(plan)], ignored=ignored)
+        super().__init__([sys.executable, "-m", "tests.launcher.launch_stubs", str(plan)], ignored=ignored)
 
     def set_behavior(self, stem: str, behavior: dict[str, Any]) -> None:
         new = self.folder / f"{stem}.new"
@@ -197,9 +197,11 @@ def stubs(
 
 
 @contextmanager
-def launcher(*flags: str, environ: dict[str, str] | None = None) -> Iterator[Launched]:
-    """`python -m launcher` with the real programs."""
-    launched = Launched(["-m", "launcher", *flags], environ=environ)
+def launcher(
+    *flags: str, command: Sequence[str] = (sys.executable, "-m", "launcher"), environ: dict[str, str] | None = None
+) -> Iterator[Launched]:
+    """`python -m launcher` with the real programs. command: another one that starts it."""
+    launched = Launched([*command, *flags], environ=environ)
     try:
         yield launched
     finally:

@@ -12,7 +12,7 @@ from worker.doctor.machine import Machine
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     """This machine, with a model id in the settings."""
-    (tmp_path / "config.json").write_text(f'{{"model": {{"model_path": "{NAME}"}}}}')
+    (tmp_path / "config.json").write_text(f'{{"model": {{"model_path": "{NAME}", "device": "cpu"}}}}')
     return Machine(tmp_path / "config.json", {})
 
 
