@@ -52,7 +52,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--piece-ms", type=int, default=100, help="sound in one message")
     parser.add_argument("--spoken-piece-ms", type=int, default=40, help="the same beside speech")
     parser.add_argument("--early-pause-ms", type=int, default=160, help="the setting early_pause_ms")
-    parser.add_argument("--silence-ms", type=int, default=160, help="silence at a unit's end that the script answers")
+    parser.add_argument("--silence-ms", type=int, default=200, help="silence at a unit's end that the script answers")
     parser.add_argument("--answer-units", type=int, default=2, help="seconds of a scripted answer")
     parser.add_argument("--pauses-ms", type=_pair, default=(80, 160), help="pauses inside questions, as in 80,160")
     parser.add_argument(

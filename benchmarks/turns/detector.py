@@ -1,5 +1,7 @@
 """The detector of pauses alone, on the spoken questions: `python -m benchmarks.turns.detector`. No time is measured.
 
+`--script` plays them to the script instead, which answers at the end of a second.
+
 The wait is that from the end of a question to the end of the message in which the pause after it is found; the time of
 a unit comes on top. A question is cut off if a pause is found before its end and the user does not speak again
 within the same message. What is found does not depend on the machine's speed.
@@ -8,7 +10,9 @@ within the same message. What is found does not depend on the machine's speed.
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +20,14 @@ import numpy as np
 
 from benchmarks.turns.figures import percentiles
 from benchmarks.turns.pieces import piece_ends
-from benchmarks.turns.questions import KINDS, Conditions, PlacedQuestion, UserSound, load_questions, user_sound
+from benchmarks.turns.questions import KINDS, RATE, Conditions, PlacedQuestion, UserSound, load_questions, user_sound
 from worker.early.pause import PauseDetector, hear
 from worker.vad_network import shared_network
 
 PAUSES_MS = (160, 192, 224)  # of the detector, which counts windows of 32 ms
 PIECES_MS = ((100, 100), (100, 40), (40, 40))  # in silence, and beside speech
+SILENCES_MS = (160, 200, 240)  # of the script
+ANSWER_UNITS = 2  # of the script: the second that it answers, and the next one
 
 
 def found_pauses(sound: UserSound, pause_ms: int, piece_ms: tuple[int, int]) -> list[int]:
@@ -36,6 +42,21 @@ def found_pauses(sound: UserSound, pause_ms: int, piece_ms: tuple[int, int]) -> 
     return found
 
 
+def answered_seconds(sound: UserSound, silence_ms: int) -> list[int]:
+    """The last sample of each second whose end the script answers."""
+    from benchmarks.turns.script import decision, levels_of  # imports torch
+
+    found, has_asked, until = list[int](), False, 0
+    for end in range(RATE, len(sound.samples) + 1, RATE):
+        if end <= until:  # the answer goes on
+            continue
+        has_asked, answers = decision(levels_of(sound.samples[end - RATE : end]), has_asked, silence_ms // 10)
+        if answers:
+            found.append(end)
+            has_asked, until = False, end + (ANSWER_UNITS - 1) * RATE
+    return found
+
+
 def row(questions: Sequence[PlacedQuestion], found: Sequence[int]) -> dict[str, Any]:
     """The waits in ms, and the share of the questions that are cut off."""
     waits, n_cut = list[float](), 0
@@ -46,16 +67,20 @@ def row(questions: Sequence[PlacedQuestion], found: Sequence[int]) -> dict[str, 
     return {"questions": len(questions), "wait_ms": percentiles(waits), "cut_off": round(n_cut / len(questions), 4)}
 
 
-def measured(sounds: Sequence[UserSound], pause_ms: int, piece_ms: tuple[int, int]) -> dict[str, Any]:
-    """The figures of all sounds together, and by kind of question."""
+def measured(sounds: Sequence[UserSound], find: Callable[[UserSound], list[int]]) -> dict[str, Any]:
+    """The figures of all sounds together, and by kind of question.
+
+    Args:
+        find: the last sample of each message that ends in a pause, or of each second that is answered.
+    """
     questions, found, shift = list[PlacedQuestion](), list[int](), 0
     for sound in sounds:
-        found += [end + shift for end in found_pauses(sound, pause_ms, piece_ms)]
+        found += [end + shift for end in find(sound)]
         for one in sound.questions:
             questions.append(one._replace(begin=one.begin + shift, end=one.end + shift, until=one.until + shift))
         shift += len(sound.samples)
     kinds = {kind: row(own, found) for kind in KINDS if (own := [one for one in questions if one.kind == kind])}
-    return {"early_pause_ms": pause_ms, "piece_ms": piece_ms, **row(questions, found), "kinds": kinds}
+    return {**row(questions, found), "kinds": kinds}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -64,9 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sessions", type=int, default=4, help="order and pauses differ")
     parser.add_argument("--hesitations", type=float, default=0.0, help="share of questions that hesitate")
     parser.add_argument("--snr-db", type=float, default=25.0, help="speech above the noise")
+    parser.add_argument("--script", action="store_true", help="the script's answers at the end of a second")
     parser.add_argument("--json", type=Path, help="result file")
     options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
-    conditions = Conditions(hesitations=options.hesitations, snr_db=options.snr_db, answer_s=1.2, lead_s=1.0)
+    # The script needs time for its answers.
+    conditions = Conditions(hesitations=options.hesitations, snr_db=options.snr_db)
+    if not options.script:
+        conditions = replace(conditions, answer_s=1.2, lead_s=1.0)
     sounds = [
         user_sound(load_questions(), options.questions, conditions, np.random.default_rng((0, number)))
         for number in range(options.sessions)
@@ -75,17 +104,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{'pause':>5} {'pieces':>8} {'kind':>8} {'questions':>9} | {'wait p50':>8} {'p95':>5} | {'cut off':>7}  (ms)"
     )
     rows = []
-    for pause_ms in PAUSES_MS:
-        for piece_ms in PIECES_MS:
-            rows.append(one := measured(sounds, pause_ms, piece_ms))
-            for kind, figures in (("all", one), *one["kinds"].items()):
-                wait = figures["wait_ms"] or {"p50": np.nan, "p95": np.nan}
-                print(
-                    f"{pause_ms:5} {'/'.join(map(str, piece_ms)):>8} {kind:>8} {figures['questions']:9} |"
-                    f" {wait['p50']:8.0f} {wait['p95']:5.0f} | {100 * figures['cut_off']:6.1f}%"
-                )
+    if options.script:
+        for silence_ms in SILENCES_MS:
+            figures = measured(sounds, partial(answered_seconds, silence_ms=silence_ms))
+            rows.append({"silence_ms": silence_ms, **figures})
+            print_rows(silence_ms, "second", figures)
+    else:
+        for pause_ms in PAUSES_MS:
+            for piece_ms in PIECES_MS:
+                figures = measured(sounds, partial(found_pauses, pause_ms=pause_ms, piece_ms=piece_ms))
+                rows.append({"early_pause_ms": pause_ms, "piece_ms": piece_ms, **figures})
+                print_rows(pause_ms, "/".join(map(str, piece_ms)), figures)
     if options.json:
         options.json.write_text(json.dumps({"snr_db": options.snr_db, "rows": rows}, indent=1) + "\n")
+
+
+def print_rows(pause_ms: int, pieces: str, figures: dict[str, Any]) -> None:
+    for kind, one in (("all", figures), *figures["kinds"].items()):
+        wait = one["wait_ms"] or {"p50": np.nan, "p95": np.nan}
+        print(
+            f"{pause_ms:5} {pieces:>8} {kind:>8} {one['questions']:9} |"
+            f" {wait['p50']:8.0f} {wait['p95']:5.0f} | {100 * one['cut_off']:6.1f}%"
+        )
 
 
 if __name__ == "__main__":

@@ -57,14 +57,25 @@ class SilenceScript(Observer):
         if job.session.turn_open:
             self._turns[session] = replace(turn, n_units=turn.n_units + 1)
             return True
-        levels = np.concatenate([_levels(unit) for unit in job.audio_units()])
-        has_asked = turn.has_asked or int((levels > LEVEL).sum()) >= SPOKEN_FRAMES
-        answers = has_asked and not (levels[-self._n_silent :] > LEVEL).any()
+        levels = np.concatenate([levels_of(unit) for unit in job.audio_units()])
+        has_asked, answers = decision(levels, turn.has_asked, self._n_silent)
         self._turns[session] = _Turn(n_units=1) if answers else _Turn(has_asked=has_asked)
         return answers
 
 
-def _levels(samples: np.ndarray) -> np.ndarray:
+def decision(levels: np.ndarray, has_asked: bool, n_silent: int) -> tuple[bool, bool]:
+    """Whether the user has spoken since the last answer, and whether the unit answers.
+
+    Args:
+        levels: [n] RMS of the unit's frames.
+        has_asked: the same before the unit.
+        n_silent: frames of silence that an answer needs.
+    """
+    has_asked = has_asked or int((levels > LEVEL).sum()) >= SPOKEN_FRAMES
+    return has_asked, has_asked and not (levels[-n_silent:] > LEVEL).any()
+
+
+def levels_of(samples: np.ndarray) -> np.ndarray:
     """RMS of each frame."""
     frames = samples[len(samples) % FRAME :].reshape(-1, FRAME)
     return np.sqrt(np.square(frames).mean(1))

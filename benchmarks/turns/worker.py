@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.turns.worker", description=__doc__.partition("\n")[0])
-    parser.add_argument("--silence-ms", type=int, default=160, help="silence at a unit's end that is answered")
+    parser.add_argument("--silence-ms", type=int, default=200, help="silence at a unit's end that is answered")
     parser.add_argument("--answer-units", type=int, default=2, help="seconds of an answer")
     options, rest = parser.parse_known_args()
 

@@ -1,10 +1,12 @@
 """The detector of pauses on the spoken questions: which messages count as a wait, and which as a cut."""
 
+from functools import partial
+
 import numpy as np
 
-from benchmarks.turns.detector import measured, row
+from benchmarks.turns.detector import answered_seconds, found_pauses, measured, row
 from benchmarks.turns.pieces import piece_ends
-from benchmarks.turns.questions import Conditions, PlacedQuestion, load_questions, user_sound
+from benchmarks.turns.questions import RATE, Conditions, PlacedQuestion, UserSound, load_questions, user_sound
 from worker.config.session import SessionConfig
 
 QUESTIONS = [PlacedQuestion(0, 0, 16_000, 48_000, "plain"), PlacedQuestion(1, 48_000, 64_000, 90_000, "plain")]
@@ -29,6 +31,16 @@ def test_messages_are_short_beside_speech() -> None:
 def test_default_pause_is_found_within_the_goal() -> None:
     """The detector's part of the wait, which no machine changes."""
     sound = user_sound(load_questions(), 12, Conditions(answer_s=1.0, lead_s=1.0), np.random.default_rng(0))
-    figures = measured([sound], SessionConfig().early_pause_ms, (100, 40))
+    pause_ms = SessionConfig().early_pause_ms
+    figures = measured([sound], partial(found_pauses, pause_ms=pause_ms, piece_ms=(100, 40)))
     assert figures["questions"] == 12 and figures["wait_ms"]["p50"] < 270, f"expected below 270 ms, got {figures}"
     assert figures["cut_off"] <= 1 / 12, f"expected one cut at most, got {figures}"
+
+
+def test_script_answers_at_the_end_of_a_second_that_ends_in_silence() -> None:
+    """A pause of 180 ms at the first edge. What is said during an answer of two seconds is not heard."""
+    samples = np.zeros(6 * RATE, np.float32)
+    samples[: int(0.82 * RATE)] = samples[RATE : int(1.5 * RATE)] = samples[4 * RATE : int(4.5 * RATE)] = 0.1
+    sound = UserSound(samples, ())
+    assert answered_seconds(sound, 160) == [RATE, 5 * RATE]
+    assert answered_seconds(sound, 200) == [2 * RATE, 5 * RATE]
