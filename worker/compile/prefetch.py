@@ -5,6 +5,7 @@ Failures are ignored: what is missing later is loaded or built at its first use.
 
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -86,12 +87,15 @@ def build_kernels(device: torch.device, stages: Mapping[str, Sequence[Callable[[
     """
 
     def run(stage: str) -> None:
+        start = time.perf_counter()
         try:
             with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
                 for call in stages[stage]:
                     call()
         except Exception as error:
             LOG.info("kernels of stage %s ahead of time: %s", stage, error)
+        else:
+            LOG.info("kernels of stage %s: built in %.1f s", stage, time.perf_counter() - start)
 
     torch.cuda.synchronize(device)
     with ThreadPoolExecutor(max(len(stages), 1), "kernels") as threads:
