@@ -220,7 +220,7 @@ def _memory_lines(latency: JsonDict) -> list[str]:
 def _size_line(name: str, settings: JsonDict, start: JsonDict) -> str:
     return (
         f"{name}: slots of {settings['llm_len']} rows and {settings['voices_s']:g} s of voices, where a worker has "
-        f"8192 and 60 by default, 20 with one slot; 1000 rows more are {start['bytes_of_1000_rows'] / GB:.3f} GB, "
+        f"8192 and 60 by default; 1000 rows more are {start['bytes_of_1000_rows'] / GB:.3f} GB, "
         f"a second more {start['bytes_of_a_voice_second'] / GB:.4f} GB"
     )
 

@@ -270,7 +270,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _flow_sizes(n_slots: int, config: EngineConfig) -> FlowSizes:
-    frames = int(config.voice_seconds * MEL_RATE) // 2 * 2
+    frames = int(config.voices_s * MEL_RATE) // 2 * 2
     # One voice per session, and some that stay prepared for later sessions.
     return FlowSizes(
         n_sessions=n_slots,

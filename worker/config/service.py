@@ -18,7 +18,7 @@ from worker.config.compile import CompileConfig, S3CompileModes
 from worker.config.hub_id import ModelPath, OptionalModelPath
 from worker.config.json_file import read_json
 from worker.config.layers import LayeredSettings, SettingsLayer, setting_fields, with_sources
-from worker.config.session import VOICES_TEXT, EngineConfig, SessionConfig, VoiceSeconds
+from worker.config.session import VOICES_TEXT, EngineConfig, SessionConfig
 from worker.config.settings import HIDDEN, SettingError, SettingProblem, Settings
 from worker.config.webrtc import WebRtcConfig
 from worker.config.weights import KV_LAYOUT_TEXT, WEIGHTS_TEXT, KVLayout, PartWeights
@@ -215,7 +215,7 @@ class DuplexSection(Settings):
     )
     context_rows: int = Field(8192, ge=1, le=1_000_000, description="context length of a slot in tokens")
     euler_steps: int | None = Field(None, ge=1, le=50, description="solver steps of the flow; null: the model's, or 10")
-    voices_s: VoiceSeconds = Field("auto", description=VOICES_TEXT)
+    voices_s: float = Field(60.0, ge=6, le=3600, description=VOICES_TEXT)
     early_pictures: bool = Field(
         True,
         description="encode pictures when they arrive, while no unit is in flight; false: with their unit",

@@ -34,14 +34,7 @@ REFERENCE_SET, FIXED_SET, REPLY_SET, REPLY_TEXT_SET, REFERENCE_SPEAK_SET, FIXED_
 # Of a checkpoint with a side lane only: duplex in which a span of the side lane may begin, and the tokens inside one.
 SIDE_DUPLEX_SET, SIDE_SET = range(6, 8)
 
-VOICES_S, LONE_VOICES_S = 60.0, 20.0  # seconds of voice prompts by default, and of a worker with one slot
-VOICES_TEXT = (
-    "total seconds of the prompts of all voices in use; below 30, no voice may be longer; "
-    f"auto: {LONE_VOICES_S:g} with max_sessions 1, else {VOICES_S:g}"
-)
-VoiceSeconds = Annotated[
-    Annotated[float, Field(ge=6, le=3600)] | Literal["auto"], TypeWords('a number from 6 to 3600 or "auto"')
-]
+VOICES_TEXT = "total seconds of the prompts of all voices in use; below 30, no voice may be longer"
 
 TEXT_ROWS = 512  # of inserted texts, for which a session in a pool of rows has room beside its window
 DEFAULT_SOLVER_STEPS = 10
@@ -308,7 +301,7 @@ class EngineConfig(Settings):
     euler_steps: int | None = Field(None, ge=1, le=50, description="solver steps of the flow; null: the model's, or 10")
     session: SessionConfig = Field(SessionConfig(), description="defaults of sessions")
     max_prompt_s: float = Field(30.0, ge=0.5, le=30, description="longest voice prompt in seconds")
-    voices_s: VoiceSeconds = Field("auto", description=VOICES_TEXT)
+    voices_s: float = Field(60.0, ge=6, le=3600, description=VOICES_TEXT)
     first_sound_first: bool = Field(True, description="work of turns without sound goes first")
     max_waiting_units: int = Field(16, ge=1, le=600, description="most waiting units of a session")
     early_pictures: bool = Field(
@@ -342,13 +335,6 @@ class EngineConfig(Settings):
     def precision(self) -> Precision:
         """The kinds of quantised weights, by part."""
         return self.part_weights.precision(self.weights)
-
-    @property
-    def voice_seconds(self) -> float:
-        """Total seconds of the prompts of all voices in use."""
-        if self.voices_s == "auto":
-            return LONE_VOICES_S if self.max_sessions == 1 else VOICES_S
-        return self.voices_s
 
     def rows_of(self, session: SessionConfig) -> int:
         """Context rows that a session needs until its end; a longer prompt needs more."""

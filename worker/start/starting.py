@@ -211,6 +211,6 @@ def _timed(seconds: dict[str, float], stage: str, run: Callable[[], Result]) -> 
 def _check_length(sound: ReferenceSound, config: EngineConfig) -> None:
     """Raises: AudioError for a voice that is longer than all voices may be; sounds above 30 s were refused before."""
     seconds = sound.samples.shape[-1] / sound.rate
-    if seconds > config.voice_seconds:
-        expected = f"at most {config.voice_seconds:g} s, as duplex.voices_s allows"
+    if seconds > config.voices_s:
+        expected = f"at most {config.voices_s:g} s, as duplex.voices_s allows"
         raise AudioError("sound of the default voice", expected=expected, got=f"{seconds:.1f} s")

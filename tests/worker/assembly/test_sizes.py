@@ -46,14 +46,10 @@ def test_units_that_are_rebuilt_share_a_prefill_of_four_times_the_size() -> None
     assert got == {10: 64, 20: 128, 79: 512, 85: 512, 300: 512, 10_000: 512}
 
 
-@pytest.mark.parametrize(
-    ("n_slots", "voices_s", "expected_s", "longest"), [(1, "auto", 20, 20), (2, "auto", 60, 30), (1, 60, 60, 30)]
-)
-def test_a_voice_is_no_longer_than_all_voices(
-    n_slots: int, voices_s: float | str, expected_s: int, longest: float
-) -> None:
-    parts = assemble(*loaded(), config := make_config(n_slots, voices_s=voices_s))
-    assert parts.vocoder is not None and parts.vocoder.sizes.voice_frames == expected_s * MEL_RATE
+@pytest.mark.parametrize(("voices_s", "longest"), [(60, 30), (20, 20)])
+def test_a_voice_is_no_longer_than_all_voices(voices_s: float, longest: float) -> None:
+    parts = assemble(*loaded(), config := make_config(voices_s=voices_s))
+    assert parts.vocoder is not None and parts.vocoder.sizes.voice_frames == voices_s * MEL_RATE
     for vocoder, expected in ((parts.vocoder, longest), (None, 30)):
         voices = VoiceManager(parts.unit_steps, vocoder)
         sessions = Sessions(parts.unit_steps, mock.Mock(), voices, mock.Mock(), config)
