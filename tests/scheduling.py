@@ -35,8 +35,8 @@ LEFT_OUT = re.compile(r"^pytestmark\b.*\bmark\.(programs|slow|alone|gpu|cluster)
 # Fixtures of processes, by which files are grouped. Each has session scope and is ended by `at_group_end`.
 SHARED = ("servers", "shared_browser")
 # New objects between two searches for garbage: the default of 700 spends about half as much time again on them, and
-# 10,000 another 3 %.
-GC_THRESHOLD = (100_000, 50, 100)
+# 10,000 makes the tests 3 % slower.
+GC_THRESHOLD = (100_000, 20, 10)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -101,7 +101,10 @@ def main(arguments: list[str] | None = None) -> None:
         "command": ["python", "-m", "benchmarks.turns", *arguments],
         "environment": {**report.environment(device), "load_average": os.getloadavg()[0]},
         "settings": {name: value for name, value in os.environ.items() if name.startswith(MODEL_VARIABLES)},
-        "decisions": "model" if options.url else options.decisions,
+        "decisions": (decisions := "model" if options.url else options.decisions),
+        "script": {"silence_ms": options.silence_ms, "answer_units": options.answer_units}
+        if decisions == "script"
+        else None,
         "rows": [],
         "left_out": [],
     }

@@ -57,21 +57,29 @@ def answered_seconds(sound: UserSound, silence_ms: int) -> list[int]:
     return found
 
 
-def row(questions: Sequence[PlacedQuestion], found: Sequence[int]) -> dict[str, Any]:
-    """The waits in ms, and the share of the questions that are cut off."""
+def row(questions: Sequence[PlacedQuestion], found: Sequence[int], *, are_answers: bool = False) -> dict[str, Any]:
+    """The waits in ms, and the share of the questions that are cut off.
+
+    Args:
+        are_answers: what was found is an answer, so that a question that is cut off has no wait.
+    """
     waits, n_cut = list[float](), 0
     for one in questions:
         own = [end for end in found if one.begin < end <= one.until]
-        n_cut += any(end <= one.end for end in own)
-        waits += [(end - one.end) / 16 for end in own if end > one.end][:1]
+        n_cut += (is_cut := any(end <= one.end for end in own))
+        if not (is_cut and are_answers):
+            waits += [(end - one.end) / 16 for end in own if end > one.end][:1]
     return {"questions": len(questions), "wait_ms": percentiles(waits), "cut_off": round(n_cut / len(questions), 4)}
 
 
-def measured(sounds: Sequence[UserSound], find: Callable[[UserSound], list[int]]) -> dict[str, Any]:
+def measured(
+    sounds: Sequence[UserSound], find: Callable[[UserSound], list[int]], *, are_answers: bool = False
+) -> dict[str, Any]:
     """The figures of all sounds together, and by kind of question.
 
     Args:
         find: the last sample of each message that ends in a pause, or of each second that is answered.
+        are_answers: as in `row`.
     """
     questions, found, shift = list[PlacedQuestion](), list[int](), 0
     for sound in sounds:
@@ -79,8 +87,12 @@ def measured(sounds: Sequence[UserSound], find: Callable[[UserSound], list[int]]
         for one in sound.questions:
             questions.append(one._replace(begin=one.begin + shift, end=one.end + shift, until=one.until + shift))
         shift += len(sound.samples)
-    kinds = {kind: row(own, found) for kind in KINDS if (own := [one for one in questions if one.kind == kind])}
-    return {**row(questions, found), "kinds": kinds}
+    kinds = {
+        kind: row(own, found, are_answers=are_answers)
+        for kind in KINDS
+        if (own := [one for one in questions if one.kind == kind])
+    }
+    return {**row(questions, found, are_answers=are_answers), "kinds": kinds}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -106,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = []
     if options.script:
         for silence_ms in SILENCES_MS:
-            figures = measured(sounds, partial(answered_seconds, silence_ms=silence_ms))
+            figures = measured(sounds, partial(answered_seconds, silence_ms=silence_ms), are_answers=True)
             rows.append({"silence_ms": silence_ms, **figures})
             print_rows(silence_ms, "second", figures)
     else:

@@ -68,7 +68,7 @@ def decision(levels: np.ndarray, has_asked: bool, n_silent: int) -> tuple[bool, 
 
     Args:
         levels: [n] RMS of the unit's frames.
-        has_asked: the same before the unit.
+        has_asked: whether the user had spoken before this unit.
         n_silent: frames of silence that an answer needs.
     """
     has_asked = has_asked or int((levels > LEVEL).sum()) >= SPOKEN_FRAMES

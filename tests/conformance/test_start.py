@@ -91,7 +91,7 @@ def launched(ports: list[int], logs: Path) -> Iterator[Launched]:
     flags += ["--port", str(ports[0]), "--worker-base-port", str(ports[1]), "--num-workers", str(N_WORKERS)]
     command = ("bash", "start_all.sh")
     with launcher(*flags, "--max-sessions", "1", command=command, environ=environ) as process:
-        process.wait_line(f"gateway  answers at http://localhost:{ports[0]}")
+        process.wait_line(f"gateway  answers at http://localhost:{ports[0]}", timeout=START_S)
         process.wait_line("^ready: ", timeout=START_S)
         yield process
 
@@ -144,6 +144,7 @@ def wait_free(http: httpx.Client) -> dict[str, Any]:
 
 
 def test_client_gets_an_audible_reply(http: httpx.Client, ports: list[int], root: Path, tmp_path: Path) -> None:
+    wait_free(http)
     out = tmp_path / "reply.wav"
     command = [sys.executable, "-m", "clients.talk", "--url", f"ws://127.0.0.1:{ports[0]}", "--input", str(VIDEO)]
     done = subprocess.run(

@@ -200,7 +200,7 @@ def stubs(
 def launcher(
     *flags: str, command: Sequence[str] = (sys.executable, "-m", "launcher"), environ: dict[str, str] | None = None
 ) -> Iterator[Launched]:
-    """`python -m launcher` with the real programs. command: another one that starts it."""
+    """`python -m launcher` with the real programs. command: the command to run instead."""
     launched = Launched([*command, *flags], environ=environ)
     try:
         yield launched

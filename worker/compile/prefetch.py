@@ -95,7 +95,7 @@ def build_kernels(device: torch.device, stages: Mapping[str, Sequence[Callable[[
         except Exception as error:
             LOG.info("kernels of stage %s ahead of time: %s", stage, error)
         else:
-            LOG.info("kernels of stage %s: built in %.1f s", stage, time.perf_counter() - start)
+            LOG.info("kernels of stage %s: ready after %.1f s", stage, time.perf_counter() - start)
 
     torch.cuda.synchronize(device)
     with ThreadPoolExecutor(max(len(stages), 1), "kernels") as threads:

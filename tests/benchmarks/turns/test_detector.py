@@ -15,6 +15,8 @@ QUESTIONS = [PlacedQuestion(0, 0, 16_000, 48_000, "plain"), PlacedQuestion(1, 48
 def test_rows_count_the_first_pause_after_the_end_and_cuts_before_it() -> None:
     figures = row(QUESTIONS, [8_000, 19_200, 40_000, 100_000])
     assert figures == {"questions": 2, "wait_ms": {"p50": 200.0, "p95": 200.0, "max": 200.0}, "cut_off": 0.5}
+    answers = row(QUESTIONS, [8_000, 19_200, 72_000], are_answers=True)
+    assert answers["wait_ms"]["p50"] == 500.0, f"expected no wait of a question that is cut off, got {answers}"
 
 
 def test_messages_are_short_beside_speech() -> None:

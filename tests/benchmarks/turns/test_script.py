@@ -6,6 +6,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from benchmarks.turns.detector import answered_seconds
+from benchmarks.turns.questions import UserSound
 from benchmarks.turns.script import PREFIX, TEXT_TOKENS, SilenceScript
 from tests.worker.loop.engines import QUIET, SmallEngine
 from worker.early.trial import EarlyEnd, EarlyTrial
@@ -51,6 +53,7 @@ def test_user_who_has_been_silent_is_answered_once(engine: SmallEngine) -> None:
     sounds = [SILENCE, SPEECH, SPEECH, SILENCE, SILENCE, SILENCE, ends_in_silence, SILENCE, SILENCE]
     results = [run(engine, session, sound) for sound in sounds]
     assert "".join("L" if one.is_listen else "S" for one in results) == "LLLSSLSSL"
+    assert answered_seconds(UserSound(np.concatenate(sounds), ()), 160) == [4 * SECOND, 7 * SECOND]
     assert [one.end_of_turn for one in results] == [False] * 4 + [True] + [False] * 2 + [True] + [False]
     assert all(one.n_tokens >= TEXT_TOKENS for one in results if not one.is_listen), results
     engine.close_all()
