@@ -35,7 +35,7 @@ LEFT_OUT = re.compile(r"^pytestmark\b.*\bmark\.(programs|slow|alone|gpu|cluster)
 # Fixtures of processes, by which files are grouped. Each has session scope and is ended by `at_group_end`.
 SHARED = ("servers", "shared_browser")
 # New objects between two searches for garbage: the default of 700 spends about half as much time again on them, and
-# 10,000 makes the tests 3 % slower.
+# 10,000 about 3 % more than none at all.
 GC_THRESHOLD = (100_000, 20, 10)
 
 

@@ -96,15 +96,15 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() and options.device != "cpu" else "cpu")
+    decisions = "model" if options.url else options.decisions
+    script = {"silence_ms": options.silence_ms, "answer_units": options.answer_units}
     result: dict[str, Any] = {
         **summary([]),
         "command": ["python", "-m", "benchmarks.turns", *arguments],
         "environment": {**report.environment(device), "load_average": os.getloadavg()[0]},
         "settings": {name: value for name, value in os.environ.items() if name.startswith(MODEL_VARIABLES)},
-        "decisions": (decisions := "model" if options.url else options.decisions),
-        "script": {"silence_ms": options.silence_ms, "answer_units": options.answer_units}
-        if decisions == "script"
-        else None,
+        "decisions": decisions,
+        "script": script if decisions == "script" else None,
         "rows": [],
         "left_out": [],
     }

@@ -1,10 +1,11 @@
 """The detector of pauses alone, on the spoken questions: `python -m benchmarks.turns.detector`. No time is measured.
 
-`--script` plays them to the script instead, which answers at the end of a second.
-
 The wait is that from the end of a question to the end of the message in which the pause after it is found; the time of
 a unit comes on top. A question is cut off if a pause is found before its end and the user does not speak again
 within the same message. What is found does not depend on the machine's speed.
+
+`--script` plays the questions to the script of `benchmarks.turns` instead, without early units: the wait is that to the
+end of the second that the script answers, and a question is cut off if it is answered before its end.
 """
 
 import argparse
@@ -132,6 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def print_rows(pause_ms: int, pieces: str, figures: dict[str, Any]) -> None:
+    """Print a line for all questions and one for each kind. pieces: sizes of messages, or `second`."""
     for kind, one in (("all", figures), *figures["kinds"].items()):
         wait = one["wait_ms"] or {"p50": np.nan, "p95": np.nan}
         print(

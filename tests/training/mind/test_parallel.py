@@ -72,7 +72,7 @@ def take_part(rank: int, ports: list[int], folder: Path) -> None:
 
 def test_processes_take_the_same_steps(tmp_path: Path) -> None:
     context, ports = multiprocessing.get_context("forkserver"), [free_port() for _ in range(3)]
-    context.set_forkserver_preload([__name__, "torch._dynamo"])  # imported once, by a process that stays
+    context.set_forkserver_preload([__name__, "torch._dynamo"])  # by a process that stays until pytest ends
     processes = [context.Process(target=take_part, args=(rank, ports, tmp_path), daemon=True) for rank in range(SIZE)]
     try:
         for one in processes:
