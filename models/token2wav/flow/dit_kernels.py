@@ -132,20 +132,21 @@ def _attend_tile(q, k, v, valid, acc, top, total, SCALE: tl.constexpr, PRECISION
 
 
 @triton.jit
-def _fetch_rows(rows, count, keys, values, STRIDE: tl.constexpr, BN: tl.constexpr):
+def _fetch_rows(rows, count, keys, values, row_stride, BN: tl.constexpr):
     """Prefetch the first cache line of the key and the value of each row into the L2 cache."""
     ask: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
     for start in range(0, count, BN):
         column = start + tl.arange(0, BN)
         row = tl.load(rows + column, mask=column < count, other=0)
         for base in tl.static_range(2):
-            at = ((keys if base == 0 else values) + row * STRIDE).to(tl.int64)
+            at = ((keys if base == 0 else values) + row * row_stride).to(tl.int64)
             tl.inline_asm_elementwise(ask, "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit(do_not_specialize=["B", "T", "layer", "width"])
 def _attend_kernel(
-    qkv, q_weight, q_bias, k_weight, k_bias, cached, n_cached, fresh, n_new, pool, out, B, T, width, layer, n_rows,
+    qkv, q_weight, q_bias, k_weight, k_bias, cached, n_cached, fresh, n_new, pool, out, B, T, width, layer,
+    plane_stride, row_stride,
     SCALE: tl.constexpr, H: tl.constexpr, HD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -154,15 +155,16 @@ def _attend_kernel(
     t = tl.program_id(0) * BM + tl.arange(0, BM)
     d = tl.arange(0, HD)
     within = (t < T)[:, None]
-    keys = pool + (layer * 4 + half).to(tl.int64) * n_rows * H * HD + head * HD
-    values = keys + 2 * n_rows.to(tl.int64) * H * HD
+    # Row numbers are 64-bit integers, and so are their products with the stride: a pool has more than 2**31 elements.
+    keys = pool + (layer * 4 + half).to(tl.int64) * plane_stride + head * HD
+    values = keys + 2 * plane_stride.to(tl.int64)
     rows = cached + b * width
     # Row addresses and cached rows were written before the solve began, so they can be read before the wait: every
     # kernel of the solve releases the next kernel only after its own wait.
     count = tl.load(n_cached + b)
     if PDL:
         if tl.program_id(0) == 0:
-            _fetch_rows(rows, count, keys, values, H * HD, BN)
+            _fetch_rows(rows, count, keys, values, row_stride, BN)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     own = qkv + batch_row.to(tl.int64) * T * 3 * H * HD + head * HD
@@ -177,8 +179,8 @@ def _attend_kernel(
         column = start + tl.arange(0, BN)
         valid = column < count
         row = tl.load(rows + column, mask=valid, other=0)
-        k = tl.load(keys + row[None, :] * H * HD + d[:, None], mask=valid[None, :], other=0.0)
-        v = tl.load(values + row[:, None] * H * HD + d[None, :], mask=valid[:, None], other=0.0)
+        k = tl.load(keys + row[None, :] * row_stride + d[:, None], mask=valid[None, :], other=0.0)
+        v = tl.load(values + row[:, None] * row_stride + d[None, :], mask=valid[:, None], other=0.0)
         acc, top, total = _attend_tile(q, k, v, valid, acc, top, total, SCALE, PRECISION)
     # The new keys are in qkv. The program of the first queries also stores them in the pool for later chunks.
     weight, bias = tl.load(k_weight + d).to(tl.float32), tl.load(k_bias + d).to(tl.float32)
@@ -193,8 +195,8 @@ def _attend_kernel(
         v = v.to(pool.dtype.element_ty)
         if tl.program_id(0) == 0:
             row = tl.load(fresh + b * T + column, mask=valid, other=0)
-            tl.store(keys + row[None, :] * H * HD + d[:, None], k, mask=valid[None, :])
-            tl.store(values + row[:, None] * H * HD + d[None, :], v, mask=valid[:, None])
+            tl.store(keys + row[None, :] * row_stride + d[:, None], k, mask=valid[None, :])
+            tl.store(values + row[:, None] * row_stride + d[None, :], v, mask=valid[:, None])
         acc, top, total = _attend_tile(q, k, v, valid, acc, top, total, SCALE, PRECISION)
     # A row of padding attends to no key and stays zero.
     acc /= tl.where(total == 0.0, 1.0, total)[:, None]
@@ -240,7 +242,8 @@ class StepKernels:
         Args:
             mapping: contiguous row addresses.
             places: [B] entries of `new_tails` to write.
-            pool: [depth, 2 (k, v), 2 halves, n_rows, H, hd].
+            pool: [depth, 2 (k, v), 2 halves, n_rows, H, hd], contiguous or with the rows outermost in memory: planes
+                [H, hd] of one row or planes [n_rows, H, hd] follow each other at equal distances.
             tails: [n_slots, depth, 2, 2, 2, D]; read at the slots of `mapping`.
             new_tails: as `tails` with any number of entries. May be `tails` itself if `places` are other slots than
                 those of `mapping`.
@@ -248,7 +251,10 @@ class StepKernels:
         self.slots, self.cached, self.n_cached, self.fresh, self.n_new = mapping
         self.pool, self.tails, self.new_tails, self.places = pool, tails, new_tails, places
         self.B, self.T = self.fresh.shape
-        self.depth, _, _, self.n_rows, self.heads, self.head_dim = pool.shape
+        self.depth, _, _, _, self.heads, self.head_dim = pool.shape
+        *_, self.plane_stride, self.row_stride, _, _ = pool.stride()
+        planes = tuple(n * self.plane_stride for n in (4, 2, 1))
+        assert pool.stride() == (*planes, self.row_stride, self.head_dim, 1), pool.stride()
         self.width = tails.shape[-1]
         self.M = 2 * self.B * self.T
         self.launch = launch_options(pool.device)
@@ -312,7 +318,7 @@ class StepKernels:
         grid = (triton.cdiv(self.T, tile), 2 * self.B * self.heads)
         _attend_kernel[grid](
             qkv, *q_norm, *k_norm, self.cached, self.n_cached, self.fresh, self.n_new, self.pool, out,
-            self.B, self.T, self.cached.shape[1], layer, self.n_rows,
+            self.B, self.T, self.cached.shape[1], layer, self.plane_stride, self.row_stride,
             SCALE=self.head_dim**-0.5, H=self.heads, HD=self.head_dim, BM=tile, BN=keys, BF=64,
             PRECISION=self.precision, num_warps=warps, num_stages=stages,
             **self.launch,

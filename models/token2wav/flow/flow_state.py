@@ -7,7 +7,8 @@ Schema (n slots: 2 S of sessions, the scratch slot, V of voices; slots and rows 
 the largest number of Euler steps):
     token_rows  [n_layers, 2, rows, H, hd]       keys and values at token rate; model dtype, as the next four
     mel_rows    [n_up_layers, 2, rows, H, hd]    keys and values at mel rate
-    dit_rows    N x [depth, 2, 2, rows, H, hd]   keys and values per Euler step, conditional and unconditional
+    dit_rows    N x [depth, 2, 2, rows, H, hd]   keys and values per Euler step, conditional and unconditional; views of
+                                                 one block of memory in the order [rows, N, depth, 2, 2, H, hd]
     lookahead_tail [n, 2, D], up_tail [n, 4, D]  inputs of the encoder's causal convolutions
     dit_tails   N x [n, depth, 2, 2, 2, width]   inputs of the estimator's convolutions, per Euler step: conditional or
                                                  not, first or second convolution, frame
@@ -16,8 +17,14 @@ the largest number of Euler steps):
     token_table, mel_table, dit_table            one `BlockTable` per pool of rows
 `encode` advances the token and mel tables and the encoder's tails; `solve` advances the estimator's table and tails.
 Both read the slots that sessions are in and write the slots that sessions move to.
+
+`dit_rows` are by far the largest tensors. Their block holds memory for all rows of sessions from the start, and for rows
+of voices from `grow_voices` on. On a GPU an access to a row without memory is an error that ends the process. `encode`
+and `solve` access the rows that tables list, the rows of a slot's ring or voice that receive new frames, ZERO_ROW and
+SPILL_ROW, and no others.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,6 +32,7 @@ import torch
 from torch import Tensor
 
 from models.errors import SettingsError
+from models.graphs.growing_memory import GrowingMemory
 from models.token2wav.flow.block_table import HISTORY_FRAMES, BlockTable, SlotMapping, Trim
 from models.token2wav.flow.conformer import LOOKAHEAD_TAIL, UP_TAIL, RunLayers, Tails
 from models.token2wav.flow.dit import CONV_TAIL, N_CONVS, DiTContext
@@ -135,8 +143,12 @@ class FlowState:
         head = (encoder.heads, encoder.width // encoder.heads)
         self.token_rows = zeros(encoder.n_layers, 2, self.token_table.n_rows, *head)
         self.mel_rows = zeros(encoder.n_up_layers, 2, self.mel_table.n_rows, *head)
-        rows = (dit.depth, 2, 2, self.dit_table.n_rows, dit.heads, dit.head_dim)
-        self.dit_rows = [zeros(*rows) for _ in range(sizes.max_steps)]
+        rows = (self.dit_table.n_rows, sizes.max_steps, dit.depth, 2, 2, dit.heads, dit.head_dim)
+        self._dit_row_bytes = math.prod(rows[1:]) * dtype.itemsize
+        own_bytes = self.dit_table.first_voice_row * self._dit_row_bytes
+        self._dit_memory = GrowingMemory(rows[0] * self._dit_row_bytes, own_bytes, device)
+        block = self._dit_memory.tensor.view(dtype).view(rows)
+        self.dit_rows = [block[:, k].permute(1, 2, 3, 0, 4, 5) for k in range(sizes.max_steps)]
         self.lookahead_tail = zeros(n_slots, LOOKAHEAD_TAIL, encoder.width)
         self.up_tail = zeros(n_slots, UP_TAIL, encoder.width)
         tails = (n_slots, dit.depth, 2, N_CONVS, CONV_TAIL, dit.width)
@@ -150,6 +162,7 @@ class FlowState:
         return self.token_table, self.mel_table, self.dit_table
 
     def tensors(self) -> Iterator[Tensor]:
+        """All tensors. Rows of voices that `dit_rows` has no memory for must not be read."""
         for table in self.tables:
             yield from table.tensors()
         yield from (self.token_rows, self.mel_rows, *self.dit_rows, *self.slot_tensors())
@@ -160,7 +173,20 @@ class FlowState:
 
     @property
     def n_bytes(self) -> int:
+        """Size of all tensors, rows of voices without memory included."""
         return sum(tensor.nbytes for tensor in self.tensors())
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that the tensors hold now."""
+        return self.n_bytes - self._dit_memory.tensor.nbytes + self._dit_memory.held_bytes
+
+    def grow_voices(self, n_frames: int) -> None:
+        """Let `dit_rows` hold the first `n_frames` rows of all voices, for work on the current stream. Never shrinks.
+
+        Raises: torch.OutOfMemoryError, with nothing changed; any other error of the device.
+        """
+        self._dit_memory.grow((self.dit_table.first_voice_row + n_frames) * self._dit_row_bytes)
 
     def copy_voice_facts(self, slots: Tensor, targets: Tensor) -> None:
         """Copy speaker and prompt length, which a chunk does not change, from `slots` [B] to `targets` [B]."""

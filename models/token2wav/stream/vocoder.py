@@ -116,8 +116,13 @@ class Vocoder:
 
     @property
     def n_bytes(self) -> int:
-        """Size of the state of all slots."""
+        """Size of the state of all slots with as many voices as fit."""
         return self.state.n_bytes + self.vocode_state.n_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that the state holds now: `n_bytes` without the rows that no voice has needed yet."""
+        return self.state.held_bytes + self.vocode_state.n_bytes
 
     def use_plain(self, shapes: VocoderShapes | None = None) -> None:
         """Switch to the plain backends between two calls; voices and sessions stay unchanged.
@@ -146,8 +151,8 @@ class Vocoder:
             voice: the voice of all its chunks.
             n_steps: Euler steps of all its chunks, one of `steps`; None = the first of `steps`.
         Raises: AudioError if the voice does not fit the flow or is too long; SettingsError for other steps; SlotError
-            if no slot is free or there is no room for another voice. Any error of the device: no slot is leased then,
-            but an unused voice may have been evicted.
+            if no slot is free, or there is no room or no memory for another voice. Any error of the device. No slot is
+            leased then, but an unused voice may have been evicted.
         """
         n_steps = self._checked_steps(n_steps)
         if not self._free:
@@ -321,7 +326,10 @@ class Vocoder:
         return (slice(start, start + most) for start in range(0, n, most))
 
     def _voice_slot(self, voice: Voice, n_steps: int) -> int:
-        """The slot with the voice's state for this number of Euler steps; prepares the voice if there is none."""
+        """The slot with the voice's state for this number of Euler steps; prepares the voice if there is none.
+
+        Its rows take memory of the device unless an earlier voice had them; memory of evicted voices is kept.
+        """
         voice.check(self.parts.flow.config)
         key = (voice.digest, n_steps)
         if (slot := self.voices.find(key)) is not None:
@@ -333,11 +341,20 @@ class Vocoder:
         slot, start = self.voices.allocate(key, voice.n_frames)
         try:
             with self._stream.work():
+                self._take_rows(start + voice.n_frames)
                 self._run_prompt(voice, n_steps, size, slot, start)
         except BaseException:
             self.voices.evict(slot)  # `find` must not return a voice whose preparation failed
             raise
         return slot
+
+    def _take_rows(self, n_frames: int) -> None:
+        """Take memory for the first rows of all voices. Raises: SlotError if the device has too little."""
+        try:
+            self.state.grow_voices(n_frames)
+        except torch.OutOfMemoryError as error:
+            expected = f"memory of the device for {n_frames} mel frames of all voices"
+            raise SlotError("voice", expected=expected, got=f"too little ({error})") from error
 
     def _run_prompt(self, voice: Voice, n_steps: int, size: int, slot: int, start: int) -> None:
         speech_tokens = np.zeros((1, size // FRAMES_PER_TOKEN + self.lookahead), np.int64)
