@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from models.graphs.growing_memory import mapped_bytes
 from worker.version import driver_version, package_version
 
 BEGAN = time.monotonic()  # start of the process, approximately
@@ -42,11 +43,14 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Peak bytes: of the device since its counters were reset, of the process since its start."""
+    """Peak bytes: of the device since its counters were reset, of the process since its start.
+
+    Growing blocks count with what they hold now: they do not shrink.
+    """
     peak = {"host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     if device.type == "cuda":
-        peak["allocated_bytes"] = torch.cuda.max_memory_allocated(device)
-        peak["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+        peak["allocated_bytes"] = torch.cuda.max_memory_allocated(device) + mapped_bytes(device)
+        peak["reserved_bytes"] = torch.cuda.max_memory_reserved(device) + mapped_bytes(device)
     return peak
 
 

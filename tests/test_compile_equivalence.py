@@ -102,6 +102,7 @@ class Bench:
 
     def state(self) -> list[Tensor]:
         parts = self.engine.parts
+        parts.vocoder.state.grow_voices(parts.vocoder.sizes.voice_frames)
         vocoder = [*parts.vocoder.state.tensors(), *parts.vocoder.vocode_state.tensors()]
         return [*parts.unit_steps.state.tensors(), *vocoder]
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from models.graphs.growing_memory import mapped_bytes
 from worker.assembly.parts import EngineParts
 from worker.compile.state import CompileResult
 from worker.start.memory import memory_bytes
@@ -21,9 +22,10 @@ def phase_memory(device: torch.device) -> dict[str, int]:
     """Bytes at the end of a phase and at its peak; starts to measure the next peak."""
     found = {"held": memory_bytes(device)}
     if device.type == "cuda":
-        found["allocated"] = torch.cuda.memory_allocated(device)
-        found["peak"] = torch.cuda.max_memory_reserved(device)
-        found["peak_allocated"] = torch.cuda.max_memory_allocated(device)
+        mapped = mapped_bytes(device)
+        found["allocated"] = torch.cuda.memory_allocated(device) + mapped
+        found["peak"] = torch.cuda.max_memory_reserved(device) + mapped
+        found["peak_allocated"] = torch.cuda.max_memory_allocated(device) + mapped
         torch.cuda.reset_peak_memory_stats(device)
     return found
 
@@ -44,7 +46,7 @@ def held_parts(parts: EngineParts, result: CompileResult) -> dict[str, int]:
             found[f"weights {name}"] = sum(_weights(module, device).values())
     found |= {f"slots {name}": n_bytes for name, n_bytes in parts.unit_steps.state.part_bytes().items()}
     if parts.vocoder is not None:
-        found["slots vocoder"] = parts.vocoder.n_bytes
+        found["slots vocoder"] = parts.vocoder.held_bytes
     found["graphs"] = sum(region.n_bytes for region in result.regions.values())
     return found
 

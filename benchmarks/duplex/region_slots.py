@@ -61,8 +61,12 @@ def omni_slots(parts: EngineParts) -> SlotTensors:
 
 
 def vocoder_slots(parts: EngineParts) -> SlotTensors:
-    """The vocoder's slots without the scratch slot, its rows, and the row that padding writes to in any order."""
+    """The vocoder's slots without the scratch slot, its rows, and the row that padding writes to in any order.
+
+    Takes the memory of all voices: a twin's vocoder does not know which voices its regions prepare.
+    """
     state, sound = parts.vocoder.state, parts.vocoder.vocode_state
+    state.grow_voices(state.sizes.voice_frames)
     n, tables = state.scratch, (state.token_table, state.mel_table, state.dit_table)
     of_slots = [*state.slot_tensors(), *(tensor for one in tables for tensor in one.tensors())]
     slots = [part for tensor in of_slots for part in (tensor[:n], tensor[n + 1 :])]

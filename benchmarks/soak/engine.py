@@ -18,6 +18,7 @@ import torch
 from benchmarks import report
 from benchmarks.compile_options import add_arguments, compile_config
 from models.errors import ModelError
+from models.graphs.growing_memory import mapped_bytes
 from models.graphs.region_graphs import compile_counters
 from models.token2wav.voice.voice import Voice
 from worker.assembly.parts import build
@@ -134,6 +135,11 @@ class EngineSoak:
         mel = torch.randn(150, flow.n_mels, generator=generator) - 5
         return Voice(speech_tokens, mel, torch.randn(flow.speaker_dim, generator=generator))
 
+    def _device_bytes(self) -> int:
+        """GPU memory in tensors and in growing blocks of memory; 0 on a CPU."""
+        is_gpu = self.device.type == "cuda"
+        return torch.cuda.memory_allocated(self.device) + mapped_bytes(self.device) if is_gpu else 0
+
     def _minute(self, minute: int, handles: list[SessionHandle]) -> None:
         times: dict[bool, list[float]] = {False: [], True: []}
         results: list[UnitResult] = []
@@ -148,7 +154,7 @@ class EngineSoak:
         row = {
             "minute": minute + 1,
             "rss_mb": rss() / 2**20,
-            "device_mb": torch.cuda.memory_allocated(self.device) / 2**20 if self.device.type == "cuda" else 0.0,
+            "device_mb": self._device_bytes() / 2**20,
             "objects": len(gc.get_objects()),
             "graphs": compile_counters()["graphs"],
             "listen_ms": float(np.median(times[False])),

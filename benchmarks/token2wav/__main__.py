@@ -197,7 +197,7 @@ class VocoderBench:
             "voice_s": voice_s,
             "graph_breaks": now["graph_breaks"] - before["graph_breaks"],
             "recompiles_after_warm_up": now["graphs"] - warm["graphs"],
-            "state_bytes": vocoder.n_bytes,
+            "state_bytes": vocoder.held_bytes,
             "peak_memory": report.peak_memory(self.device),
         }
         self.result["rows"].append(row)

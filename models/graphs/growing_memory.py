@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 # Values of the driver's header, cuda.h.
 _OUT_OF_MEMORY = 2
@@ -110,7 +109,7 @@ class GrowingMemory:
             addresses.map(held_bytes)
             self.tensor = torch.as_tensor(block, device=torch.device("cuda", index))
             assert self.tensor.data_ptr() == addresses.first, "expected a tensor over the block, got a copy"
-            self.tensor[:held_bytes].zero_()
+            self.tensor[: self.held_bytes].zero_()
         else:
             self.tensor = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from models.graphs.growing_memory import mapped_bytes
 from worker.report.compile_report import Equivalence, Header, Latency, Memory, Repeats, Scalar
 from worker.version import driver_version, package_version
 
@@ -55,11 +56,12 @@ def allocator() -> str:
 
 
 def device_memory(device: torch.device) -> dict[str, int]:
-    """GPU bytes of this process: in tensors, reserved by the allocator, and the peak of tensors."""
+    """GPU bytes of this process: in tensors, reserved for them, and the peak; growing blocks count as tensors."""
+    mapped = mapped_bytes(device)
     return {
-        "allocated": torch.cuda.memory_allocated(device),
-        "reserved": torch.cuda.memory_reserved(device),
-        "peak": torch.cuda.max_memory_allocated(device),
+        "allocated": torch.cuda.memory_allocated(device) + mapped,
+        "reserved": torch.cuda.memory_reserved(device) + mapped,
+        "peak": torch.cuda.max_memory_allocated(device) + mapped,
     }
 
 
@@ -267,7 +269,7 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self._device)
             calls()
             finish(self._device)
-            return torch.cuda.max_memory_allocated(self._device)
+            return torch.cuda.max_memory_allocated(self._device) + mapped_bytes(self._device)
         before = _resident()
         calls()
         after = _resident()

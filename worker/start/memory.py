@@ -9,15 +9,16 @@ from pathlib import Path
 import torch
 
 from models.graphs.compiler import reset_compiler
+from models.graphs.growing_memory import mapped_bytes
 
 PAGE = resource.getpagesize()
 STATM = Path("/proc/self/statm")
 
 
 def memory_bytes(device: torch.device | None) -> int:
-    """Bytes of this process: reserved GPU memory on a GPU, else resident memory."""
+    """Bytes of this process: GPU memory that torch reserves or that growing blocks hold; on a CPU resident memory."""
     if device is not None and device.type == "cuda":
-        return torch.cuda.memory_reserved(device)
+        return torch.cuda.memory_reserved(device) + mapped_bytes(device)
     try:
         return int(STATM.read_text().split()[1]) * PAGE
     except OSError:  # not Linux

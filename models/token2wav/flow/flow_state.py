@@ -18,10 +18,10 @@ the largest number of Euler steps):
 `encode` advances the token and mel tables and the encoder's tails; `solve` advances the estimator's table and tails.
 Both read the slots that sessions are in and write the slots that sessions move to.
 
-`dit_rows` are by far the largest tensors. Their block holds memory for all rows of sessions from the start, and for rows
-of voices from `grow_voices` on. On a GPU an access to a row without memory is an error that ends the process. `encode`
-and `solve` access the rows that tables list, the rows of a slot's ring or voice that receive new frames, ZERO_ROW and
-SPILL_ROW, and no others.
+`dit_rows` are by far the largest tensors. Their block holds memory for all rows of sessions from the start, and for
+rows of voices from `grow_voices` on. On a GPU an access to a row without memory is an error that ends the process.
+`encode` and `solve` access the rows that tables list, the rows of a slot's ring or voice that receive new frames,
+ZERO_ROW and SPILL_ROW, and no others.
 """
 
 import math

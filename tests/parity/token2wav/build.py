@@ -69,6 +69,7 @@ def set_up_voice(
         first_frame: first row of the voice among the rows of all voices, in mel frames.
     """
     n_frames, slots = len(mel), torch.tensor([slot])
+    state.grow_voices(first_frame + n_frames)
     state.place_voices(slots, torch.tensor([first_frame]), torch.tensor([n_frames]), flow.speaker(speaker[None]))
     speech_tokens = F.pad(speech_tokens, (0, flow.encoder.lookahead), value=SILENCE_TOKEN)[None]
     n_speech_tokens, more_follows = torch.tensor([speech_tokens.shape[1]]), torch.tensor([False])

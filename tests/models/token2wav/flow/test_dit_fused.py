@@ -45,6 +45,7 @@ def make_state(backend: FlowBackend, rules: FlowRules) -> FlowState:
     """Two prepared voices; sessions 0 and 2 with the first, sessions 1, 3 and 4 with the second."""
     flow = backend.flow
     state, generator = FlowState(flow, SIZES, rules), torch.Generator("cuda").manual_seed(5)
+    state.grow_voices(SIZES.voice_frames)
     noise, schedules, start = noise_table(20, 0).cuda(), {N_STEPS: flow.schedule(N_STEPS)}, 0
     for number, n in enumerate(PROMPTS):
         slot = torch.tensor([state.scratch + 1 + number], device="cuda")

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.token2wav.flow.block_table import FIRST_ROW
 from models.token2wav.flow.flow import Flow
 from models.token2wav.flow.flow_backend import FlowBackend, PlainFlow
 from models.token2wav.flow.flow_state import ChunkSlots, FlowSizes, FlowState, SolveInputs
@@ -76,6 +77,23 @@ def test_fused_solve_equals_plain_solve(most_rows: int, monkeypatch: pytest.Monk
         for row, n in enumerate(counts):
             assert_close(mels[1][row, :n], mels[0][row, :n], TOLERANCE, f"mel of row {row} in call {number}")
         _same(*states, f"after call {number}")
+
+
+@torch.no_grad()
+def test_kernels_read_and_write_contiguous_pools_too():
+    """The same bits as with the rows outermost in memory."""
+    backend = FusedFlow(flow := make_flow())
+    states = [make_state(backend) for _ in range(2)]
+    states[1].dit_rows = [rows.contiguous() for rows in states[1].dit_rows]
+    assert states[0].dit_rows[0].stride() != states[1].dit_rows[0].stride()
+    slots = torch.arange(N_SESSIONS)
+    mu = torch.randn(N_SESSIONS, T, N_MELS, generator=torch.Generator().manual_seed(7))
+    inputs = SolveInputs(flow.schedule(N_STEPS), noise_table(N_MELS, 0), mu, torch.tensor([T, 2]))
+    mels = [backend.solve(state, ChunkSlots(slots, 112, slots + N_SESSIONS), inputs) for state in states]
+    for row, n in enumerate((T, 2)):
+        assert_same(mels[1][row, :n], mels[0][row, :n], f"mel of row {row}")
+    for k, (got, expected) in enumerate(zip(states[1].dit_rows, states[0].dit_rows, strict=True)):
+        assert_same(got[..., FIRST_ROW:, :, :], expected[..., FIRST_ROW:, :, :], f"rows of step {k}")
 
 
 def _same(expected: FlowState, got: FlowState, what: str) -> None:

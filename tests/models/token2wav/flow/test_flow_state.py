@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.errors import SettingsError
+from models.graphs.growing_memory import GrowingMemory
+from models.token2wav.flow import flow_state
 from models.token2wav.flow.block_table import ZERO_ROW
-from models.token2wav.flow.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes
+from models.token2wav.flow.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, FlowState
 from tests.models.compare import assert_close, assert_same
 from tests.models.token2wav.flow.flows import LOOKAHEAD, Chunk, Rig, random_flow, random_tokens, split
 
@@ -255,6 +257,7 @@ def test_a_minute_of_speech_allocates_nothing(rules):
             assert mel.isfinite().all(), f"slot {slot}, second {i}: expected finite mel, got {mel}"
     assert [(tensor.data_ptr(), tensor.shape) for tensor in rig.state.tensors()] == before
     assert rig.state.n_bytes == n_bytes == sum(tensor.nbytes for tensor in rig.state.tensors())
+    assert rig.state.held_bytes == n_bytes, "expected a block that holds everything on a CPU"
     for name in ("mel_table", "dit_table"):
         expected = [rig.state.prompt[slot] + 100 for slot in (0, 1)]
         assert getattr(rig.state, name).length[:2].tolist() == expected, f"rows of {name}"
@@ -328,3 +331,35 @@ def test_reused_voice_slot_equals_a_new_one():
 def test_refuses_sizes_below_one(settings_, what):
     with pytest.raises(SettingsError, match=what):
         FlowSizes(**({"n_sessions": 1, "n_voices": 1} | settings_))
+
+
+def test_the_first_rows_of_the_estimator_are_the_first_bytes_of_one_block():
+    state = Rig(FLOW).state
+    n_rows, n_steps = state.dit_table.n_rows, len(state.dit_rows)
+    block = state.dit_rows[0].untyped_storage()
+    row_bytes = block.nbytes() // n_rows
+    places = torch.arange(block.nbytes() // 4, dtype=torch.float32).view(n_rows, -1)  # exact, as below 2**24
+    torch.tensor([], dtype=torch.float32).set_(block).copy_(places.flatten())
+    assert row_bytes == 4 * n_steps * state.dit_rows[0][..., 0, :, :].numel()
+    for row in (0, 1, state.dit_table.first_voice_row, n_rows - 1):
+        seen = torch.cat([rows[..., row, :, :].flatten() for rows in state.dit_rows])
+        assert_same(seen, places[row], f"row {row}")
+
+
+def test_growth_covers_the_rows_of_sessions_and_the_first_rows_of_voices(monkeypatch: pytest.MonkeyPatch):
+    held: list[int] = []
+
+    class Block(GrowingMemory):
+        def __init__(self, n_bytes: int, held_bytes: int, device: torch.device):
+            super().__init__(n_bytes, held_bytes, device)
+            held.extend((n_bytes, held_bytes))
+
+        def grow(self, n_bytes: int) -> None:
+            held.append(n_bytes)
+
+    monkeypatch.setattr(flow_state, "GrowingMemory", Block)
+    state = FlowState(FLOW, FlowSizes(n_sessions=3, n_voices=2, max_steps=2, max_prompt=20, voice_frames=60))
+    for n_frames in (20, 60):
+        state.grow_voices(n_frames)
+    first, row_bytes = state.dit_table.first_voice_row, held[0] // state.dit_table.n_rows
+    assert [n / row_bytes for n in held] == [first + 60, first, first + 20, first + 60]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.errors import ShapeError
+from models.errors import ShapeError, SlotError
 from models.graphs.region_graphs import compile_counters
 from models.graphs.streams import AsyncHostCopy
 from models.token2wav.flow.conformer import RelativeAttention
@@ -272,6 +272,34 @@ def test_nan_stays_in_its_session(where: str, compat: str | None):
         chunks = [turn[2 + number][0], new[1], turn[2 + number][2]]
         for session, (got, want) in enumerate(zip(vocoder.speak(chunks), undisturbed.speak(chunks), strict=True)):
             assert_same(got, want, f"chunk {number} of the next turn, session {session}")
+
+
+def test_a_voice_without_memory_fails_alone(monkeypatch: pytest.MonkeyPatch):
+    """Its slot is free again, sessions go on, and it is prepared once there is memory."""
+    vocoder, turn = three_sessions(None)
+    undisturbed = three_sessions(None)[0]
+    asked: list[int] = []
+
+    def fail(n_frames: int) -> None:
+        asked.append(n_frames)
+        raise torch.OutOfMemoryError("cuMemCreate: no room")
+
+    new, host = make_voice(77, 20), repr((vocoder._sessions, vocoder._free))
+    before = vars(vocoder.voices)["_by_slot"].copy()
+    with monkeypatch.context() as patch:
+        patch.setattr(vocoder.state, "grow_voices", fail)
+        for call in (vocoder.open, vocoder.prepare, partial(vocoder.change_voice, 0)):
+            with pytest.raises(SlotError, match=r"voice: expected memory .* mel frames.*, got too little .*no room"):
+                call(new)
+    assert repr((vocoder._sessions, vocoder._free)) == host and vocoder.voices._by_slot == before
+    for got, want in zip(vocoder.speak(turn[0]), undisturbed.speak(turn[0]), strict=True):
+        assert_same(got, want)
+    first = max(entry.start + entry.n_frames for entry in before.values())
+    assert asked == 3 * [first + new.n_frames]
+    assert [v.open(new) for v in (vocoder, undisturbed)] == [3, 3]
+    chunks = [*turn[1], Chunk(3, SPEECH_TOKENS)]
+    for got, want in zip(vocoder.speak(chunks), undisturbed.speak(chunks), strict=True):
+        assert_same(got, want)
 
 
 def test_every_turn_uses_the_same_sizes():

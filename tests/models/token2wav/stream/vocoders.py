@@ -104,4 +104,6 @@ def tensors(vocoder: Vocoder) -> list[Tensor]:
 
 
 def copies(vocoder: Vocoder) -> list[Tensor]:
+    """Copies of the whole state, which takes the memory of all voices."""
+    vocoder.state.grow_voices(vocoder.sizes.voice_frames)
     return [tensor.clone() for tensor in tensors(vocoder)]
