@@ -34,7 +34,10 @@ REFERENCE_SET, FIXED_SET, REPLY_SET, REPLY_TEXT_SET, REFERENCE_SPEAK_SET, FIXED_
 # Of a checkpoint with a side lane only: duplex in which a span of the side lane may begin, and the tokens inside one.
 SIDE_DUPLEX_SET, SIDE_SET = range(6, 8)
 
-VOICES_TEXT = "total seconds of the prompts of all voices in use; below 30, no voice may be longer"
+VOICES_TEXT = (
+    "total seconds of the prompts of all voices in use; below 30, no voice may be longer; GPU memory is taken as "
+    "voices are prepared"
+)
 
 TEXT_ROWS = 512  # of inserted texts, for which a session in a pool of rows has room beside its window
 DEFAULT_SOLVER_STEPS = 10
