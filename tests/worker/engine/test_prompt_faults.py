@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models.errors import AudioError, ContextOverflowError, ModelError, SettingsError
+from models.errors import AudioError, ContextOverflowError, ModelError, SettingsError, SlotError
 from tests.models.stages.slot_copies import assert_fresh
 from tests.worker.engine.failing_regions import Broken, broken
 from tests.worker.engine.three_sessions import (
@@ -78,3 +78,27 @@ def test_failure_of_a_prompt(case: tuple[str, SystemPrompt, SessionConfig, type[
     small.sessions.close(session)
     other = small.open("one", ALOUD, make_prompt("Be kind.", speaker=0))
     assert_same_events("one", [again], [small.run_unit(other, 1)])
+
+
+def test_a_voice_without_memory_fails_its_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other session speaks on, and the voice can be prepared once there is memory."""
+    prompt, results = make_prompt("Be kind.", ref=1, speaker=1), []
+    for has_memory in (True, False):
+        small = SmallEngine()
+        other, session = small.open("other", ALOUD, make_prompt(speaker=0)), small.open("one", ALOUD)
+        if not has_memory:
+            with monkeypatch.context() as patch:
+                patch.setattr(small.vocoder.state, "grow_voices", no_memory)
+                with pytest.raises(SlotError, match=r"voice: expected memory of the device .*no room"):
+                    small.sessions.prepare(session, prompt, ALOUD)
+            assert session.phase is SessionPhase.NEW, f"expected a new session, got {session.phase}"
+        results.append([small.run_unit(other, 1)])
+        small.sessions.prepare(session, prompt, ALOUD)
+        results[-1].append(small.run_unit(session, 1))
+        small.close_all()
+    for name, (want, got) in zip(("other", "one"), zip(*results, strict=True), strict=True):
+        assert_same_events(name, [got], [want])
+
+
+def no_memory(n_frames: int) -> None:
+    raise torch.OutOfMemoryError("no room")

@@ -114,12 +114,13 @@ def test_header_has_the_gpus_driver_and_memory(monkeypatch: pytest.MonkeyPatch, 
     values = {"memory_allocated": 1, "memory_reserved": 2, "max_memory_allocated": 3, "mem_get_info": (4, 9)}
     for name, value in {**values, "get_device_name": "card", "get_allocator_backend": "native"}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(measures, "mapped_bytes", lambda device: 10)
     monkeypatch.setattr(version, "DRIVER_FILE", tmp_path / "none")
     monkeypatch.setattr(version.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="580.65.06\n580.65.06\n"))
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     header = measures.header("it", torch.device("cuda"), {})
     assert (header.device, header.driver) == ("cuda (card)", "580.65.06")
-    assert header.memory == {"allocated": 1, "reserved": 2, "peak": 3, "free": 4}
+    assert header.memory == {"allocated": 11, "reserved": 12, "peak": 13, "free": 4}
     assert header.allocator == "native PYTORCH_ALLOC_CONF=expandable_segments:True"
 
 
