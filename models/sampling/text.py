@@ -53,6 +53,7 @@ class TokenSet:
 
     Attributes:
         forbidden: ids that are never sampled.
+        allowed: ids outside of which nothing is sampled; None: all ids.
         length_ids: ids that the length penalty applies to.
         unremembered: ids that are not appended to the history, so the repetition penalty never applies to them.
         listen_id: id of the listen scale and the listen rank rule.
@@ -61,6 +62,7 @@ class TokenSet:
     """
 
     forbidden: Collection[int] = ()
+    allowed: Collection[int] | None = None
     length_ids: Collection[int] = ()
     unremembered: Collection[int] = ()
     listen_id: int | None = None
@@ -89,20 +91,25 @@ class TokenSets:
     def build(cls, sets: Sequence[TokenSet], vocab_size: int, device: torch.device | str | None = None) -> "TokenSets":
         """The tensors of `sets`, in their order. Raises: TokenError if an id is outside the vocabulary."""
 
-        def checked(name: str, token: int) -> int:
-            if not 0 <= token < vocab_size:
-                raise TokenError(f"token set: {name}", expected=f"an id in 0..{vocab_size - 1}", got=token)
-            return token
+        def checked(name: str, ids: Collection[int]) -> list[int]:
+            if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+                got = next(token for token in ids if not 0 <= token < vocab_size)
+                raise TokenError(f"token set: {name}", expected=f"an id in 0..{vocab_size - 1}", got=got)
+            return list(ids)
 
         def mask(name: str) -> Tensor:
             rows = torch.zeros(len(sets), vocab_size, dtype=torch.bool)
             for row, one in zip(rows, sets, strict=True):
-                row[[checked(name, token) for token in getattr(one, name)]] = True
+                if name == "forbidden" and one.allowed is not None:
+                    row.fill_(True)
+                    row[checked("allowed", one.allowed)] = False
+                row[checked(name, getattr(one, name))] = True
             return rows.to(device)
 
         def single(name: str) -> Tensor:
             ids = [getattr(one, name) for one in sets]
-            return torch.tensor([-1 if i is None else checked(name, i) for i in ids], device=device)
+            checked(name, [i for i in ids if i is not None])
+            return torch.tensor([-1 if i is None else i for i in ids], device=device)
 
         masks = {name: mask(name) for name in ("forbidden", "length_ids", "unremembered")}
         return cls(**masks, **{name: single(name) for name in ("listen_id", "stop_id", "pad_id")})

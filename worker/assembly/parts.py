@@ -109,7 +109,7 @@ def token_sets(
     duplex = TokenSet(forbidden=never, length_ids={special.turn_eos}, stop_id=special.chunk_eos, pad_id=special.listen)
     control = {special.listen, special.speak, special.turn_eos, special.chunk_tts_eos, special.tts_bos}
     ends = reply_terminators(tokenizer)
-    must_speak = TokenSet(forbidden=set(range(vocab_size)) - {special.speak}, pad_id=special.listen)
+    must_speak = TokenSet(allowed={special.speak}, pad_id=special.listen)
     sets = {
         REFERENCE_SET: replace(duplex, listen_id=tokenizer.eos_id),
         # Control tokens are not words, so the repetition penalty skips them.

@@ -105,31 +105,37 @@ class GraphCompiler:
         }
 
     def _prebuild_kernels(self) -> None:
-        """Build kernels of several stages at once, before anything is wrapped: graphs compile one after the other."""
+        """Build kernels of several targets at once, before anything is wrapped: graphs compile one after the other."""
         is_empty = set_triton_folder(self._device)
         if self._is_warm and not is_empty:  # Triton's folder may be another one than the checked cache folder
             return
         if self._by_kernels:
             start = time.perf_counter()
-            self._progress("kernels of all stages", 0, 1)
-            build_kernels(self._device, self._stages())
+            self._progress("kernels of all targets", 0, 1)
+            build_kernels(self._device, self._calls_by_target())
             self._kernels_built = True
             self._result.seconds["kernels"] = time.perf_counter() - start
         if compiles(self._targets, is_gpu=self._is_gpu, by_kernels=self._by_kernels):
             wait_for_compiler()
 
-    def _stages(self) -> dict[str, list[Callable[[], None]]]:
-        """Stage -> every call of its warm-up."""
-        stages: dict[str, list[Callable[[], None]]] = {}
+    def _calls_by_target(self) -> dict[Target, list[Callable[[], None]]]:
+        """Target -> every call of its warm-up that no earlier target makes.
+
+        Different targets may run at the same time: they access the scratch slot alone, and each has tensors of its own
+        there. Flow and HiFT share a table, whose `clear_scratch` may also empty the scratch slot of the other's call,
+        which then computes other values from valid rows.
+        """
+        found: dict[Target, list[Callable[[], None]]] = {}
+        seen: set[str] = set()
         for target, regions in self._warmed.items():
             table = self._tables.get(COMPILE_TARGETS[target].table)
             if table is None:
                 continue
-            for region in regions:
+            for region in [name for name in regions if name not in seen]:
+                seen.add(region)
                 for bucket, variant in table.calls(region):
-                    call = partial(table.call_example, region, bucket, variant)
-                    stages.setdefault(COMPILE_TARGETS[target].stage, []).append(call)
-        return stages
+                    found.setdefault(target, []).append(partial(table.call_example, region, bucket, variant))
+        return found
 
     # --- targets -------------------------------------------------------------------------------
 
@@ -227,16 +233,19 @@ class GraphCompiler:
     def _calls_before_capture(self, table: RegionTable, region: str) -> list[tuple[Bucket, dict[str, Any]]]:
         """The calls of a region before it is captured.
 
-        A region whose layers all run on kernels needs the smallest and largest sizes only: kernels are built ahead, or
-        read from disk, at worst during a capture.
+        A region whose layers all run on kernels needs few of them: none if its kernels have just been built, and one,
+        which creates library handles, if the cache has them all: kernels are read from disk during a capture too. With
+        an incomplete cache the smallest and largest sizes run.
         """
         calls = table.calls(region)
         owners = [name for name in self._owners(region) if name in self._targets]
         if not (self._captures and self._by_kernels.issuperset(owners) and calls):
             return calls
+        if self._kernels_built or self._is_warm:
+            return [] if self._kernels_built else calls[:1]
         ends = {axis: {min(b[axis] for b, _ in calls), max(b[axis] for b, _ in calls)} for axis in calls[0][0]}
         edges = [(bucket, calls[0][1]) for bucket, _ in calls if all(bucket[axis] in ends[axis] for axis in bucket)]
-        return [] if self._kernels_built else [edge for i, edge in enumerate(edges) if edge not in edges[:i]]
+        return [edge for i, edge in enumerate(edges) if edge not in edges[:i]]
 
     def _untargeted(self) -> list[tuple[RegionTable, str]]:
         """Regions that no configured target runs."""

@@ -1,4 +1,4 @@
-"""Compile prefetch: loads compilers and their processes early, and builds kernels of several stages at once.
+"""Compile prefetch: loads compilers and their processes early, and builds kernels of several targets at once.
 
 Failures are ignored: what is missing later is loaded or built at its first use.
 """
@@ -17,7 +17,7 @@ import torch
 
 from worker.assembly.backend_flags import uses_kernels
 from worker.compile.targets import compiles
-from worker.config.compile import CompileConfig
+from worker.config.compile import CompileConfig, Target
 from worker.config.service import INDUCTOR_VARIABLE
 
 LOG = logging.getLogger(__name__)
@@ -79,26 +79,26 @@ def _inductor_folder() -> Path:
     return Path(cache_dir())
 
 
-def build_kernels(device: torch.device, stages: Mapping[str, Sequence[Callable[[], None]]]) -> None:
-    """Run every stage's calls, each stage on its own thread and stream.
+def build_kernels(device: torch.device, calls: Mapping[Target, Sequence[Callable[[], None]]]) -> None:
+    """Run every target's calls, each target on its own thread and stream.
 
-    A kernel is built at its first use, mostly by processes outside this interpreter, so that stages build in parallel.
-    An error ends its stage; the later warm-up raises it again and attributes it to a target.
+    A kernel is built at its first use, mostly outside the interpreter's lock, so that targets build in parallel. An
+    error ends its target's calls; the later warm-up raises it again.
     """
 
-    def run(stage: str) -> None:
+    def run(target: Target) -> None:
         start = time.perf_counter()
         try:
             with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
-                for call in stages[stage]:
+                for call in calls[target]:
                     call()
         except Exception as error:
-            LOG.info("kernels of stage %s ahead of time: %s", stage, error)
+            LOG.info("kernels of %s ahead of time: %s", target, error)
         else:
-            LOG.info("kernels of stage %s: ready after %.1f s", stage, time.perf_counter() - start)
+            LOG.info("kernels of %s: ready after %.1f s", target, time.perf_counter() - start)
 
     torch.cuda.synchronize(device)
-    with ThreadPoolExecutor(max(len(stages), 1), "kernels") as threads:
-        list(threads.map(run, stages))
+    with ThreadPoolExecutor(max(len(calls), 1), "kernels") as threads:
+        list(threads.map(run, calls))
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()

@@ -11,6 +11,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,8 +160,12 @@ class WarmUpSession:
         self._max_rows = engine.max_context_len - config.unit_rows
         self.handle = engine.open(name, config, self._events.put).result()
 
+    def begin_preparing(self) -> Future[int]:
+        """Feed the prompt. Returns: its context rows, once units may be sent."""
+        return self.handle.prepare(self._prompt)
+
     def prepare(self) -> None:
-        self.handle.prepare(self._prompt).result()
+        self.begin_preparing().result()
 
     def send(self, unit: WarmUpUnit, *, has_picture: bool = True, speaks: bool | None = None) -> float:
         """Send a unit. Returns: ms on this thread until the engine has it.
@@ -223,6 +228,7 @@ class _Run:
         config = self._engine.config.session.model_copy(update={"seed": SEED})
         with named("prepare"):
             session = self._open(config, prompt)
+            session.prepare()
         self.step(4, f"{len(units)} units: prefill, generate, finalize")
         self._run_units(session, units, report)
         if self._engine.n_slots > 1:
@@ -233,7 +239,6 @@ class _Run:
     def _open(self, config: SessionConfig, prompt: SystemPrompt) -> WarmUpSession:
         session = WarmUpSession(self._engine, f"warm-up {len(self._sessions) + 1}", config, prompt)
         self._sessions.append(session)
-        session.prepare()
         return session
 
     def _run_units(self, session: WarmUpSession, units: list[WarmUpUnit], report: WarmUpReport) -> None:
@@ -268,8 +273,9 @@ class _Run:
         parts, start, n_spoken = self._engine.parts, time.perf_counter(), 0
         eager = config.model_copy(update={"force_listen_count": 0})  # may speak at once
         with named("burst"):
-            while len(self._sessions) < parts.n_slots:
-                self._open(eager, prompt)
+            opened = [self._open(eager, prompt) for _ in range(parts.n_slots - len(self._sessions))]
+            for preparing in [session.begin_preparing() for session in opened]:  # several prompts in a call
+                preparing.result()
         unit_steps = parts.unit_steps
         sizes = [*(size for size in unit_steps.shapes.batch if size < parts.n_slots), *[parts.n_slots] * 2]
         if unit_steps.regions.is_sealed or self._briefly:  # the compile stage has run every size, or there is none

@@ -397,3 +397,11 @@ def test_refuses_long_windows_and_seeds_and_ids_out_of_range():
     assert signed_seed(2**64 - 1) == -1 and signed_seed(5) == 5
     with pytest.raises(TokenError, match=r"length_ids: expected an id in 0\.\.23, got 24"):
         TokenSets.build([TokenSet(length_ids=[24])], VOCAB)
+    with pytest.raises(TokenError, match=r"allowed: expected an id in 0\.\.23, got -1"):
+        TokenSets.build([TokenSet(allowed=(3, -1))], VOCAB)
+
+
+def test_forbids_all_ids_but_the_allowed_ones() -> None:
+    sets = TokenSets.build([TokenSet(allowed={3, 5}, forbidden=(5,)), TokenSet(allowed=())], VOCAB)
+    allowed = [row.logical_not().nonzero().flatten().tolist() for row in sets.forbidden]
+    assert allowed == [[3], []], f"expected ids 3 and none, got {allowed}"

@@ -218,8 +218,8 @@ def engine_with_vocoder_kernels(
 def without_cached_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a GPU without cached kernels: all calls run once ahead, and their errors are ignored."""
 
-    def build_kernels(device: torch.device, stages: dict[str, list[Callable[[], None]]]) -> None:
-        assert set(stages) == {"see", "sound"}
+    def build_kernels(device: torch.device, calls: dict[str, list[Callable[[], None]]]) -> None:
+        assert set(calls) == {"vpm", "token2wav.flow", "token2wav.hift"}
 
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
@@ -231,18 +231,32 @@ def without_cached_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("default_backend_flags")
-@pytest.mark.parametrize(("is_warm", "is_empty", "expected"), [(False, False, 1), (True, False, 0), (True, True, 1)])
+@pytest.mark.parametrize(
+    ("is_warm", "is_empty", "expected", "n_calls"), [(False, False, 1, 0), (True, False, 0, 1), (True, True, 1, 0)]
+)
 def test_builds_kernels_ahead_unless_the_cache_has_them(
-    made: list[Replayed], monkeypatch: pytest.MonkeyPatch, is_warm: bool, is_empty: bool, expected: int
+    made: list[Replayed],
+    monkeypatch: pytest.MonkeyPatch,
+    is_warm: bool,
+    is_empty: bool,
+    expected: int,
+    n_calls: int,
 ) -> None:
-    """Existing kernels may be incomplete: a killed start, or a start with other sizes, may have built them."""
+    """Existing kernels may be incomplete: a killed start, or a start with other sizes, may have built them.
+
+    n_calls: of the region before it is captured, after kernels were built.
+    """
     calls: list[list[str]] = []
     without_cached_kernels(monkeypatch)
     monkeypatch.setattr(graph_compiler, "set_triton_folder", lambda device: is_empty)
-    monkeypatch.setattr(graph_compiler, "build_kernels", lambda device, stages: calls.append(list(stages)))
-    compile = CompileConfig(enabled=True, targets=("vpm",))
-    result = by_kernels(SmallEngine(), StubModel(), compile=compile, is_warm=is_warm)
-    assert calls == [["see"]] * expected and ("kernels" in result.seconds) == bool(expected)
+    monkeypatch.setattr(graph_compiler, "build_kernels", lambda device, by_target: calls.append(list(by_target)))
+    compile, examples = CompileConfig(enabled=True, targets=("vpm",)), mock.Mock()
+    engine = SmallEngine()
+    with mock.patch.object(engine.unit_steps.regions, "call_example", examples):
+        result = by_kernels(engine, StubModel(), compile=compile, is_warm=is_warm)
+    seen = [call.args[0] for call in examples.call_args_list]
+    assert seen.count("vision") == n_calls, f"expected {n_calls} calls before the capture, got {seen}"
+    assert calls == [["vpm"]] * expected and ("kernels" in result.seconds) == bool(expected)
 
 
 @pytest.mark.usefixtures("default_backend_flags")

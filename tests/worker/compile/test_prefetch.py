@@ -1,4 +1,4 @@
-"""The compile prefetch: parallel stages, and one folder for the kernels of torch and of Triton."""
+"""The compile prefetch: parallel targets, and one folder for the kernels of torch and of Triton."""
 
 import os
 import threading
@@ -16,7 +16,7 @@ from worker.config.compile import CompileConfig
 GPU = torch.device("cuda", 1)
 
 
-def test_stages_run_in_parallel_and_fail_independently(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_targets_run_in_parallel_and_fail_independently(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("synchronize", "empty_cache", "Stream"):
         monkeypatch.setattr(torch.cuda, name, mock.MagicMock())
     for name in ("device", "stream"):
@@ -31,7 +31,9 @@ def test_stages_run_in_parallel_and_fail_independently(monkeypatch: pytest.Monke
         both_there.wait()
         done.append(threading.current_thread().name)
 
-    build_kernels(GPU, {"see": [fail, lambda: done.append("never")], "text": [go_on, lambda: done.append("after")]})
+    build_kernels(
+        GPU, {"vpm": [fail, lambda: done.append("never")], "llm.model": [go_on, lambda: done.append("after")]}
+    )
     assert done[1:] == ["after"] and done[0].startswith("kernels"), done
 
 

@@ -25,7 +25,7 @@ DUPLEX = TokenSet(
 )
 TURNS = TokenSet(forbidden=(50,), length_ids=(51,), pad_id=1)
 ALONE = 77  # the only id that a slot may choose
-MUST = TokenSet(forbidden=set(range(VOCAB)) - {ALONE}, pad_id=PAD)
+MUST = TokenSet(allowed={ALONE}, pad_id=PAD)
 SETTINGS = {
     "duplex": DUPLEX_TEXT,
     "duplex, greedy": replace(DUPLEX_TEXT, greedy=True),
