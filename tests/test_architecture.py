@@ -27,6 +27,7 @@ random_weights
 stages
 token2wav.settings
 token2wav.prompt token2wav.flow token2wav.hift
+token2wav.backends
 token2wav.load
 token2wav.voice
 token2wav.stream token2wav.s3gen

@@ -9,6 +9,7 @@ from torch import Tensor
 from benchmarks.timing import DeviceClock
 from benchmarks.tts.toggles import Toggle
 from models.graphs.region_graphs import compile_counters
+from models.token2wav.backends import Kernels
 from models.token2wav.s3gen.components import COMPONENTS, PLAN, S3Modes, compile_components
 from models.token2wav.s3gen.model import S3Gen, S3Voice
 from models.token2wav.s3gen.region_table import S3Shapes
@@ -22,7 +23,8 @@ def built(model: S3Gen, shapes: S3Shapes, toggle: Toggle) -> S3Synthesizer:
     """A synthesizer that is compiled, captured and warmed up as the toggle says."""
     synthesizer = S3Synthesizer(model, shapes)
     if toggle.compiled:
-        compile_components(synthesizer.regions, S3Modes.all(toggle.mode), captures=toggle.graphs)
+        kernels: Kernels = "fused" if toggle.kernels else "plain"
+        compile_components(synthesizer.regions, S3Modes.all(toggle.mode), captures=toggle.graphs, kernels=kernels)
     if toggle.graphs:
         synthesizer.regions.capture()
     else:

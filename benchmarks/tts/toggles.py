@@ -20,7 +20,8 @@ class Toggle:
         bf16: weights and activations of the language models or of the flow.
         compiled: layers compile.
         graphs: regions are captured as CUDA graphs.
-        kernels: the project's own kernels instead of compiled layers, for networks that have some.
+        kernels: the project's own kernels instead of compiled layers, for networks that have some: the language models
+            of Qwen3-TTS, and S3Gen's HiFT if its other components compile.
         mode: of torch.compile.
     """
 
@@ -45,11 +46,13 @@ class Toggle:
 ALL = Toggle(bf16=True, tf32=True, cudnn_benchmark=True, compiled=True, graphs=True)
 # The form that serves Qwen3-TTS (`worker.speech.parts`): its language models on kernels, all regions captured.
 SERVED = Toggle(bf16=True, tf32=True, graphs=True, kernels=True)
+# The form that serves S3Gen (`worker.conversion.converter`): HiFT on kernels, other components compiled, all captured.
+S3GEN_SERVED = replace(ALL, kernels=True)
 TOGGLES = {
     "eager": Toggle(),
     "all": ALL,
     "kernels": SERVED,
-    "kernels_compile": replace(SERVED, compiled=True),  # the codec on compiled layers
+    "kernels_compile": replace(SERVED, compiled=True),  # the codec on compiled layers; all of S3Gen but HiFT
     "tf32": Toggle(tf32=True),
     "cudnn_benchmark": Toggle(cudnn_benchmark=True),
     "attention_flash": Toggle(bf16=True, attention="flash"),

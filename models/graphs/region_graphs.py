@@ -321,7 +321,8 @@ class RegionTable:
             pool = self._pools[stage] = graph.pool  # a new one if a failed capture made the first unusable
             self._captured[_shape_key(name, graph.inputs, graph.static)] = graph
             made.append(graph)
-            self.clear_scratch()
+            if not is_warm or graph.was_retried:  # only then has anything run
+                self.clear_scratch()
         self._captured_names.add(name)
         n_bytes, n_retried = torch.cuda.memory_reserved() - reserved, sum(graph.was_retried for graph in made)
         return CaptureFacts(len(made), time.perf_counter() - start, n_bytes, n_retried)

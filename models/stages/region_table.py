@@ -29,8 +29,9 @@ from models.stages.state import SlotState
 
 FED_AT_ONCE = 6144  # rows of one prefill over all slots: units of every slot, or long prompts of a few slots
 EVICTED_AT_ONCE = 4  # slots of one eviction, which without the kernels copies each slot's cache
-# Speech tokens drawn by one call of `speech_step`: one, a slice, early sound, the rest of a second.
-SPEECH_STEPS = (1, 5, 7, 18)
+# Speech tokens drawn by one call of `speech_step`: one, a slice, and a part of what a window of sound still needs. A
+# graph of more tokens saves a few launches of graphs, and takes a tenth of a second to capture for each batch size.
+SPEECH_STEPS = (1, 5, 6)
 
 
 @dataclass(frozen=True)

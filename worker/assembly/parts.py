@@ -23,10 +23,10 @@ from models.stages.runner import Runner
 from models.stages.speech_steps import Speaker
 from models.stages.state import SlotState
 from models.stages.unit_steps import UnitSteps
+from models.token2wav.backends import Kernels
 from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from models.token2wav.settings import MEL_RATE
-from models.token2wav.stream.backends import Kernels
 from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.stream.vocoder import Vocoder
 from worker.assembly.backend_flags import apply_backend_flags, uses_kernels

@@ -26,11 +26,12 @@ BINARIES = "*.cubin"  # Triton's files of built kernels
 
 
 def prefetch_triton(config: CompileConfig, device: torch.device) -> None:
-    """Import Triton on a background thread, if the project's kernels run on `device`."""
+    """Import Triton on a background thread and let it hash its own files, if the project's kernels run on `device`."""
 
     def load() -> None:
         with suppress(Exception):
             import_module("triton")
+            import_module("triton.runtime.cache").triton_key()  # kept; part of every kernel's key
 
     if uses_kernels(config, device):
         Thread(target=load, name="triton", daemon=True).start()

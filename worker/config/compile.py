@@ -22,7 +22,7 @@ class S3CompileModes(Settings):
     estimator: S3Mode = Field("default", description="of the U-Net's layers; no effect if the solve compiles")
     solve: S3Mode = Field("off", description="of all Euler steps as one graph; minutes for each bucket")
     f0: S3Mode = Field("default", description="of the pitch")
-    hift: S3Mode = Field("default", description="of HiFT's activation")
+    hift: S3Mode = Field("default", description="of HiFT's activation; default: the project's kernels where they run")
 
 
 class CompileConfig(Settings):

@@ -26,13 +26,14 @@ import torch
 from torch import Tensor
 
 from models.errors import ModelError, SlotError
+from models.token2wav.backends import Kernels
 from models.token2wav.s3gen.components import S3Modes, compile_components
 from models.token2wav.s3gen.load import load_s3gen
 from models.token2wav.s3gen.model import S3Voice
 from models.token2wav.s3gen.pieces import Piece, PieceJoiner, pieces
 from models.token2wav.s3gen.region_table import S3Shapes
 from models.token2wav.s3gen.synthesizer import S3Synthesizer, Utterance
-from worker.assembly.backend_flags import apply_backend_flags
+from worker.assembly.backend_flags import apply_backend_flags, uses_kernels
 from worker.config import compile as config
 from worker.config.compile import CompileConfig
 from worker.conversion.unit_gate import UnitGate
@@ -208,7 +209,10 @@ class Converter:
         if not compiling.enabled:
             return synthesizer
         captures = self._device.type == "cuda" and compiling.cuda_graphs != "off"
-        compile_components(synthesizer.regions, self._modes, captures=captures, dynamic=compiling.dynamic)
+        kernels: Kernels = "auto" if uses_kernels(compiling, self._device) else "plain"
+        compile_components(
+            synthesizer.regions, self._modes, captures=captures, dynamic=compiling.dynamic, kernels=kernels
+        )
         if captures:
             synthesizer.regions.capture()
             synthesizer.regions.seal()

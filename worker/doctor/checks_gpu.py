@@ -16,7 +16,7 @@ MATCHED_TRITON = ((2, 10), (3, 6))  # torch from this version on requires at lea
 MIN_FOR_TRITON = (7, 0)
 MIN_FOR_BFLOAT16 = MIN_FOR_KERNELS = MIN_FOR_TF32 = MIN_FOR_FLASH = (8, 0)
 MIN_FOR_FP8 = (8, 9)
-PROFILES: tuple[Weights, ...] = ("bf16", "int8", "int4")  # the most exact first; fp8 takes as many bytes as int8
+PROFILES: tuple[Weights, ...] = ("bf16", "int8", "int4")  # the most exact first; fp8 takes more bytes than int8
 COMPILE_ROOM = GIB  # bytes of GPU memory that compiling needs beside weights and slots
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # Variables that set TF32 whatever `service.compile.tf32` is: NVIDIA's libraries read the first, torch the second.

@@ -1,7 +1,7 @@
 """How the flow runs: the interface of its two backends, and the plain one.
 
 Contains the modules' own implementation. The fused backend, which needs Triton, is in `flow_fused`. Does not contain
-the choice between the two (`stream.backends`).
+the choice between the two (`token2wav.backends`).
 """
 
 from typing import ClassVar, Protocol

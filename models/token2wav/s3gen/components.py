@@ -1,6 +1,7 @@
 """S3Gen's components, and the compile mode of each. Contains what compiles; running and capturing is the table's.
 
 The unit of compilation is a layer where a component repeats one, since its layers then share a graph, else the region.
+On the project's own kernels HiFT does not compile.
 """
 
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from models.token2wav.backends import Kernels
 from models.token2wav.s3gen.region_table import S3Regions
 
 ComponentName = Literal["tokenizer", "speaker_encoder", "encoder", "estimator", "solve", "f0", "hift"]
@@ -45,7 +47,8 @@ class S3Modes(BaseModel):
     """The mode of torch.compile of each component, or `off`.
 
     `solve` is all Euler steps in one graph; its compilation takes minutes for every bucket. It contains the estimator,
-    so that only one of the two has an effect: `solve` if it is not `off`.
+    so that only one of the two has an effect: `solve` if it is not `off`. With `hift` at `default`, HiFT decodes on the
+    project's own kernels where they run, and compiles elsewhere.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,7 +72,13 @@ class S3Modes(BaseModel):
 
 
 def compile_components(
-    regions: S3Regions, modes: S3Modes, *, captures: bool, dynamic: bool = True, backend: Any = "inductor"
+    regions: S3Regions,
+    modes: S3Modes,
+    *,
+    captures: bool,
+    dynamic: bool = True,
+    backend: Any = "inductor",
+    kernels: Kernels = "plain",
 ) -> None:
     """Wrap components with torch.compile; compilation happens in `warm_up` or `capture`.
 
@@ -79,10 +88,14 @@ def compile_components(
         captures: regions are captured afterwards, so that modes which capture graphs themselves do not.
         dynamic: one graph for all sizes instead of one for each bucket.
         backend: of torch.compile.
+        kernels: of HiFT, as `S3Regions.use_kernels`, if its mode is `default`; "plain" with any other mode.
+    Raises: SettingsError for "fused" where kernels cannot run.
     """
+    is_fused = regions.use_kernels(kernels if modes.hift == "default" else "plain")
     for name, component in PLAN.items():
         mode: str = modes.of(name)
-        if mode == "off" or (name == "estimator" and modes.solve != "off"):
+        is_replaced = (name == "estimator" and modes.solve != "off") or (name == "hift" and is_fused)
+        if mode == "off" or is_replaced:
             continue
         if captures:
             mode = _INSIDE_GRAPHS.get(mode, mode)

@@ -20,7 +20,7 @@ from models.inputs.audio import validate_audio
 from models.layers.transformer import Derived
 from models.token2wav.flow.flow import FlowFront
 from models.token2wav.flow.solver import Grid, time_grid
-from models.token2wav.hift.hift import Hift
+from models.token2wav.hift.hift import Hift, HiftBackend
 from models.token2wav.hift.source import N_HARMONICS, phase_lines
 from models.token2wav.prompt.campplus import CampPlus
 from models.token2wav.prompt.features import fbank, log_mel_128, prompt_mel, remove_mean, resample
@@ -239,12 +239,20 @@ class S3Gen(Derived):
         """
         return self.decode(mel, self.mel2wav.f0(mel, n_frames), n_frames, phase)
 
-    def decode(self, mel: Tensor, f0: Tensor, n_frames: Tensor, phase: Tensor) -> Tensor:
-        """`vocode` with the pitch f0 [B, T] float64 of each frame."""
+    def decode(
+        self, mel: Tensor, f0: Tensor, n_frames: Tensor, phase: Tensor, backend: HiftBackend | None = None
+    ) -> Tensor:
+        """`vocode` with the pitch of each frame.
+
+        Args:
+            mel: this, n_frames and phase as `vocode`.
+            f0: [B, T] float64 in Hz.
+            backend: of `mel2wav`; None = the plain one.
+        """
         lines = phase_lines("cumsum", f0, n_frames, phase)
         noise = self.mel2wav.m_source.mixed_noise(torch.zeros_like(n_frames), SAMPLES_PER_FRAME * mel.shape[2])
         source, _ = self.mel2wav.m_source(f0, lines, noise, n_frames)
-        wave = self.mel2wav.decode(mel, source, n_frames)
+        wave = (self.mel2wav if backend is None else backend).decode(mel, source, n_frames)
         n = len(self.onset)
         return torch.cat((wave[:, :n] * self.onset, wave[:, n:]), dim=1)
 

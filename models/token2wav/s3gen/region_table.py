@@ -14,6 +14,7 @@ from models.errors import SettingsError
 from models.graphs.captured import Bucket, Example, StaticSettings
 from models.graphs.region_graphs import Region, RegionTable
 from models.graphs.shape_table import ShapeTable
+from models.token2wav.backends import Kernels, hift_backend
 from models.token2wav.flow.conformer import ConformerLayer
 from models.token2wav.flow.solver import time_grid
 from models.token2wav.hift.hift import Snake
@@ -22,7 +23,7 @@ from models.token2wav.prompt.campplus import CamLayer
 from models.token2wav.prompt.s3_tokenizer import TokenizerBlock
 from models.token2wav.s3gen import regions
 from models.token2wav.s3gen.model import DEFAULT_STEPS, MEANFLOW_STEPS, PROMPT_SECONDS, S3Gen
-from models.token2wav.s3gen.regions import SolveContext
+from models.token2wav.s3gen.regions import DecodeContext, SolveContext
 from models.token2wav.s3gen.unet import ResnetBlock, TransformerBlock
 from models.token2wav.settings import FRAMES_PER_TOKEN
 from models.token2wav.voice.voice_regions import SECOND_FRAMES, describe_voice, read_tokens
@@ -64,7 +65,23 @@ class S3Regions(RegionTable):
         if not steps:
             raise SettingsError("euler steps", expected="at least one number", got=steps)
         self.grids = {n: time_grid(n, model.flow.grid_kind).to(model.device) for n in steps}
-        super().__init__(model, _regions(model, self.grids), shapes, device=model.device)
+        self._decoding = DecodeContext(model, model.mel2wav)
+        super().__init__(model, _regions(self._decoding, self.grids), shapes, device=model.device)
+
+    def use_kernels(self, kernels: Kernels) -> bool:
+        """Choose how HiFT decodes, under the current settings of torch; graphs of `s3_decode` are deleted.
+
+        A table that is new decodes with the plain module.
+
+        Args:
+            kernels: as `Vocoder`. The fused backend copies the weights of residual blocks.
+        Returns: whether HiFT decodes on the project's own kernels.
+        Raises: SettingsError for "fused" where kernels cannot run.
+        """
+        backend = hift_backend(self._decoding.model.mel2wav, kernels)
+        self.drop_graphs(["s3_decode"])
+        self._decoding.backend = backend
+        return backend.is_fused
 
     def clear_scratch(self) -> None:
         """Does nothing."""
@@ -114,7 +131,8 @@ class _Examples:
         return torch.full((n,), value, dtype=torch.int64, device=self.model.device)
 
 
-def _regions(model: S3Gen, grids: dict[int, Tensor]) -> Iterator[Region]:
+def _regions(decoding: DecodeContext, grids: dict[int, Tensor]) -> Iterator[Region]:
+    model = decoding.model
     steps: tuple[StaticSettings, ...] = tuple({"n_steps": n} for n in grids)
     examples = _Examples(model, steps[0])
     sound = {"batch": "batch", "sound": "sound"}
@@ -126,4 +144,4 @@ def _regions(model: S3Gen, grids: dict[int, Tensor]) -> Iterator[Region]:
     context = SolveContext(model.flow, grids)
     yield Region("s3_solve", "flow.decoder.estimator", regions.solve_mel, (context,), both, examples.solve, steps)
     yield Region("s3_pitch", "mel2wav.f0_predictor", regions.find_pitch, (model,), speech, examples.pitch)
-    yield Region("s3_decode", "mel2wav", regions.decode_mel, (model,), speech, examples.decode)
+    yield Region("s3_decode", "mel2wav", regions.decode_mel, (decoding,), speech, examples.decode)

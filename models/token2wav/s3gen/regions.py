@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from models.token2wav.hift.hift import HiftBackend
 from models.token2wav.s3gen.model import S3Gen, UNetFlow
 
 
@@ -17,6 +18,14 @@ class SolveContext:
 
     flow: UNetFlow
     grids: dict[int, Tensor]
+
+
+@dataclass
+class DecodeContext:
+    """What the decoding is bound to. backend: of the model's HiFT, no submodule of it."""
+
+    model: S3Gen
+    backend: HiftBackend
 
 
 def encode_tokens(flow: UNetFlow, speech_tokens: Tensor, n_speech_tokens: Tensor) -> Tensor:
@@ -61,6 +70,6 @@ def find_pitch(model: S3Gen, mel: Tensor, n_frames: Tensor) -> Tensor:
     return model.mel2wav.f0(mel, n_frames)
 
 
-def decode_mel(model: S3Gen, mel: Tensor, f0: Tensor, n_frames: Tensor, phase: Tensor) -> Tensor:
-    """Sound [B, 480 T] of whole utterances; arguments as `S3Gen.decode`."""
-    return model.decode(mel, f0, n_frames, phase)
+def decode_mel(context: DecodeContext, mel: Tensor, f0: Tensor, n_frames: Tensor, phase: Tensor) -> Tensor:
+    """Sound [B, 480 T] of whole utterances; further arguments as `S3Gen.decode`."""
+    return context.model.decode(mel, f0, n_frames, phase, context.backend)

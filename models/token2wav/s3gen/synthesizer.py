@@ -38,9 +38,10 @@ class S3Synthesizer:
         self.regions = S3Regions(model, self.shapes, steps)
 
     def release(self) -> None:
-        """Delete graphs and run eagerly again. Compiled code that the compiler keeps goes with `reset_compiler`."""
+        """Delete graphs and run the plain modules again. Compiled code in the compiler goes with `reset_compiler`."""
         self.regions.drop_graphs()
         self.regions.uncompile()
+        self.regions.use_kernels("plain")
 
     def prepare(self, sounds: Sequence[tuple[Tensor, int]]) -> list[S3Voice]:
         """The voices of the first 10 s of sounds, as `S3Gen.prepare_voice`.

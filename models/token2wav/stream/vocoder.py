@@ -18,13 +18,13 @@ from models.errors import AudioError, SettingsError, SlotError
 from models.graphs.compiler import force_eager
 from models.graphs.input_block import padded_array
 from models.graphs.streams import SideStream
+from models.token2wav.backends import Kernels, flow_backend, hift_backend
 from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.flow.flow import Flow, Schedule
 from models.token2wav.flow.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, FlowState
 from models.token2wav.hift.hift import Hift
 from models.token2wav.settings import FRAMES_PER_TOKEN, SILENCE_TOKEN
 from models.token2wav.stream import regions
-from models.token2wav.stream.backends import Kernels, flow_backend, hift_backend
 from models.token2wav.stream.chunk import Chunk, check_tokens
 from models.token2wav.stream.noise import NOISE_FRAMES, noise_table
 from models.token2wav.stream.offline import synthesize

@@ -5,8 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks.tts.__main__ import main
+from benchmarks.tts import models, s3gen
+from benchmarks.tts.__main__ import TtsBench, main, parse
+from benchmarks.tts.toggles import S3GEN_SERVED, TOGGLES
+from models.token2wav.s3gen.region_table import S3Regions, S3Shapes
 from models.token2wav.s3gen.synthesizer import S3Synthesizer
 
 SMALL = "--size tiny --device cpu --batch 1 --rates 1000 --seconds 0.001 --requests 2 --frames 2 --tokens 4 --repeats 1"
@@ -59,6 +63,21 @@ def test_budget_and_errors_leave_the_other_rows(tmp_path: Path, monkeypatch: pyt
     status, result, _ = run(tmp_path, "--parts streams,s3gen,equivalence --budget-s 14")
     assert [part["skipped"] for part in result["parts"].values()] == [f"budget of {n} s" for n in (8, 13, 14)]
     assert status == 0 and "frame_ms_1" not in figures
+
+
+def test_s3gen_has_kernels_where_its_components_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+    monkeypatch.setattr(s3gen, "compile_components", lambda *_, kernels, **__: chosen.append(kernels))
+    monkeypatch.setattr(S3Regions, "capture", lambda *_: 0)
+    model, shapes = models.s3gen("tiny", torch.device("cpu"), torch.float32), S3Shapes((1,), (4,), (12,), (60,))
+    for toggle in (S3GEN_SERVED, TOGGLES["kernels_compile"], TOGGLES["all"]):
+        s3gen.built(model, shapes, toggle)
+    assert chosen == ["fused", "fused", "plain"]
+    options = parse(["--label", "x", *SMALL.split()])
+    options.toggles, named = tuple(TOGGLES), list[str]()
+    monkeypatch.setattr(TtsBench, "_toggle_rows", lambda self, system, names, *_: named.extend(names))
+    TtsBench(options, [])._toggles_s3gen({})
+    assert {*TOGGLES} - {*named} == {"kernels"}, "it compiles nothing"
 
 
 @pytest.mark.parametrize("flags", [["--parts", "all"], ["--toggles", "kernels"], ["--rates", "0"]])

@@ -1,5 +1,6 @@
 """Quantised matrices: the formula of each kind, views of packed matrices, and the kind of each weight."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -112,6 +113,8 @@ def test_presets_and_parts() -> None:
         (layer, (64, 24)),
     ):
         assert place_of(name, dims) is None, f"{name}: expected the model's dtype"
-    chosen = chosen_precision("fp8", {"llm": "int4", "vpm": "bf16", "tts": None})
+    assert str(PRESETS["fp8"]) == "llm int8 and fp8, tts int8, vpm bf16, apm int8"
+    assert chosen_precision("fp8", {"vpm": "int8"}) == replace(PRESETS["int8"], down="fp8")
+    chosen = chosen_precision("int8", {"llm": "int4", "vpm": "bf16", "tts": None})
     assert chosen == Precision(llm="int4", head="int8", tts="int8", vpm=None, apm="int8")
     assert str(chosen) == "llm int4, tts int8, vpm bf16, apm int8" and str(PRESETS["int8"]) == "int8"

@@ -13,11 +13,11 @@ import torch
 
 from models.errors import SettingsError, ShapeError
 from models.graphs.region_graphs import RegionTable
+from models.token2wav.backends import Kernels
 from models.token2wav.flow.flow import Flow
 from models.token2wav.flow.flow_backend import PlainFlow
 from models.token2wav.hift.hift import Hift
 from models.token2wav.stream import vocoder as vocoders
-from models.token2wav.stream.backends import Kernels
 from models.token2wav.stream.vocoder import Vocoder
 from tests.models.graphs.fake_captures import Replayed
 from tests.worker.compile.compile_stubs import StubModel, capture_without

@@ -152,6 +152,19 @@ def test_end_fails_what_waits(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         opened(path.with_name("absent.safetensors"))
 
 
+@pytest.mark.parametrize(("runs", "expected"), [(True, "auto"), (False, "plain")])
+def test_compiling_uses_kernels_where_they_run(
+    path: Path, monkeypatch: pytest.MonkeyPatch, runs: bool, expected: str
+) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(converter, "uses_kernels", lambda config, device: runs and config.enabled)
+    monkeypatch.setattr(converter, "compile_components", lambda *_, kernels, **__: given.append(kernels))
+    compiling = CompileConfig(enabled=True)
+    made = Converter(path, device=torch.device("cpu"), dtype=torch.float32, compile=compiling, shapes=SHAPES)
+    made.close()
+    assert given == [expected]
+
+
 class Units:
     """An `EngineWork` of units that are in flight, and leave no time, until `rest`."""
 

@@ -6,10 +6,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
+from models.errors import SettingsError
 from models.graphs.compiler import reset_compiler
 from models.graphs.region_graphs import compile_counters
 from models.layers.weights import assign_weights
+from models.token2wav.backends import Kernels
+from models.token2wav.hift.hift import Hift, HiftBackend
+from models.token2wav.s3gen import region_table
 from models.token2wav.s3gen.components import S3Modes, compile_components
 from models.token2wav.s3gen.model import S3Gen
 from models.token2wav.s3gen.region_table import S3Regions, S3Shapes
@@ -78,6 +83,77 @@ def test_modes_of_components(monkeypatch: pytest.MonkeyPatch) -> None:
         S3Modes(f0="fast")  # type: ignore[arg-type]
 
 
+class StubbedFused:
+    """The plain HiFT as a fused backend, which counts its calls."""
+
+    is_fused = True
+
+    def __init__(self, hift: Hift):
+        self.hift, self.m_source, self.n_calls = hift, hift.m_source, 0
+
+    def f0(self, mel: Tensor, n_frames: Tensor) -> Tensor:
+        return self.hift.f0(mel, n_frames)
+
+    def decode(self, mel: Tensor, source: Tensor, n_frames: Tensor) -> Tensor:
+        self.n_calls += 1
+        return self.hift.decode(mel, source, n_frames)
+
+
+@pytest.fixture
+def stubbed(monkeypatch: pytest.MonkeyPatch) -> list[StubbedFused]:
+    """Simulates a device with kernels. The fused backends that are made."""
+    made: list[StubbedFused] = []
+
+    def choose(hift: Hift, kernels: Kernels) -> HiftBackend:
+        if kernels == "plain":
+            return hift
+        made.append(StubbedFused(hift))
+        return made[-1]
+
+    monkeypatch.setattr(region_table, "hift_backend", choose)
+    return made
+
+
+def test_kernels_decode_until_the_release(stubbed: list[StubbedFused]) -> None:
+    synthesizer = S3Synthesizer(tiny_s3gen.make(), SHAPES, steps=(2,))
+    names, (expected, *_) = synthesizer.model.state_dict().keys(), synthesizer.speak(spoken())
+    assert not stubbed, "expected the plain module in a new table"
+    assert synthesizer.regions.use_kernels("auto")
+    for n_calls in (2, 4):
+        assert_close(synthesizer.speak(spoken())[0], expected, 0)
+        assert stubbed[0].n_calls == n_calls, "expected a call for each of two batches"
+    assert synthesizer.model.state_dict().keys() == names
+    synthesizer.release()
+    assert_close(synthesizer.speak(spoken())[0], expected, 0)
+    assert stubbed[0].n_calls == 4, "expected the plain module after the release"
+
+
+def test_hift_on_kernels_does_not_compile(stubbed: list[StubbedFused], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mode other than the default compiles, without kernels."""
+    regions, compiled = S3Regions(tiny_s3gen.make(), SHAPES), list[str]()
+    for method in ("compile", "compile_parts"):
+        monkeypatch.setattr(regions, method, lambda names, **_: compiled.extend(names))
+    cases: tuple[tuple[S3Modes, Kernels, bool, bool], ...] = (
+        (S3Modes(), "auto", True, False),
+        (S3Modes(), "plain", False, True),
+        (S3Modes(hift="max-autotune"), "fused", False, True),
+        (S3Modes(hift="off"), "auto", False, False),
+    )
+    for modes, kernels, is_fused, compiles in cases:
+        compiled.clear()
+        stubbed.clear()
+        compile_components(regions, modes, captures=True, kernels=kernels)
+        assert (bool(stubbed), "mel2wav" in compiled) == (is_fused, compiles), (modes.hift, kernels)
+        assert {"s3_pitch", "tokenizer", "flow.encoder"} <= {*compiled}
+
+
+def test_kernels_are_refused_on_a_cpu() -> None:
+    regions = S3Regions(tiny_s3gen.make(), SHAPES)
+    assert not regions.use_kernels("auto")
+    with pytest.raises(SettingsError, match="fused kernels: expected a CUDA device with Triton, got cpu"):
+        regions.use_kernels("fused")
+
+
 def on_gpu() -> S3Gen:
     model = tiny_s3gen.make()
     weights = {name: tensor.cuda() for name, tensor in model.state_dict().items()}
@@ -87,13 +163,14 @@ def on_gpu() -> S3Gen:
 
 
 @pytest.mark.gpu
-def test_compiled_and_captured_components_on_a_gpu() -> None:
+@pytest.mark.parametrize("kernels", ["plain", "fused"])
+def test_compiled_and_captured_components_on_a_gpu(kernels: Kernels) -> None:
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     try:
         synthesizer = S3Synthesizer(on_gpu(), SHAPES, steps=(2,))
         expected = synthesizer.speak(spoken())
-        compile_components(synthesizer.regions, S3Modes(), captures=True)
+        compile_components(synthesizer.regions, S3Modes(), captures=True, kernels=kernels)
         synthesizer.regions.capture()
         warm = compile_counters()
         for got, sound in zip(synthesizer.speak(spoken()), expected, strict=True):

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from models.errors import SettingsError
+from models.token2wav import backends
+from models.token2wav.backends import flow_backend, hift_backend
 from models.token2wav.flow.flow_backend import FlowBackend, PlainFlow
 from models.token2wav.flow.flow_state import ChunkSlots, FlowState, SolveInputs
-from models.token2wav.stream import backends
-from models.token2wav.stream.backends import flow_backend, hift_backend
 from models.token2wav.stream.vocoder import Chunk
 from tests.models.compare import assert_same
 from tests.models.token2wav.stream.vocoders import make_tokens, make_vocoder, make_voice
