@@ -121,18 +121,15 @@ class GraphCompiler:
     def _calls_by_target(self) -> dict[Target, list[Callable[[], None]]]:
         """Target -> every call of its warm-up that no earlier target makes.
 
-        Different targets may run at the same time: they access the scratch slot alone, and each has tensors of its own
-        there. Flow and HiFT share a table, whose `clear_scratch` may also empty the scratch slot of the other's call,
-        which then computes other values from valid rows.
+        Targets may run at the same time: each has tensors of its own in the scratch slot. A call of flow or HiFT may
+        empty the scratch slot of the other's, which then computes other values from valid rows.
         """
         found: dict[Target, list[Callable[[], None]]] = {}
         seen: set[str] = set()
         for target, regions in self._warmed.items():
-            table = self._tables.get(COMPILE_TARGETS[target].table)
-            if table is None:
-                continue
             for region in [name for name in regions if name not in seen]:
                 seen.add(region)
+                table = self._tables[COMPILE_TARGETS[target].table]
                 for bucket, variant in table.calls(region):
                     found.setdefault(target, []).append(partial(table.call_example, region, bucket, variant))
         return found
@@ -233,16 +230,17 @@ class GraphCompiler:
     def _calls_before_capture(self, table: RegionTable, region: str) -> list[tuple[Bucket, dict[str, Any]]]:
         """The calls of a region before it is captured.
 
-        A region whose layers all run on kernels needs few of them: none if its kernels have just been built, and one,
-        which creates library handles, if the cache has them all: kernels are read from disk during a capture too. With
-        an incomplete cache the smallest and largest sizes run.
+        A region whose layers all run on kernels needs none if they have just been built, and one, which creates library
+        handles, if the cache has them all. With an incomplete cache its smallest and largest sizes run.
         """
         calls = table.calls(region)
         owners = [name for name in self._owners(region) if name in self._targets]
         if not (self._captures and self._by_kernels.issuperset(owners) and calls):
             return calls
-        if self._kernels_built or self._is_warm:
-            return [] if self._kernels_built else calls[:1]
+        if self._kernels_built:
+            return []
+        if self._is_warm:
+            return calls[:1]
         ends = {axis: {min(b[axis] for b, _ in calls), max(b[axis] for b, _ in calls)} for axis in calls[0][0]}
         edges = [(bucket, calls[0][1]) for bucket, _ in calls if all(bucket[axis] in ends[axis] for axis in bucket)]
         return [edge for i, edge in enumerate(edges) if edge not in edges[:i]]

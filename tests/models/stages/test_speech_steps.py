@@ -258,7 +258,7 @@ def test_advance_uses_as_few_region_calls_as_possible(tiny_model: OmniModel, beg
     first = 24 - max(begun, 3)  # steps that fit into the smaller bucket
     assert sum(call["n_steps"] for call in calls if call["kv_len"] == 24) == first, f"got {calls}"
     n_steps = [call["n_steps"] for call in calls]
-    assert n_steps == ([18, 1, 1, 1, 1, 1, 1, 1] if begun == 1 else [18, 1, 1, 5]), f"got {n_steps}"
+    assert n_steps == [6, 6, 6, *([1] * 7 if begun == 1 else [1, 1, 5])], f"got {n_steps}"
 
 
 @pytest.mark.parametrize("slot", [-1, 4, 99])
