@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from models.kernels.launch import launch_options
 from models.token2wav.flow.block_table import SlotMapping
@@ -24,6 +25,8 @@ from models.token2wav.flow.conformer import (
 from models.token2wav.flow.fused_linear import MAX_ROWS, Epilogue, LinearWeights, Norm, product
 
 _EPS = 1e-12
+# For many rows. Without cuDNN, which plans each shape for a tenth of a second and is not faster here.
+_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _QUERIES, _KEYS = 16, 64  # per tile
 _WARPS = 4
 
@@ -55,7 +58,8 @@ class FusedLayers:
         B, T, D = x.shape
         width = mapping.cached.shape[1]
         if B * T > MAX_ROWS or 1 - T < TABLE_FIRST or T + width > TABLE_END:
-            return run_layers(stack, x, mapping, caches)
+            with sdpa_kernel(_ATTENTION):
+                return run_layers(stack, x, mapping, caches)
         rows, dtype = x.reshape(B * T, D).float(), x.dtype
         layers = self.layers[stack]
         inner = len(layers[0].w_1.weight)
