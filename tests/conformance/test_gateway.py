@@ -28,7 +28,8 @@ UPDATE_S = 3.0  # `queue_update` arrives at least this often
 
 @pytest.fixture(autouse=True)  # each test begins with all slots free
 def http(servers: Servers) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://127.0.0.1:{servers.gateway}", timeout=60, trust_env=False) as client:
+    base = f"http://127.0.0.1:{servers.gateway}"
+    with httpx.Client(base_url=base, timeout=60, trust_env=False, verify=False) as client:
         wait(lambda: client.get("/status").json()["slots"]["free"] == N_SLOTS, "all slots to be free")
         yield client
 
