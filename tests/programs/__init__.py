@@ -1,0 +1,1 @@
+"""Programs that tests start: forked from a process that has imported their modules, or as `python -m` starts them."""
