@@ -1,1 +1,0 @@
-"""Programs that tests start: forked from a process that has imported their modules, or as `python -m` starts them."""

@@ -30,9 +30,10 @@ def main(fd: int, modules: list[str]) -> None:
     """Serve requests, and run the program of the request in a child."""
     import_all(modules)
     request = _serve(socket.socket(fileno=fd))
-    if request is not None:
-        sys.modules.pop(request["module"], None)
-        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    if request is None:
+        os._exit(0)  # there is nothing to clear
+    sys.modules.pop(request["module"], None)
+    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
 def _serve(connection: socket.socket) -> dict[str, Any] | None:
