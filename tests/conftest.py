@@ -4,21 +4,30 @@ With `-n`, one process distributes the tests and runs none. It imports neither t
 run tests start after it, so its imports would delay them.
 """
 
+import gc
 import os
 import sys
 from importlib.util import find_spec
 
 import pytest
 
+from tests.programs.ending import end_without_clearing
+
+gc.disable()  # imports make no garbage; `tests.scheduling` enables it
 RUNS_TESTS = ("tests.process_settings", "tests.conformance.servers")
+
+
+def is_started_by_xdist() -> bool:
+    return "PYTEST_XDIST_WORKER" in os.environ
 
 
 def distributes(arguments: list[str]) -> bool:
     """Whether the command line makes this process distribute tests: xdist starts those that run them without one."""
-    is_started_by_xdist = "PYTEST_XDIST_WORKER" in os.environ
-    return not is_started_by_xdist and any(one.startswith(("-n", "--numprocesses")) for one in arguments)
+    return not is_started_by_xdist() and any(one.startswith(("-n", "--numprocesses")) for one in arguments)
 
 
+if is_started_by_xdist():  # which ignores the exit status
+    end_without_clearing()
 pytest_plugins = ("tests.scheduling", *(() if distributes(sys.argv) else RUNS_TESTS))
 
 # Tests marked `alone` measure real time. On a machine that others share, a pause of the whole machine fails them.

@@ -77,7 +77,7 @@ class ServedProgram:
 
         def has_fields() -> bool:
             with suppress(httpx.HTTPError, ValueError):
-                answer.update(httpx.get(f"http://127.0.0.1:{self.port}{path}", trust_env=False).json())
+                answer.update(httpx.get(f"http://127.0.0.1:{self.port}{path}", trust_env=False, verify=False).json())
             return fields.items() <= answer.items()
 
         self._until(has_fields)
@@ -89,7 +89,7 @@ class ServedProgram:
 
     def text(self, path: str) -> str:
         """Body of a GET request."""
-        return httpx.get(f"http://127.0.0.1:{self.port}{path}", trust_env=False).text
+        return httpx.get(f"http://127.0.0.1:{self.port}{path}", trust_env=False, verify=False).text
 
     def cpu_s(self) -> float:
         """CPU seconds since the start."""

@@ -28,8 +28,15 @@ UPDATE_S = 3.0  # `queue_update` arrives at least this often
 
 @pytest.fixture(autouse=True)  # each test begins with all slots free
 def http(servers: Servers) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://127.0.0.1:{servers.gateway}", timeout=60, trust_env=False) as client:
-        wait(lambda: client.get("/status").json()["slots"]["free"] == N_SLOTS, "all slots to be free")
+    base = f"http://127.0.0.1:{servers.gateway}"
+    with httpx.Client(base_url=base, timeout=60, trust_env=False, verify=False) as client:
+
+        def is_idle() -> bool:
+            status = client.get("/status").json()
+            # A client that closes while it waits may still get a slot until the gateway has read that.
+            return (status["slots"]["free"], status["queue_length"], status["connections"]) == (N_SLOTS, 0, 0)
+
+        wait(is_idle, "all slots to be free and no client")
         yield client
 
 

@@ -37,7 +37,7 @@ def recording_servers(servers: Servers, tmp_path_factory: pytest.TempPathFactory
 
 @contextmanager
 def api(port: int) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False, timeout=30) as client:
         yield client
 
 

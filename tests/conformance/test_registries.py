@@ -28,7 +28,8 @@ TYPES = {
 
 @pytest.fixture
 def http(servers: Servers) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://127.0.0.1:{servers.gateway}", timeout=60, trust_env=False) as client:
+    base = f"http://127.0.0.1:{servers.gateway}"
+    with httpx.Client(base_url=base, timeout=60, trust_env=False, verify=False) as client:
         yield client
 
 

@@ -2,17 +2,15 @@
 
 import asyncio
 import json
-import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.programs.start import start
+
 # Flags of a fake worker that listens for a second and then speaks for eight.
 TALKATIVE = ("--slots", "4", "--listen", "1", "--speak", "8")
 START_S = 120.0
@@ -20,20 +18,11 @@ POLL_S = 0.02
 
 
 class ServerProcess:
-    """`python -m ...` in the root folder, until `kill`. port: port that it listens on."""
+    """`python -m command...` in the root folder, until `kill`. port: port that it listens on."""
 
     def __init__(self, *command: str, port: int = 0):
         """port: 0 reads it from the log."""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", *command],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
+        self.process = start(command[0], command[1:])
         self.port = port
         self.lines: list[str] = []
         self._listens = threading.Event()

@@ -10,7 +10,8 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, expect
 
 from tests.e2e.browser import WAIT_S, open_browser
-from tests.e2e.serving import ROOT, ServerProcess, gateway_with_fake_worker
+from tests.e2e.serving import ServerProcess, gateway_with_fake_worker
+from tests.programs.start import ROOT
 
 pytestmark = pytest.mark.programs
 

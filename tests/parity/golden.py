@@ -8,7 +8,7 @@ import json
 import lzma
 import shutil
 import tempfile
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,16 @@ def read_tensors(folder: Path, stem: str) -> tuple[dict[str, torch.Tensor], dict
     if plain.exists():
         with safe_open(plain, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    return load_packed(packed) if packed.exists() else ({}, {})
+    if not packed.exists():
+        return {}, {}
+    tensors, header = unpacked(packed, packed.stat().st_mtime_ns)
+    return {name: tensor.clone() for name, tensor in tensors.items()}, dict(header)
+
+
+@cache
+def unpacked(file: Path, _changed: int) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors and header of a packed file, not to be changed: decompression takes longer than most comparisons."""
+    return load_packed(file)
 
 
 def completed(tensors: dict[str, torch.Tensor], trimmed: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -2,6 +2,10 @@
 
 import pytest
 
+from tests.server.shared_validators import share_validators
+
+share_validators()
+
 
 @pytest.fixture(autouse=True)
 def poll_workers_often(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def with_own_data_dir(config: Config) -> Config:
 def gateway_of(n_workers: int = 1, *, config: Config | None = None, **options: Any) -> Gateway:
     """A gateway whose workers are not polled. options: of `ServeOptions`."""
     addresses = [WorkerAddress("127.0.0.1", 9 + index) for index in range(n_workers)]
-    http = httpx.AsyncClient(trust_env=False)  # sends no request
+    http = httpx.AsyncClient(trust_env=False, verify=False)  # sends no request; loads no CA certificates
     config = with_own_data_dir(config or default_config())
     return build_gateway(config, http, ServeOptions(addresses, Path("/nonexistent"), **options))[0]
 

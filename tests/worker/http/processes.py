@@ -1,10 +1,7 @@
 """A real worker process on a free port, which runs the embedded checkpoint on the CPU with one thread."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -15,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from models.checkpoint.embedded import TINY
+from tests.programs.start import start
 
 ROOT = Path(__file__).parents[3]
 # Generous limits for a loaded machine with two slow cores; exceeding them means a hang.
@@ -45,19 +43,9 @@ class WorkerProcess:
         given = dict(config or {})
         given["model"] = {"model_path": str(ROOT / TINY), **given.get("model", {})}
         path.write_text(json.dumps(given), encoding="utf-8")
-        own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        own |= {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"), "DUOLOGUE_SERVICE_DATA_DIR": str(folder / "data")}
-        command = [sys.executable, "-m", program, "--port", "0", "--config", str(path), "--device", "cpu", *flags]
-        self.process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **own, **environ},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
+        own = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"), "DUOLOGUE_SERVICE_DATA_DIR": str(folder / "data")}
+        arguments = ["--port", "0", "--config", str(path), "--device", "cpu", *flags]
+        self.process = start(program, arguments, {**own, **environ})
         self.port = 0
         self.lines: list[str] = []
         self._listens = threading.Event()
