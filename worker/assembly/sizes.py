@@ -9,8 +9,8 @@ from worker.config.session import EngineConfig
 SPEECH_ROWS = 4096
 POOLED_SPEECH_ROWS = 1024  # of a shared pool for each slot: 28 s of speech in one turn on average, at 36 rows a second
 PAGE_ROWS = 128  # of a shared pool; a multiple of the kernels' tiles of keys
-# Sessions in one call of the vocoder's graphs. Such a call occupies an H200 for 33 ms, so that two calls take as long as
-# one of twice as many, and half of the sessions have their sound earlier. Each size takes half a second to capture.
+# Sessions in one call of the vocoder's graphs. Such a call occupies an H200 for 33 ms, so that two take as long as
+# one of all, and half of the sessions have their sound earlier. Each size takes half a second to capture.
 MOST_AT_ONCE = 32
 # Without compiling and capturing a size costs nothing, and time grows with what is padded. A frame of the page has 1024
 # patches.
