@@ -10,6 +10,8 @@ a GPU without virtual memory management, the whole block is allocated at once.
 
 import contextlib
 import ctypes
+import logging
+import threading
 import weakref
 from collections import Counter
 from functools import cache
@@ -18,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+LOG = logging.getLogger(__name__)
 # Values of the driver's header, cuda.h.
 _OUT_OF_MEMORY = 2
 _HAS_VIRTUAL_MEMORY = 102  # a device's attribute
@@ -73,6 +76,7 @@ _ARGUMENTS = {
 }
 
 _mapped: Counter[int] = Counter()  # bytes by device
+_mapped_lock = threading.Lock()
 
 
 def mapped_bytes(device: torch.device) -> int:
@@ -101,13 +105,13 @@ class GrowingMemory:
         self._addresses: _Addresses | None = None
         if device.type == "cpu":
             self.tensor = torch.from_numpy(np.zeros(n_bytes, np.uint8))  # torch.zeros writes, and so takes, every page
-        elif device.type == "cuda" and _has_virtual_memory(index := torch.empty(0, device=device).get_device()):
-            self._addresses = addresses = _Addresses(n_bytes, index)
+        elif device.type == "cuda" and (addresses := _reserved(n_bytes, torch.empty(0, device=device).get_device())):
+            self._addresses = addresses
             block = _Block(addresses.first, n_bytes)
             # Not at exit: the driver frees everything with the process.
             weakref.finalize(block, addresses.free).atexit = False
             addresses.map(held_bytes)
-            self.tensor = torch.as_tensor(block, device=torch.device("cuda", index))
+            self.tensor = torch.as_tensor(block, device=torch.device("cuda", addresses.device))
             assert self.tensor.data_ptr() == addresses.first, "expected a tensor over the block, got a copy"
             self.tensor[: self.held_bytes].zero_()
         else:
@@ -174,7 +178,8 @@ class _Addresses:
             _call("cuMemUnmap", end, n_more)
             raise
         self.n_mapped += n_more
-        _mapped[self.device] += n_more
+        with _mapped_lock:
+            _mapped[self.device] += n_more
 
     def _take(self, n_bytes: int) -> ctypes.c_ulonglong:
         """A handle of memory of the GPU."""
@@ -183,22 +188,38 @@ class _Addresses:
         try:
             _call("cuMemCreate", *arguments)
         except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
+            with contextlib.suppress(RuntimeError):  # not possible beside a capture
+                torch.cuda.empty_cache()
             _call("cuMemCreate", *arguments)
         return handle
 
     def free(self) -> None:
-        """Wait for the device and give memory and addresses back."""
-        with contextlib.suppress(RuntimeError):  # a device in an error state; memory is freed all the same
+        """Wait for the device and give memory and addresses back; on an error of the device they stay taken."""
+        try:
             torch.cuda.synchronize(self.device)
-        if self.n_mapped:
-            _call("cuMemUnmap", self.first, self.n_mapped)
+            if self.n_mapped:
+                _call("cuMemUnmap", self.first, self.n_mapped)
+            _call("cuMemAddressFree", self.first, self._n_reserved)
+        except RuntimeError as error:
+            LOG.warning("memory of voices: expected to give it back, got %s", error)
+            return
+        with _mapped_lock:
             _mapped[self.device] -= self.n_mapped
-            self.n_mapped = 0
-        _call("cuMemAddressFree", self.first, self._n_reserved)
+        self.n_mapped = 0
 
     def _whole_units(self, n_bytes: int) -> int:
         return -(-n_bytes // self._unit) * self._unit
+
+
+def _reserved(n_bytes: int, device: int) -> _Addresses | None:
+    """Reserved addresses; None if the device or its driver does not support them."""
+    try:
+        return _Addresses(n_bytes, device) if _has_virtual_memory(device) else None
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, RuntimeError) as error:
+        LOG.info("memory that grows: not supported, all is taken at once: %s", error)
+        return None
 
 
 @cache

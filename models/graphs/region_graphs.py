@@ -323,6 +323,8 @@ class RegionTable:
             made.append(graph)
             if not is_warm or graph.was_retried:  # only then has anything run
                 self.clear_scratch()
+        if is_warm:  # earlier calls may have failed half-way
+            self.clear_scratch()
         self._captured_names.add(name)
         n_bytes, n_retried = torch.cuda.memory_reserved() - reserved, sum(graph.was_retried for graph in made)
         return CaptureFacts(len(made), time.perf_counter() - start, n_bytes, n_retried)

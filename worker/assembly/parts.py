@@ -224,6 +224,7 @@ def assemble(
         )
         if compiled_vocoder is not None and not vocoder.regions.kernels:  # no kernel supports these sizes
             vocoder.use_plain(compiled_vocoder)
+        _check_room_for_voices(vocoder, config.voices_s)
     return EngineParts(
         model=model,
         unit_steps=UnitSteps(runner, Speaker(runner) if model.config.init_tts else None),
@@ -234,6 +235,17 @@ def assemble(
         compiled_shapes=compiled,
         compiled_vocoder_shapes=compiled_vocoder,
     )
+
+
+def _check_room_for_voices(vocoder: Vocoder, voices_s: float) -> None:
+    """Check that all voices fit that the setting allows. Raises: SettingsError."""
+    if vocoder.device.type != "cuda":
+        return
+    missing, (free, _) = vocoder.n_bytes - vocoder.held_bytes, torch.cuda.mem_get_info(vocoder.device)
+    if missing > free:
+        expected = f"seconds that fit {free / 2**30:.1f} GiB of free GPU memory"
+        got = f"{voices_s:g}, which take up to {missing / 2**30:.1f} GiB more"
+        raise SettingsError("duplex.voices_s", expected=expected, got=got)
 
 
 def _use_kernels(model: OmniModel) -> None:

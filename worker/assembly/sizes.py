@@ -9,9 +9,6 @@ from worker.config.session import EngineConfig
 SPEECH_ROWS = 4096
 POOLED_SPEECH_ROWS = 1024  # of a shared pool for each slot: 28 s of speech in one turn on average, at 36 rows a second
 PAGE_ROWS = 128  # of a shared pool; a multiple of the kernels' tiles of keys
-# Sessions in one call of the vocoder's graphs. Such a call occupies an H200 for 33 ms, so that two take as long as
-# one of all, and half of the sessions have their sound earlier. Each size takes half a second to capture.
-MOST_AT_ONCE = 32
 # Without compiling and capturing a size costs nothing, and time grows with what is padded. A frame of the page has 1024
 # patches.
 EAGER_SIZES = {
@@ -47,8 +44,7 @@ def vocoder_shapes_of(batch: tuple[int, ...], *, by_kernels: bool, eager: bool) 
         return VocoderShapes(batch=batch, **EAGER_VOCODER_SIZES)
     if by_kernels:  # kernels read only the valid columns, so one size is enough; the tokens of a batch are padded
         # The first piece of a unit with the default `sound_ramp`, the rest of it, and whole seconds or ends of turns.
-        some = tuple(size for size in batch if size <= MOST_AT_ONCE) or (MOST_AT_ONCE,)
-        return VocoderShapes(batch=some, speech_tokens=(8, 17, 28), columns=(1664,))
+        return VocoderShapes(batch=batch, speech_tokens=(8, 17, 28), columns=(1664,))
     return VocoderShapes(batch=batch)
 
 

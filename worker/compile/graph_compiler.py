@@ -230,20 +230,14 @@ class GraphCompiler:
     def _calls_before_capture(self, table: RegionTable, region: str) -> list[tuple[Bucket, dict[str, Any]]]:
         """The calls of a region before it is captured.
 
-        A region whose layers all run on kernels needs none if they have just been built, and one, which creates library
-        handles, if the cache has them all. With an incomplete cache its smallest and largest sizes run.
+        A region whose layers all run on kernels needs none if they have just been built, and else one, which creates
+        library handles: kernels are read from disk, or at worst built, during a capture too.
         """
         calls = table.calls(region)
         owners = [name for name in self._owners(region) if name in self._targets]
         if not (self._captures and self._by_kernels.issuperset(owners) and calls):
             return calls
-        if self._kernels_built:
-            return []
-        if self._is_warm:
-            return calls[:1]
-        ends = {axis: {min(b[axis] for b, _ in calls), max(b[axis] for b, _ in calls)} for axis in calls[0][0]}
-        edges = [(bucket, calls[0][1]) for bucket, _ in calls if all(bucket[axis] in ends[axis] for axis in bucket)]
-        return [edge for i, edge in enumerate(edges) if edge not in edges[:i]]
+        return [] if self._kernels_built else calls[:1]
 
     def _untargeted(self) -> list[tuple[RegionTable, str]]:
         """Regions that no configured target runs."""

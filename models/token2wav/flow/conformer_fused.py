@@ -4,6 +4,7 @@ Contains the order of the launches and the kernel of attention with distance sco
 to rounding, except that the residual stream stays in float32. Requires Triton.
 """
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from models.token2wav.flow.conformer import (
 from models.token2wav.flow.fused_linear import MAX_ROWS, Epilogue, LinearWeights, Norm, product
 
 _EPS = 1e-12
-# For many rows. Without cuDNN, which plans each shape for a tenth of a second and is not faster here.
+# Of graphs for many rows. Without cuDNN, which plans each shape for a tenth of a second and is not faster here.
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _QUERIES, _KEYS = 16, 64  # per tile
 _WARPS = 4
@@ -58,7 +59,7 @@ class FusedLayers:
         B, T, D = x.shape
         width = mapping.cached.shape[1]
         if B * T > MAX_ROWS or 1 - T < TABLE_FIRST or T + width > TABLE_END:
-            with sdpa_kernel(_ATTENTION):
+            with sdpa_kernel(_ATTENTION) if x.is_cuda and torch.cuda.is_current_stream_capturing() else nullcontext():
                 return run_layers(stack, x, mapping, caches)
         rows, dtype = x.reshape(B * T, D).float(), x.dtype
         layers = self.layers[stack]

@@ -7,8 +7,8 @@ Schema (n slots: 2 S of sessions, the scratch slot, V of voices; slots and rows 
 the largest number of Euler steps):
     token_rows  [n_layers, 2, rows, H, hd]       keys and values at token rate; model dtype, as the next four
     mel_rows    [n_up_layers, 2, rows, H, hd]    keys and values at mel rate
-    dit_rows    N x [depth, 2, 2, rows, H, hd]   keys and values per Euler step, conditional and unconditional; views of
-                                                 one block of memory in the order [rows, N, depth, 2, 2, H, hd]
+    dit_rows    N x [depth, 2, 2, rows, H, hd]   keys and values per Euler step, conditional and unconditional; each is
+                                                 a view of a block of memory in the order [rows, depth, 2, 2, H, hd]
     lookahead_tail [n, 2, D], up_tail [n, 4, D]  inputs of the encoder's causal convolutions
     dit_tails   N x [n, depth, 2, 2, 2, width]   inputs of the estimator's convolutions, per Euler step: conditional or
                                                  not, first or second convolution, frame
@@ -18,8 +18,9 @@ the largest number of Euler steps):
 `encode` advances the token and mel tables and the encoder's tails; `solve` advances the estimator's table and tails.
 Both read the slots that sessions are in and write the slots that sessions move to.
 
-`dit_rows` are by far the largest tensors. Their block holds memory for all rows of sessions from the start, and for
-rows of voices from `grow_voices` on. On a GPU an access to a row without memory is an error that ends the process.
+`dit_rows` are by far the largest tensors. Their blocks hold memory for all rows of sessions from the start, and for
+rows of voices from `grow_voices` on. Code that reads whole tensors, such as compiled graphs that copy their inputs,
+needs memory for all rows. On a GPU an access to a row without memory is an error that ends the process.
 `encode` and `solve` access the rows that tables list, the rows of a slot's ring or voice that receive new frames,
 ZERO_ROW and SPILL_ROW, and no others.
 """
@@ -143,12 +144,12 @@ class FlowState:
         head = (encoder.heads, encoder.width // encoder.heads)
         self.token_rows = zeros(encoder.n_layers, 2, self.token_table.n_rows, *head)
         self.mel_rows = zeros(encoder.n_up_layers, 2, self.mel_table.n_rows, *head)
-        rows = (self.dit_table.n_rows, sizes.max_steps, dit.depth, 2, 2, dit.heads, dit.head_dim)
+        rows = (self.dit_table.n_rows, dit.depth, 2, 2, dit.heads, dit.head_dim)
         self._dit_row_bytes = math.prod(rows[1:]) * dtype.itemsize
-        own_bytes = self.dit_table.first_voice_row * self._dit_row_bytes
-        self._dit_memory = GrowingMemory(rows[0] * self._dit_row_bytes, own_bytes, device)
-        block = self._dit_memory.tensor.view(dtype).view(rows)
-        self.dit_rows = [block[:, k].permute(1, 2, 3, 0, 4, 5) for k in range(sizes.max_steps)]
+        n_bytes, own_bytes = (n * self._dit_row_bytes for n in (rows[0], self.dit_table.first_voice_row))
+        # A block for each step: a compiled graph must not have inputs that share memory.
+        self._dit_memory = [GrowingMemory(n_bytes, own_bytes, device) for _ in range(sizes.max_steps)]
+        self.dit_rows = [memory.tensor.view(dtype).view(rows).permute(1, 2, 3, 0, 4, 5) for memory in self._dit_memory]
         self.lookahead_tail = zeros(n_slots, LOOKAHEAD_TAIL, encoder.width)
         self.up_tail = zeros(n_slots, UP_TAIL, encoder.width)
         tails = (n_slots, dit.depth, 2, N_CONVS, CONV_TAIL, dit.width)
@@ -179,14 +180,15 @@ class FlowState:
     @property
     def held_bytes(self) -> int:
         """Bytes of memory that the tensors hold now."""
-        return self.n_bytes - self._dit_memory.tensor.nbytes + self._dit_memory.held_bytes
+        return self.n_bytes + sum(memory.held_bytes - memory.tensor.nbytes for memory in self._dit_memory)
 
     def grow_voices(self, n_frames: int) -> None:
         """Let `dit_rows` hold the first `n_frames` rows of all voices, for work on the current stream. Never shrinks.
 
-        Raises: torch.OutOfMemoryError, with nothing changed; any other error of the device.
+        Raises: torch.OutOfMemoryError; any other error of the device. The rows of some steps may have grown then.
         """
-        self._dit_memory.grow((self.dit_table.first_voice_row + n_frames) * self._dit_row_bytes)
+        for memory in self._dit_memory:
+            memory.grow((self.dit_table.first_voice_row + n_frames) * self._dit_row_bytes)
 
     def copy_voice_facts(self, slots: Tensor, targets: Tensor) -> None:
         """Copy speaker and prompt length, which a chunk does not change, from `slots` [B] to `targets` [B]."""

@@ -32,6 +32,7 @@ from models.token2wav.stream.region_table import VocoderParts, VocoderRegions, V
 from models.token2wav.stream.regions import FlowContext, HiftContext
 from models.token2wav.stream.vocode import REFERENCE_RULES, VocodeRules, VocodeState
 from models.token2wav.stream.vocoder_future import SessionMove, VocoderFuture, VocoderSession
+from models.token2wav.stream.voice_rows import take_rows
 from models.token2wav.stream.windows import CHUNK_TOKENS
 from models.token2wav.voice.voice import Voice
 from models.token2wav.voice.voice_slots import VoiceSlots
@@ -108,6 +109,7 @@ class Vocoder:
         self._sessions: dict[int, VocoderSession] = {}
         self._next_voices: dict[int, VocoderSession] = {}  # sessions with the voice of their next turn
         self._free = list(range(self.sizes.n_sessions))
+        self._grow_plain()
 
     @property
     def n_free(self) -> int:
@@ -131,11 +133,18 @@ class Vocoder:
 
         Args:
             shapes: bucket sizes of the new table; None = unchanged.
+        Raises: torch.OutOfMemoryError if the rows of all voices do not fit the device.
         """
         self.regions.uncompile()
         if shapes is not None:
             self.shapes = shapes.fitted(self.sizes)
         self.regions = self._regions("plain")
+        self._grow_plain()
+
+    def _grow_plain(self) -> None:
+        """Take memory for the rows of all voices if the flow is plain: compiled code may copy a tensor as a whole."""
+        if "flow" not in self.regions.kernels:
+            self.state.grow_voices(self.sizes.voice_frames)
 
     def prepare(self, voice: Voice, n_steps: int | None = None) -> None:
         """Run a voice's prompt through the flow now, which makes a later `open` with this voice fast.
@@ -338,23 +347,14 @@ class Vocoder:
             got = f"{voice.n_frames}"
             raise AudioError("voice: mel frames", expected=f"at most {self.sizes.max_prompt}", got=got)
         size = self.shapes.fit("voice", "prompt", voice.n_frames)
-        slot, start = self.voices.allocate(key, voice.n_frames)
-        try:
-            with self._stream.work():
-                self._take_rows(start + voice.n_frames)
+        with self._stream.work():
+            slot, start = take_rows(self.voices, self.state, key, voice.n_frames)
+            try:
                 self._run_prompt(voice, n_steps, size, slot, start)
-        except BaseException:
-            self.voices.evict(slot)  # `find` must not return a voice whose preparation failed
-            raise
+            except BaseException:
+                self.voices.evict(slot)  # `find` must not return a voice whose preparation failed
+                raise
         return slot
-
-    def _take_rows(self, n_frames: int) -> None:
-        """Take memory for the first rows of all voices. Raises: SlotError if the device has too little."""
-        try:
-            self.state.grow_voices(n_frames)
-        except torch.OutOfMemoryError as error:
-            expected = f"memory of the device for {n_frames} mel frames of all voices"
-            raise SlotError("voice", expected=expected, got=f"too little ({error})") from error
 
     def _run_prompt(self, voice: Voice, n_steps: int, size: int, slot: int, start: int) -> None:
         speech_tokens = np.zeros((1, size // FRAMES_PER_TOKEN + self.lookahead), np.int64)

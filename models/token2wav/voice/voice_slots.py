@@ -74,6 +74,11 @@ class VoiceSlots:
         del self._by_slot[slot]
         self._free.append(slot)
 
+    def evict_unused(self) -> None:
+        """Evict every voice without a user."""
+        for slot in [slot for slot, entry in self._by_slot.items() if not entry.users]:
+            self.evict(slot)
+
     def _gap(self, entries: dict[int, _Entry], n_frames: int) -> int | None:
         """The first row of a gap of `n_frames` rows between the entries; None if there is none."""
         start = 0

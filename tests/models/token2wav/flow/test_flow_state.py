@@ -333,17 +333,16 @@ def test_refuses_sizes_below_one(settings_, what):
         FlowSizes(**({"n_sessions": 1, "n_voices": 1} | settings_))
 
 
-def test_the_first_rows_of_the_estimator_are_the_first_bytes_of_one_block():
+def test_the_first_rows_of_the_estimator_are_the_first_bytes_of_its_blocks():
+    """Each step has a block of its own: inputs of a compiled graph must not share memory."""
     state = Rig(FLOW).state
-    n_rows, n_steps = state.dit_table.n_rows, len(state.dit_rows)
-    block = state.dit_rows[0].untyped_storage()
-    row_bytes = block.nbytes() // n_rows
-    places = torch.arange(block.nbytes() // 4, dtype=torch.float32).view(n_rows, -1)  # exact, as below 2**24
-    torch.tensor([], dtype=torch.float32).set_(block).copy_(places.flatten())
-    assert row_bytes == 4 * n_steps * state.dit_rows[0][..., 0, :, :].numel()
-    for row in (0, 1, state.dit_table.first_voice_row, n_rows - 1):
-        seen = torch.cat([rows[..., row, :, :].flatten() for rows in state.dit_rows])
-        assert_same(seen, places[row], f"row {row}")
+    n_rows, blocks = state.dit_table.n_rows, [rows.untyped_storage() for rows in state.dit_rows]
+    assert len({block.data_ptr() for block in blocks}) == len(blocks) > 1
+    for rows, block in zip(state.dit_rows, blocks, strict=True):
+        places = torch.arange(block.nbytes() // 4, dtype=torch.float32).view(n_rows, -1)  # exact, as below 2**24
+        torch.tensor([], dtype=torch.float32).set_(block).copy_(places.flatten())
+        for row in (0, 1, state.dit_table.first_voice_row, n_rows - 1):
+            assert_same(rows[..., row, :, :].flatten(), places[row], f"row {row}")
 
 
 def test_growth_covers_the_rows_of_sessions_and_the_first_rows_of_voices(monkeypatch: pytest.MonkeyPatch):
@@ -362,4 +361,5 @@ def test_growth_covers_the_rows_of_sessions_and_the_first_rows_of_voices(monkeyp
     for n_frames in (20, 60):
         state.grow_voices(n_frames)
     first, row_bytes = state.dit_table.first_voice_row, held[0] // state.dit_table.n_rows
-    assert [n / row_bytes for n in held] == [first + 60, first, first + 20, first + 60]
+    grown = [n for n_frames in (20, 60) for n in [first + n_frames] * 2]  # of both steps
+    assert [n / row_bytes for n in held] == [first + 60, first] * 2 + grown

@@ -295,11 +295,30 @@ def test_a_voice_without_memory_fails_alone(monkeypatch: pytest.MonkeyPatch):
     for got, want in zip(vocoder.speak(turn[0]), undisturbed.speak(turn[0]), strict=True):
         assert_same(got, want)
     first = max(entry.start + entry.n_frames for entry in before.values())
-    assert asked == 3 * [first + new.n_frames]
+    assert asked == 6 * [first + new.n_frames], "expected a second attempt without unused voices"
     assert [v.open(new) for v in (vocoder, undisturbed)] == [3, 3]
     chunks = [*turn[1], Chunk(3, SPEECH_TOKENS)]
     for got, want in zip(vocoder.speak(chunks), undisturbed.speak(chunks), strict=True):
         assert_same(got, want)
+
+
+def test_a_voice_without_memory_takes_the_rows_of_unused_voices(monkeypatch: pytest.MonkeyPatch):
+    vocoder = make_vocoder()
+    for n in range(2):
+        vocoder.prepare(make_voice(n, 20))
+    held = 2 * make_voice(0, 20).n_frames
+
+    def grow(n_frames: int) -> None:
+        if n_frames > held:
+            raise torch.OutOfMemoryError("cuMemCreate: no room")
+
+    monkeypatch.setattr(vocoder.state, "grow_voices", grow)
+    session = vocoder.open(make_voice(2, 20))
+    (entry,) = vocoder.voices._by_slot.values()
+    assert entry.start == 0 and entry.users == 1, f"expected the first rows, and no other voice, got {entry}"
+    with pytest.raises(SlotError, match="got too little"):
+        vocoder.prepare(make_voice(3, 40))
+    vocoder.close(session)
 
 
 def test_every_turn_uses_the_same_sizes():
