@@ -11,9 +11,7 @@ a GPU without virtual memory management, the whole block is allocated at once.
 import contextlib
 import ctypes
 import logging
-import threading
 import weakref
-from collections import Counter
 from functools import cache
 from typing import Any
 
@@ -75,15 +73,15 @@ _ARGUMENTS = {
     "cuMemSetAccess": (_address, _size, ctypes.POINTER(_Access), _size),
 }
 
-_mapped: Counter[int] = Counter()  # bytes by device
-_mapped_lock = threading.Lock()
+_live: dict[int, "_Addresses"] = {}  # by first address
 
 
 def mapped_bytes(device: torch.device) -> int:
     """Bytes that growing blocks of this process hold on a GPU and that torch's memory figures do not contain."""
-    if device.type != "cuda" or not _mapped:
+    if device.type != "cuda" or not _live:
         return 0
-    return _mapped[torch.cuda.current_device() if device.index is None else device.index]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return sum(addresses.n_mapped for addresses in list(_live.values()) if addresses.device == index)
 
 
 class GrowingMemory:
@@ -162,6 +160,7 @@ class _Addresses:
         first = _address()
         _call("cuMemAddressReserve", ctypes.byref(first), self._n_reserved, 0, 0, 0)
         self.first = first.value
+        _live[self.first] = self
 
     def map(self, n_bytes: int) -> None:
         """Map memory to the first `n_bytes` bytes, with undefined content. Raises: as `GrowingMemory.grow`."""
@@ -178,8 +177,6 @@ class _Addresses:
             _call("cuMemUnmap", end, n_more)
             raise
         self.n_mapped += n_more
-        with _mapped_lock:
-            _mapped[self.device] += n_more
 
     def _take(self, n_bytes: int) -> ctypes.c_ulonglong:
         """A handle of memory of the GPU."""
@@ -203,9 +200,7 @@ class _Addresses:
         except RuntimeError as error:
             LOG.warning("memory of voices: expected to give it back, got %s", error)
             return
-        with _mapped_lock:
-            _mapped[self.device] -= self.n_mapped
-        self.n_mapped = 0
+        del _live[self.first]
 
     def _whole_units(self, n_bytes: int) -> int:
         return -(-n_bytes // self._unit) * self._unit

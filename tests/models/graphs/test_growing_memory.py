@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -46,7 +45,7 @@ class FalseDriver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> FalseDriver:
     driver = FalseDriver()
     monkeypatch.setattr(growing_memory, "_driver", lambda: driver)
-    monkeypatch.setattr(growing_memory, "_mapped", Counter())
+    monkeypatch.setattr(growing_memory, "_live", {})
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     return driver
 
@@ -128,6 +127,33 @@ def test_failed_growth_changes_nothing(
     driver.failing.clear()
     addresses.map(3 * UNIT)
     assert (addresses.n_mapped, held()) == (3 * UNIT, 3 * UNIT)
+
+
+@pytest.mark.parametrize("code", [801, None], ids=["refused", "no driver"])
+def test_a_driver_without_support_takes_everything_at_once(
+    code: int | None, driver: FalseDriver, monkeypatch: pytest.MonkeyPatch
+):
+    def missing() -> None:
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(growing_memory, "_has_virtual_memory", lambda device: True)
+    if code is None:
+        monkeypatch.setattr(growing_memory, "_driver", missing)
+    else:
+        driver.failing["cuMemAddressReserve"] = code
+    assert growing_memory._reserved(UNIT, 3) is None
+    driver.failing["cuMemAddressReserve"] = 2
+    if code is not None:
+        with pytest.raises(torch.OutOfMemoryError):
+            growing_memory._reserved(UNIT, 3)
+
+
+def test_memory_that_cannot_be_given_back_stays_counted(driver: FalseDriver, caplog: pytest.LogCaptureFixture):
+    addresses = _Addresses(4 * UNIT, 3)
+    addresses.map(UNIT)
+    driver.failing["cuMemUnmap"] = 700
+    addresses.free()
+    assert held() == UNIT and "CUDA_ERROR_OF_A_TEST" in caplog.text
 
 
 # --- on a GPU ----------------------------------------------------------------------------------
