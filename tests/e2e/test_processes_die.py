@@ -261,6 +261,7 @@ def test_sessions_outlive_their_gateway(cluster: Cluster) -> None:
                 await client.send_unit(sound_of(number))
                 if number in (2, 4):
                     await reached.wait()  # the answer is on its way
+                    await reached.wait()  # the next gateway runs
                 results.append(await anext(client))
             if name == "adx_one":
                 results += await moved(client)
@@ -288,6 +289,7 @@ def test_sessions_outlive_their_gateway(cluster: Cluster) -> None:
             for number in (signal.SIGKILL, signal.SIGTERM):
                 await reached.wait()
                 await restart(cluster, number)
+                await reached.wait()
             return await asyncio.gather(*talks)
 
     expected = asyncio.run(undisturbed())

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,15 +33,25 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield program
 
 
-def test_client_misses_no_deadline(server: ServerProcess, root: Path, tmp_path: Path) -> None:
-    out = tmp_path / "reply.wav"
+@contextmanager
+def talking(server: ServerProcess, root: Path, out: Path) -> Iterator[None]:
+    """A client that talks beside the block, and whose units must all keep their deadlines."""
     command = [sys.executable, "-m", "clients.talk", "--url", f"ws://127.0.0.1:{server.port}", "--input", str(VIDEO)]
     begun = time.monotonic()
-    done = subprocess.run(
-        [*command, "--out", str(out), "--tail", "0"], cwd=root, capture_output=True, text=True, timeout=TALK_S
-    )
+    with subprocess.Popen(
+        [*command, "--out", str(out), "--tail", "0"],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as client:
+        try:
+            yield
+            printed, _ = client.communicate(timeout=TALK_S)
+        finally:
+            client.kill()
     seconds = time.monotonic() - begun
-    assert done.returncode == 0, f"expected exit status 0, got {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    assert client.returncode == 0, f"expected exit status 0, got {client.returncode}:\n{printed}"
     talk = json.loads(out.with_suffix(".json").read_text())
     numbers = [unit["index"] for unit in talk["units"]]
     assert numbers == list(range(12)), f"expected one result for each of 12 units in order, got {numbers}"
@@ -49,7 +60,15 @@ def test_client_misses_no_deadline(server: ServerProcess, root: Path, tmp_path: 
     assert_audible(out)
 
 
-def test_page_has_no_gap_and_interrupts_at_once(server: ServerProcess, browser: Browser, tmp_path: Path) -> None:
+def test_page_has_no_gap_and_interrupts_at_once_beside_a_client(
+    server: ServerProcess, browser: Browser, root: Path, tmp_path: Path
+) -> None:
+    with talking(server, root, tmp_path / "reply.wav"):
+        page_talks(server, browser, tmp_path)
+
+
+def page_talks(server: ServerProcess, browser: Browser, tmp_path: Path) -> None:
+    """A conversation of the page without a gap in a turn, in which an interrupt silences it at once."""
     context = browser.new_context(viewport={"width": 1000, "height": 640})
     page = OpenPage(context, server.port, config=TURNS_ALOUD)
     page.start()
