@@ -24,8 +24,7 @@ bash scripts/audit.sh --offline
 # The type check runs beside the first tests, which leave part of the cores idle. It reads the results of earlier checks,
 # also of other checkouts: mypy compares the content of each file.
 types=$(mktemp)
-answers=$(mktemp)
-trap 'rm -f "$types" "$answers"' EXIT
+trap 'rm -f "$types"' EXIT
 types_cache=${XDG_CACHE_HOME:-$HOME/.cache}/duologue-tests/mypy
 "$PYTHON" -m mypy --cache-dir "$types_cache" server worker models launcher clients >"$types" 2>&1 &
 mypy=$!
@@ -53,19 +52,13 @@ if [[ -n $quick ]]; then
     ((empty == 0)) || fail "no test was run"
     exit "$failed"
 fi
-# The embedded talker answers beside the first tests too: its gate measures no time.
-bounds=training/evaluate/bounds.json talker=
-if [[ $# -eq 0 && -f $bounds ]]; then
-    "$PYTHON" -m training.evaluate --model assets/talker --gate --bounds "$bounds" >"$answers" 2>&1 &
-    talker=$!
-fi
 run_pytest "not alone" -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
 report_types
-if [[ -n $talker ]]; then
-    step "answers of the embedded talker"
-    wait "$talker" || failed=$?
-    cat "$answers"
-fi
 run_pytest alone "$@"
 ((empty < 2)) || fail "no test was run"
+bounds=training/evaluate/bounds.json
+if [[ $# -eq 0 && -f $bounds ]]; then
+    step "answers of the embedded talker"
+    "$PYTHON" -m training.evaluate --model assets/talker --gate --bounds "$bounds" || failed=$?
+fi
 exit "$failed"
