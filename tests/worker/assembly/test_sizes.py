@@ -1,12 +1,16 @@
 """Sizes of the regions, and what follows from running without compiling."""
 
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
+from models.errors import SettingsError
 from models.token2wav.settings import MEL_RATE
 from tests.worker.loop.engines import loaded, make_config
-from worker.assembly.parts import assemble, slot_bytes
+from worker.assembly.parts import _check_room_for_voices, assemble, slot_bytes
 from worker.assembly.sizes import EAGER_SIZES, EAGER_VOCODER_SIZES, PAGE_ROWS, speech_pages
 from worker.config.compile import CompileConfig
 from worker.loop.sessions import Sessions
@@ -54,3 +58,16 @@ def test_a_voice_is_no_longer_than_all_voices(voices_s: float, longest: float) -
         voices = VoiceManager(parts.unit_steps, vocoder)
         sessions = Sessions(parts.unit_steps, mock.Mock(), voices, mock.Mock(), config)
         assert sessions.max_prompt_s == expected, f"seconds: expected {expected}, got {sessions.max_prompt_s}"
+
+
+def test_refuses_voices_that_the_free_memory_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    gib = 1 << 30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * gib, 80 * gib))
+
+    def vocoder(device: str, missing: int) -> Any:
+        return SimpleNamespace(device=torch.device(device), n_bytes=5 * gib + missing, held_bytes=5 * gib)
+
+    _check_room_for_voices(vocoder("cuda", 2 * gib), 60.0)
+    _check_room_for_voices(vocoder("cpu", 9 * gib), 60.0)
+    with pytest.raises(SettingsError, match=r"voices_s: expected .* 2\.0 GiB of free GPU memory, got 90, .* 3\.0 GiB"):
+        _check_room_for_voices(vocoder("cuda", 3 * gib), 90.0)
