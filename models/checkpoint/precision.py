@@ -86,7 +86,7 @@ UNQUANTIZED = Precision()
 # encoder takes 0.42 GB more than in int8, a small part of the model. `int8` and `int4` save these bytes too.
 PRESETS: dict[Weights, Precision] = {
     "bf16": UNQUANTIZED,
-    "fp8": Precision(llm="int8", down="fp8", head="int8", tts="int8", apm="int8"),
+    "fp8": Precision(llm="int8", down="fp8", head="int8", apm="int8"),
     "int8": Precision(llm="int8", head="int8", tts="int8", vpm="int8", apm="int8"),
     "int4": Precision(llm="int4", head="int8", tts="int8", vpm="int8", apm="int8"),
 }

@@ -25,6 +25,8 @@ from models.layers.kv_cache import KVCache
 from models.layers.quantized import Weight
 from models.layers.transformer import DecoderLayer, LayerStack, RMSNorm
 
+STEP_WARPS = 16
+
 
 class _Layer(NamedTuple):
     """One layer's weights in the form that its products take."""
@@ -67,7 +69,7 @@ class FusedDecoder:
                 attended = slot_attention_pairs(inputs, kind, most=kv_len, pages=new.pages)
             stream, x = self._add_norm(stream, _linear_parts(attended, layer.o), layer.mlp_norm, layer.gate_up)
             added = _linear_parts(_gated(x, layer.gate_up), layer.down)
-        return add_rms_norm(stream, added, self.norm, self.eps)[1]
+        return add_rms_norm(stream, added, self.norm, self.eps, _norm_warps(stream))[1]
 
     def _add_norm(
         self, stream: Tensor, added: Tensor | None, norm: Tensor, weight: Weight
@@ -75,8 +77,8 @@ class FusedDecoder:
         """As `add_rms_norm`, the norm in the form that the product with `weight` takes."""
         kind = _pairs_of(stream, weight)
         if kind is None:
-            return add_rms_norm(stream, added, norm, self.eps)
-        return add_rms_norm_pairs(stream, added, norm, self.eps, kind)
+            return add_rms_norm(stream, added, norm, self.eps, _norm_warps(stream))
+        return add_rms_norm_pairs(stream, added, norm, self.eps, kind, _norm_warps(stream))
 
 
 def linear(x: Tensor, weight: Weight) -> Tensor:
@@ -87,6 +89,11 @@ def linear(x: Tensor, weight: Weight) -> Tensor:
     else:
         out = skinny_linear(rows, weight) if len(rows) <= MAX_ROWS else F.linear(rows, weight)
     return out.view(*x.shape[:-1], -1)
+
+
+def _norm_warps(stream: Tensor) -> int:
+    """Warps for the norm of a row. With one new row for each slot, few programs run, and more warps take less time."""
+    return STEP_WARPS if stream.shape[1] == 1 else 0
 
 
 def _pairs_of(stream: Tensor, weight: Weight) -> Kind | None:

@@ -76,6 +76,11 @@ def _has_pdl(index: int) -> bool:
     return not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(index) >= (9, 0)
 
 
+def has_large_tiles(device: torch.device) -> bool:
+    """Whether programs may hold 160 KB of shared memory and start before the previous kernel ends."""
+    return device.type != "cuda" or _capability(device.index) >= (9, 0)
+
+
 def has_native_fp8(device: torch.device) -> bool:
     """Whether a GPU has instructions for fp8 numbers (float8_e4m3fn)."""
     return device.type == "cuda" and _capability(device.index) >= (8, 9)

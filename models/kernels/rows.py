@@ -71,7 +71,13 @@ def _add_norm_kernel(
 
 
 def _add_norm(
-    x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, normed: Tensor | PairedRows
+    x: Tensor,
+    added: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    normed: Tensor | PairedRows,
+    warps: int = 0,
 ) -> Tensor:
     """Write the norm to `normed`. Returns: the sum."""
     W = x.shape[-1]
@@ -89,30 +95,31 @@ def _add_norm(
         rows, parts, weight, weight if bias is None else bias, stream, *target,
         rows.stride(0), parts.stride(-2), parts.stride(0), W, eps,
         PARTS=n_parts, CENTRED=bias is not None, BLOCK=triton.next_power_of_2(W),
-        PAIRED=isinstance(normed, PairedRows), num_warps=8 if W > 2048 else 4, **launch_options(x.device),
+        PAIRED=isinstance(normed, PairedRows), num_warps=warps or (8 if W > 2048 else 4), **launch_options(x.device),
     )  # fmt: skip
     return stream
 
 
-def add_rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, warps: int = 0) -> tuple[Tensor, Tensor]:
     """Add a layer's output to the residual stream and normalize the sum as `models.layers.transformer.RMSNorm` does.
 
     Args:
         x: [..., W].
         added: [..., W], or partial sums of it, or None.
         weight: [W].
+        warps: of a program; 0 = as many as pay for any number of rows. It changes the last bits of the norm.
     Returns: x + added (x itself if `added` is None) and its norm, both [..., W] in x's dtype.
     """
     normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return _add_norm(x, added, weight, None, eps, normed), normed
+    return _add_norm(x, added, weight, None, eps, normed, warps), normed
 
 
 def add_rms_norm_pairs(
-    x: Tensor, added: Tensor | None, weight: Tensor, eps: float, kind: Kind
+    x: Tensor, added: Tensor | None, weight: Tensor, eps: float, kind: Kind, warps: int = 0
 ) -> tuple[Tensor, PairedRows]:
     """Like `add_rms_norm`, with the norm as pairs for a weight of `kind`; W a multiple of 128."""
     normed = empty_pairs(x.shape, kind, x.device)
-    return _add_norm(x, added, weight, None, eps, normed), normed
+    return _add_norm(x, added, weight, None, eps, normed, warps), normed
 
 
 def add_layer_norm(x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:

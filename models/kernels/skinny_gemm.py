@@ -1,5 +1,8 @@
 """Skinny GEMM (split-K): Triton kernels for products of few rows with large weights, bound by reading the weights.
 
+Programs of a small weight read their share of it before the kernel ahead of them has ended, if they hold all of it at
+once: one tile, or up to four of a gated product. That hides most of the time that such a product takes.
+
 The bits of a row depend on that row and the weights alone: rows are the narrow side of the tile, and the split of K and
 the order of its sum follow from the weight's shape. Requires Triton.
 """
@@ -12,10 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.kernels.launch import launch_options, product_options
+from models.kernels.launch import SMALL_WEIGHT, has_large_tiles, launch_options, product_options
 from models.kernels.tile_ops import add_dot, silu_product
 
 MAX_ROWS = 64
+MAX_AHEAD = 4  # tiles that a program of a gated product reads ahead
 SUM_BLOCK = 1024  # elements per program of the sum
 
 
@@ -36,18 +40,19 @@ TILE_SIZES: dict[tuple[int, int], TileSizes] = {
     (24576, 4096): TileSizes(64, 64),
     (4096, 12288): TileSizes(64, 128, splits=4),
     (151748, 4096): TileSizes(64, 128),
-    (2304, 768): TileSizes(64, 64, splits=3, stages=3),
-    (768, 768): TileSizes(64, 64, splits=3, stages=3),
-    (6144, 768): TileSizes(32, 128, stages=3, warps=2),
-    (768, 3072): TileSizes(16, 128, splits=6, stages=3, warps=2),
+    (2304, 768): TileSizes(64, 256, splits=3),
+    (768, 768): TileSizes(64, 128, splits=6),
+    (6144, 768): TileSizes(32, 256),
+    (768, 3072): TileSizes(64, 512, splits=6),
     (6562, 768): TileSizes(32, 128),
     # Qwen3-TTS: the talker of 1.7B, then the code predictors and the talker of 0.6B.
-    (4096, 2048): TileSizes(64, 128, splits=4),
-    (2048, 2048): TileSizes(64, 128, splits=8),
+    (4096, 2048): TileSizes(64, 256, splits=8),
+    (2048, 2048): TileSizes(64, 256, splits=8),
     (2048, 6144): TileSizes(64, 128, splits=8),
-    (4096, 1024): TileSizes(64, 128, splits=4),
-    (1024, 2048): TileSizes(64, 128, splits=8),
-    (1024, 3072): TileSizes(64, 128, splits=8),
+    (4096, 1024): TileSizes(64, 256, splits=4),
+    (1024, 2048): TileSizes(64, 512, splits=4),
+    (1024, 3072): TileSizes(64, 512, splits=6),
+    (6144, 1024): TileSizes(32, 256),
     (2048, 1024): TileSizes(32, 128),
 }
 DEFAULT = TileSizes(64, 128)
@@ -67,29 +72,82 @@ def _product_kernel(
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     # Indices beyond the last row read the last row; their results are not stored.
     rows = tl.minimum(n, N - 1).to(tl.int64)
-    if PDL:
-        if EARLY:
-            tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     m = tl.arange(0, BM)
     k = tl.arange(0, BK)
+    AHEAD: tl.constexpr = TILES == 1 and not GATED
+    if PDL and EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    if AHEAD:
+        ahead = tl.load(weight + rows[:, None] * K + (first + k)[None, :])  # while earlier kernels run
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     acc = tl.zeros((BN, BM), tl.float32)
     if GATED:
         up = tl.zeros((BN, BM), tl.float32)
-    for tile in range(TILES):
-        column = first + tile * BK
-        values = tl.load(x + m[:, None] * x_stride + (column + k)[None, :], mask=(m < M)[:, None], other=0.0)
-        values = tl.trans(values)
-        tile_of = weight + rows[:, None] * K + (column + k)[None, :]
-        acc = add_dot(tl.load(tile_of), values, acc, PRECISION)
-        if GATED:
-            up = add_dot(tl.load(tile_of + N.to(tl.int64) * K), values, up, PRECISION)
+    if AHEAD:
+        values = tl.load(x + m[:, None] * x_stride + (first + k)[None, :], mask=(m < M)[:, None], other=0.0)
+        acc = add_dot(ahead, tl.trans(values), acc, PRECISION)
+    else:
+        for tile in range(TILES):
+            column = first + tile * BK
+            values = tl.load(x + m[:, None] * x_stride + (column + k)[None, :], mask=(m < M)[:, None], other=0.0)
+            values = tl.trans(values)
+            tile_of = weight + rows[:, None] * K + (column + k)[None, :]
+            acc = add_dot(tl.load(tile_of), values, acc, PRECISION)
+            if GATED:
+                up = add_dot(tl.load(tile_of + N.to(tl.int64) * K), values, up, PRECISION)
     dtype: tl.constexpr = x.dtype.element_ty
     inside = (n < N)[:, None] & (m < M)[None, :]
     if GATED:
         acc = silu_product(acc, up, dtype)
     place = (tl.program_id(1) * M + m)[None, :] * N + n[:, None]
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _tile_of(weight, rows, K, first, k):
+    """Columns first + k of rows of a weight."""
+    return tl.load(weight + rows[:, None] * K + (first + k)[None, :])
+
+
+@triton.jit(do_not_specialize=["M"])
+def _gated_kernel(
+    x, weight, out, M, N, K, x_stride,
+    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """BN gate rows and the same up rows as one tile times all of x; tiles of all columns are read ahead."""
+    i = tl.arange(0, 2 * BN)
+    n = tl.minimum(tl.program_id(0) * BN + i % BN, N - 1)
+    rows = (n + i // BN * N).to(tl.int64)
+    m = tl.arange(0, BM)
+    k = tl.arange(0, BK)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    w0 = _tile_of(weight, rows, K, 0, k)
+    if TILES > 1:
+        w1 = _tile_of(weight, rows, K, BK, k)
+    if TILES > 2:
+        w2 = _tile_of(weight, rows, K, 2 * BK, k)
+    if TILES > 3:
+        w3 = _tile_of(weight, rows, K, 3 * BK, k)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    values = x + m[:, None] * x_stride + k[None, :]
+    is_row = (m < M)[:, None]
+    acc = tl.zeros((2 * BN, BM), tl.float32)
+    acc = add_dot(w0, tl.trans(tl.load(values, mask=is_row, other=0.0)), acc, PRECISION)
+    if TILES > 1:
+        acc = add_dot(w1, tl.trans(tl.load(values + BK, mask=is_row, other=0.0)), acc, PRECISION)
+    if TILES > 2:
+        acc = add_dot(w2, tl.trans(tl.load(values + 2 * BK, mask=is_row, other=0.0)), acc, PRECISION)
+    if TILES > 3:
+        acc = add_dot(w3, tl.trans(tl.load(values + 3 * BK, mask=is_row, other=0.0)), acc, PRECISION)
+    gate, up = tl.split(tl.permute(tl.reshape(acc, (2, BN, BM)), (1, 2, 0)))
+    dtype: tl.constexpr = x.dtype.element_ty
+    value = silu_product(gate, up, dtype)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    tl.store(out + m[None, :] * N + n[:, None], value.to(dtype), mask=(n < N)[:, None] & (m < M)[None, :])
 
 
 @triton.jit
@@ -136,7 +194,8 @@ def tile_sizes(N: int, K: int, n_bytes: int = 2) -> TileSizes:
 
 def _tiles_of(weight: Tensor) -> TileSizes:
     N, K = weight.shape
-    return tile_sizes(N, K, weight.element_size())
+    plan = tile_sizes(N, K, weight.element_size())
+    return plan if has_large_tiles(weight.device) else plan._replace(columns=min(plan.columns, 128))
 
 
 def _product(x: Tensor, weight: Tensor, out: Tensor, plan: TileSizes, gated: bool = False) -> None:
@@ -151,6 +210,22 @@ def _product(x: Tensor, weight: Tensor, out: Tensor, plan: TileSizes, gated: boo
         BN=plan.rows, BM=max(16, triton.next_power_of_2(M)), BK=plan.columns,
         TILES=K // plan.splits // plan.columns, GATED=gated, PRECISION="ieee" if exact else "tf32",
         num_warps=plan.warps, num_stages=plan.stages, **product_options(weight),
+    )  # fmt: skip
+
+
+def _is_ahead(weight: Tensor, plan: TileSizes) -> bool:
+    """Whether a program of a gated product reads all of its tiles ahead."""
+    N, K = weight.shape
+    is_small = N * K <= SMALL_WEIGHT and K // plan.columns <= MAX_AHEAD
+    return is_small and weight.element_size() == 2 and has_large_tiles(weight.device)
+
+
+def _gated_product(x: Tensor, weight: Tensor, out: Tensor, plan: TileSizes) -> None:
+    M, K = x.shape
+    N = out.shape[-1]
+    _gated_kernel[(triton.cdiv(N, plan.rows),)](
+        x, weight, out, M, N, K, x.stride(0), BN=plan.rows, BM=max(16, triton.next_power_of_2(M)), BK=plan.columns,
+        TILES=K // plan.columns, PRECISION="tf32", num_warps=plan.warps, **launch_options(weight.device),
     )  # fmt: skip
 
 
@@ -209,5 +284,8 @@ def skinny_gated_linear(x: Tensor, weight: Tensor) -> Tensor:
     plan = _tiles_of(weight)._replace(splits=1)
     out = torch.empty(len(x), len(weight) // 2, dtype=x.dtype, device=x.device)
     if len(x):
-        _product(x, weight, out, plan, gated=True)
+        if _is_ahead(weight, plan):
+            _gated_product(x, weight, out, plan)
+        else:
+            _product(x, weight, out, plan, gated=True)
     return out

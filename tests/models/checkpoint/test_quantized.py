@@ -113,8 +113,8 @@ def test_presets_and_parts() -> None:
         (layer, (64, 24)),
     ):
         assert place_of(name, dims) is None, f"{name}: expected the model's dtype"
-    assert str(PRESETS["fp8"]) == "llm int8 and fp8, tts int8, vpm bf16, apm int8"
-    assert chosen_precision("fp8", {"vpm": "int8"}) == replace(PRESETS["int8"], down="fp8")
+    assert str(PRESETS["fp8"]) == "llm int8 and fp8, tts bf16, vpm bf16, apm int8"
+    assert chosen_precision("fp8", {"tts": "int8", "vpm": "int8"}) == replace(PRESETS["int8"], down="fp8")
     chosen = chosen_precision("int8", {"llm": "int4", "vpm": "bf16", "tts": None})
     assert chosen == Precision(llm="int4", head="int8", tts="int8", vpm=None, apm="int8")
     assert str(chosen) == "llm int4, tts int8, vpm bf16, apm int8" and str(PRESETS["int8"]) == "int8"

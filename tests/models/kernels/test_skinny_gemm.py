@@ -28,7 +28,7 @@ from models.kernels.skinny_gemm import (
 DTYPES = [torch.float32, torch.float16]
 K = 192
 CUTS = [TileSizes(32, 32), TileSizes(32, 64, splits=3), TileSizes(64, 32, splits=2)]
-GATED = ((24576, 4096), (6144, 768))
+GATED = ((24576, 4096), (6144, 768), (6144, 1024))
 gpu = pytest.mark.gpu
 cpu_only = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")
 # Warnings of the interpreter for values beyond the range of a dtype.
@@ -83,11 +83,21 @@ def test_norm_of_parts_equals_norm_of_the_product(cut):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("plan", [CUTS[0], CUTS[2]])  # it is not split
+@pytest.mark.parametrize("plan", [CUTS[0], CUTS[2], TileSizes(32, 64)])  # it is not split; the last is read ahead
 def test_gated_product_equals_gating_the_product(plan, dtype, cut):
     x, weight = whole(5, K).to(dtype), whole(140, K, seed=1).to(dtype)
     cut(weight, plan)
     assert_same(skinny_gated_linear(x, weight), silu_mul(F.linear(x, weight)))
+
+
+def test_older_gpus_read_narrower_tiles(cut, monkeypatch):
+    x, weight = whole(5, 512).half(), whole(128, 512, seed=1).half()
+    cut(weight, TileSizes(32, 256))
+    ahead = skinny_gated_linear(x, weight)
+    monkeypatch.setattr("models.kernels.skinny_gemm.has_large_tiles", lambda device: False)
+    monkeypatch.setattr("models.kernels.skinny_gemm._gated_product", None)  # it would be called
+    assert_same(skinny_gated_linear(x, weight), ahead)
+    assert_same(skinny_linear(x, weight), F.linear(x, weight))
 
 
 def check_rounding(device: str) -> None:

@@ -100,7 +100,7 @@ def test_checks_of_programs_and_files(name: str, facts: dict[str, Any], level: L
 def test_weights() -> None:
     int4, fp8 = settings(model={"weights": "int4"}), settings(model={"weights": "fp8"})
     check("weights", machine(), OK, "bf16")
-    check("weights", machine(fp8), OK, "llm int8 and fp8, tts int8, vpm bf16, apm int8 (model.weights is fp8)")
+    check("weights", machine(fp8), OK, "llm int8 and fp8, tts bf16, vpm bf16, apm int8 (model.weights is fp8)")
     check("weights", machine(int4), OK, "llm int4, tts int8, vpm int8, apm int8 (model.weights is int4)")
     check("weights", machine(int4, torch=ON_CPU), NOTE, "int4 are dequantised at each product on a CPU", "int8 or bf16")
     check("weights", machine(settings(model={"weights": "int8"}), torch=ON_CPU), OK, "int8")
