@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from models.kernels.fused_decoder import FusedDecoder, linear
 from models.kernels.fused_encoders import FusedAudio, FusedVision
-from models.kernels.lookup import PinnedEmbedding, table_rows
+from models.kernels.lookup import PinnedEmbedding, newest_rows, table_rows
 from models.kernels.moved_rows import close_gaps, restore_keys
 from models.kernels.samplers.speech_sampler import draw_speech_tokens
 from models.kernels.samplers.text_sampler import choose_tokens
 from models.layers.apm import Apm
 from models.layers.backend import AudioStack, Backend, DecoderStack, OutputHead, SpeechSampler, TextSampler, VisionStack
 from models.layers.kv_cache import CacheView, KVCache
+from models.layers.speech_state import SpeechState
 from models.layers.transformer import LayerStack
 from models.layers.vpm import Vpm
 
@@ -75,6 +76,11 @@ class TritonBackend(Backend):
 
     def speech_sampler(self, eager: SpeechSampler) -> SpeechSampler:
         return draw_speech_tokens
+
+    def speech_inputs(
+        self, embedding: nn.Embedding, state: SpeechState, slots: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return newest_rows(embedding.weight, slots, state.newest, state.done)
 
     def evict(
         self, cache: KVCache, slots: Tensor, keep: Tensor, drop: Tensor, frequencies: Tensor, rotates: bool

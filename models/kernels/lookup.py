@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from models.kernels.launch import launch_options
+
 
 @triton.jit
 def _rows_kernel(table, ids, out, W, BLOCK: tl.constexpr):
@@ -32,6 +34,42 @@ def table_rows(table: Tensor, ids: Tensor) -> Tensor:
         block = min(1024, triton.next_power_of_2(W))
         _rows_kernel[(ids.numel(), triton.cdiv(W, block))](table, ids.contiguous(), out, W, BLOCK=block, num_warps=4)
     return out
+
+
+@triton.jit
+def _newest_rows_kernel(table, slots, newest, done, rows, active, n_new, W, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < W
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    slot = tl.load(slots + row)
+    is_active = tl.load(done + slot) == 0
+    tl.store(active + row, is_active.to(tl.int8))
+    tl.store(n_new + row, is_active.to(tl.int64))
+    place = tl.load(newest + slot)
+    tl.store(rows + row * W + column, tl.load(table + place * W + column, mask=inside), mask=inside)
+
+
+def newest_rows(table: Tensor, slots: Tensor, newest: Tensor, done: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of each slot's newest id, and whether it is not done, in one kernel.
+
+    Args:
+        table: [N, W] contiguous.
+        slots: [B] int64.
+        newest: [S + 1] int64. done: [S + 1] bool.
+    Returns: rows [B, 1, W]; not done [B], as bool and as int64.
+    """
+    (B,), W = slots.shape, table.shape[1]
+    rows = torch.empty(B, 1, W, dtype=table.dtype, device=slots.device)
+    active, n_new = torch.empty(B, dtype=torch.bool, device=slots.device), torch.empty_like(slots)
+    if B:
+        _newest_rows_kernel[(B,)](
+            table, slots, newest, done.view(torch.int8), rows, active.view(torch.int8), n_new, W,
+            BLOCK=triton.next_power_of_2(W), num_warps=4, **launch_options(slots.device),
+        )  # fmt: skip
+    return rows, active, n_new
 
 
 class PinnedEmbedding:

@@ -103,6 +103,15 @@ class Backend(ABC):
         """The function that draws speech tokens. eager: the PyTorch one, plain or compiled."""
 
     @abstractmethod
+    def speech_inputs(
+        self, embedding: nn.Embedding, state: SpeechState, slots: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What a step of the speech model feeds for slots [B].
+
+        Returns: rows [B, 1, D] of the newest tokens; whether each call goes on, [B] as bool and as int64.
+        """
+
+    @abstractmethod
     def evict(
         self, cache: KVCache, slots: Tensor, keep: Tensor, drop: Tensor, frequencies: Tensor, rotates: bool
     ) -> None:
@@ -144,6 +153,12 @@ class TorchBackend(Backend):
 
     def speech_sampler(self, eager: SpeechSampler) -> SpeechSampler:
         return eager
+
+    def speech_inputs(
+        self, embedding: nn.Embedding, state: SpeechState, slots: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        active = ~state.done[slots]
+        return embedding(state.newest[slots][:, None]), active, active.long()
 
     def evict(
         self, cache: KVCache, slots: Tensor, keep: Tensor, drop: Tensor, frequencies: Tensor, rotates: bool

@@ -7,10 +7,10 @@ change any more. The newest token is fed only when another one follows, so a slo
 of a call.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.layers.backend import Backend, SpeechSampler
 from models.layers.speech_state import SPEECH_TOKENS_PER_CALL, SpeechState
@@ -63,8 +63,8 @@ def step(
 
     Returns: [B] int64 tokens drawn.
     """
-    active = ~state.done[slots]
-    logits = tts.decode(state.newest[slots], state.cache, slots, active, kv_len, backend)
+    rows, active, n_new = backend.speech_inputs(cast(nn.Embedding, tts.emb_code[0]), state, slots)
+    logits = tts.decode(rows, state.cache, slots, n_new, kv_len, backend)
     return backend.speech_sampler(draw or draw_speech_tokens)(state, slots, logits, active)
 
 
@@ -73,12 +73,12 @@ def draw_speech_tokens(state: SpeechState, slots: Tensor, logits: Tensor, active
 
     Args:
         slots: [B] int64, distinct except for the scratch slot.
-        logits: [B, speech tokens] float32.
+        logits: [B, speech tokens] of any float type.
         active: [B] bool.
     Returns: [B] int64; the end token for a slot that is not active.
     """
     place = state.sampler.step[slots].clamp(max=SPEECH_TOKENS_PER_CALL - 1)
-    drawn, bad, _ = sample_speech_tokens(logits, slots, active, state.sampler)
+    drawn, bad, _ = sample_speech_tokens(logits.float(), slots, active, state.sampler)
     kept = active & ~bad
     state.speech_tokens[slots, place] = torch.where(kept, drawn, state.speech_tokens[slots, place])
     state.newest.index_copy_(0, slots, torch.where(kept, drawn, state.newest[slots]))

@@ -103,26 +103,25 @@ class TTS(nn.Module):
     def prefill(
         self, rows: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int, backend: Backend
     ) -> Tensor:
-        """Feed conditioning rows [B, T, D], n_new [B] of them valid. Returns: logits [B, speech tokens] float32."""
+        """Feed conditioning rows [B, T, D], n_new [B] of them valid. Returns: logits [B, speech tokens]."""
         hidden = self.model(rows, cache, slots, n_new, kv_len, backend)
         last = (n_new - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[-1])
         return self.speech_logits(hidden.gather(1, last)[:, 0], backend)
 
     def decode(
-        self, speech_tokens: Tensor, cache: KVCache, slots: Tensor, active: Tensor, kv_len: int, backend: Backend
+        self, rows: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int, backend: Backend
     ) -> Tensor:
         """Feed one speech token per slot.
 
         Args:
-            speech_tokens, slots: [B] int64.
-            active: [B] bool; a slot that is not active keeps its cache.
-        Returns: logits [B, speech tokens] float32.
+            rows: [B, 1, D] of the speech tokens.
+            slots: [B] int64.
+            n_new: [B] int64, 0 or 1; a slot with 0 keeps its cache.
+        Returns: logits [B, speech tokens].
         """
-        # Indexed here: torch.compile would recompile for a view as input.
-        rows = self.emb_code[0](speech_tokens[:, None])
-        return self.speech_logits(self.model(rows, cache, slots, active.long(), kv_len, backend)[:, 0], backend)
+        return self.speech_logits(self.model(rows, cache, slots, n_new, kv_len, backend)[:, 0], backend)
 
     def speech_logits(self, hidden: Tensor, backend: Backend) -> Tensor:
-        """Logits [..., speech tokens] float32 of hidden states [..., D]."""
+        """Logits [..., speech tokens] of hidden states [..., D]."""
         head = cast(FoldedHead, self.head_code[0])
-        return backend.linear(hidden, head).float()
+        return backend.linear(hidden, head)

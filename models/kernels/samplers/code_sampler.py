@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.kernels.samplers.draws import LOWEST, N_ROUNDS, NO_KEY, fixed_point, ordered, sort_key, uniform
+from models.kernels.samplers.draws import LOWEST, N_ROUNDS, NO_KEY, fixed_point, nth_score, ordered, sort_key, uniform
 from models.sampling.rng import N_STREAMS, STREAM_SPEECH, WEIGHT_ONE
 
 WARPS = 8
@@ -36,20 +36,9 @@ def _kept(scores, column, inside, peak, top_k, top_p, ONE: tl.constexpr, BITS: t
     """The columns that top-k, then top-p keep: [BLOCK] bool. Both bounds are found by search."""
     kept = inside
     if top_k != 0:
-        k = tl.minimum(top_k, tl.sum(inside.to(tl.int64), 0))
+        k = tl.minimum(top_k, tl.sum(inside.to(tl.int32), 0))
         score = tl.where(inside, ordered(scores), LOWEST)
-        low, high = tl.full((), LOWEST, tl.int64), tl.max(score, 0).to(tl.int64)
-        while low < high:  # the highest score that k columns reach
-            step = (high - low + MARKS - 1) // MARKS
-            marks = tl.minimum(low + step * (1 + tl.arange(0, MARKS)), high).to(tl.int32)
-            counts = tl.sum((score[None, :] >= marks[:, None]).to(tl.int32), 1)
-            reached = tl.sum((counts >= k).to(tl.int64), 0)
-            if reached < MARKS:
-                high = tl.minimum(low + step * (reached + 1), high) - 1
-                low += step * reached
-            else:
-                low = high
-        kept &= score >= low
+        kept &= score >= nth_score(score, k, MARKS)
     if top_p < 1.0:
         weights = tl.where(kept, fixed_point(scores, peak, ONE), 0)
         key = tl.where(kept, sort_key(scores, column, BITS), NO_KEY)

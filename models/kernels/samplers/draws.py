@@ -54,3 +54,27 @@ def sort_key(scores, column, BITS: tl.constexpr):
 def column_of(key, BITS: tl.constexpr):
     """The column of a `sort_key`, int64."""
     return (1 << BITS) - 1 - (key & ((1 << BITS) - 1))
+
+
+@triton.jit
+def nth_score(score, n, MARKS: tl.constexpr):
+    """The highest of a row's scores that `n` of them reach, all as `ordered`.
+
+    Args:
+        score: [BLOCK] int32.
+        n: at least 1 and at most BLOCK.
+        MARKS: scores that one pass over the row compares with.
+    Returns: int32.
+    """
+    low, high = tl.full((), LOWEST, tl.int64), tl.max(score, 0).to(tl.int64)
+    while low < high:
+        step = (high - low + MARKS - 1) // MARKS
+        marks = tl.minimum(low + step * (1 + tl.arange(0, MARKS)), high).to(tl.int32)
+        counts = tl.sum((score[None, :] >= marks[:, None]).to(tl.int32), 1)
+        reached = tl.sum((counts >= n).to(tl.int64), 0)
+        if reached < MARKS:
+            high = tl.minimum(low + step * (reached + 1), high) - 1
+            low += step * reached
+        else:
+            low = high
+    return low.to(tl.int32)

@@ -9,52 +9,56 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.kernels.samplers.draws import LOWEST, N_ROUNDS, NO_KEY, fixed_point, ordered, sort_key, uniform
+from models.kernels.launch import launch_options
+from models.kernels.samplers.draws import LOWEST, N_ROUNDS, fixed_point, nth_score, ordered, uniform
 from models.layers.speech_state import SPEECH_TOKENS_PER_CALL, SpeechState
 from models.sampling.rng import N_STREAMS, STREAM_SPEECH, WEIGHT_ONE
 from models.sampling.speech import PENALTY_WINDOW
 
 WARPS = 16
-ID_BITS = 16  # bits of a sort key that hold the id; no speech vocabulary is larger
+MARKS = tl.constexpr(4)  # scores that one pass over the row compares with
 
 
 @triton.jit
-def _kept_from(scores, column, inside, top_p, top_k, min_keep, ONE: tl.constexpr, BITS: tl.constexpr):
+def _kept_from(scores, column, inside, top_p, top_k, min_keep, ONE: tl.constexpr):
     """The columns that top-p and top-k keep: [BLOCK] bool.
 
-    They are the best ones in one order, so their bound is found by bisection. Sorting takes as long, and compiling a
-    sort takes 15 s.
+    They are the best ones in one order, by score and then by lower column, so their bound is found by bisection over
+    scores. Sorting takes as long, and compiling a sort takes 15 s.
     """
-    key = tl.where(inside, sort_key(scores, column, BITS), NO_KEY)
+    score = tl.where(inside, ordered(scores), LOWEST)
     peak = tl.max(scores, 0)
     weights = tl.where(inside, fixed_point(scores, peak, ONE), 0)
     weights = tl.where(tl.abs(peak) < float("inf"), weights, 0)
     total = tl.sum(weights, 0)
     allowed_tail = (total.to(tl.float64) * (1.0 - top_p.to(tl.float64))).to(tl.int64)
     max_above = tl.where(top_p >= 1.0, total, total - allowed_tail - 1)
-    low, high = tl.full((), -(1 << (31 + BITS)), tl.int64), tl.max(key, 0)
-    while low < high:  # the lowest key with so little weight, or so few keys, above it
+    low, high = tl.full((), LOWEST, tl.int64), tl.max(score, 0).to(tl.int64)
+    while low < high:  # the lowest score with so little weight above it
         middle = low + (high - low) // 2
-        is_better = key > middle
-        stays = (tl.sum(tl.where(is_better, weights, 0), 0) <= max_above) | (
-            tl.sum(is_better.to(tl.int64), 0) < min_keep
-        )
-        if stays:
+        if tl.sum(tl.where(score > middle.to(tl.int32), weights, 0), 0) <= max_above:
             high = middle
         else:
             low = middle + 1
-    kept = key >= high
+    bound = high.to(tl.int32)
+    n_equal = tl.sum(((score == bound) & inside).to(tl.int32), 0)
+    above = tl.sum(tl.where(score > bound, weights, 0), 0)
+    weight = tl.max(tl.where(score == bound, weights, 0), 0)
+    # Of equal scores, as many as have so little weight above them.
+    n_light = tl.where(weight > 0, (max_above - above) // tl.maximum(weight, 1) + 1, n_equal)
+    n_kept = tl.minimum(n_light, n_equal).to(tl.int32) + tl.sum((score > bound).to(tl.int32), 0)
+    least = tl.minimum(min_keep, tl.sum(inside.to(tl.int64), 0)).to(tl.int32)
+    if n_kept < least:
+        n_kept = least
+        bound = nth_score(score, least, MARKS)
+    n_equal_kept = n_kept - tl.sum((score > bound).to(tl.int32), 0)
+    kept = score >= bound
+    equal = (score == bound) & inside
+    if n_equal_kept < tl.sum(equal.to(tl.int32), 0):
+        kept = (score > bound) | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= n_equal_kept))
     if top_k != 0:
-        k = tl.minimum(tl.maximum(top_k, min_keep), tl.sum(inside.to(tl.int64), 0))
-        score = tl.where(inside, ordered(scores), LOWEST)
-        low, high = tl.full((), LOWEST, tl.int64), tl.max(score, 0).to(tl.int64)
-        while low < high:  # the highest score that k columns reach
-            middle = low + (high - low + 1) // 2
-            if tl.sum((score >= middle).to(tl.int64), 0) >= k:
-                low = middle
-            else:
-                high = middle - 1
-        kept &= score >= low
+        k = tl.minimum(tl.maximum(top_k, min_keep), tl.sum(inside.to(tl.int64), 0)).to(tl.int32)
+        kept &= score >= nth_score(score, k, MARKS)
     return kept & inside
 
 
@@ -64,14 +68,17 @@ def _draw_kernel(
     penalty, top_p,
     top_k, min_keep, speech_tokens, newest, limit, done, bad, drawn, V,
     WINDOW: tl.constexpr, MOST: tl.constexpr, STREAMS: tl.constexpr, STREAM: tl.constexpr, ROUNDS: tl.constexpr,
-    ONE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
+    ONE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     is_active = tl.load(active + row) != 0
     column = tl.arange(0, BLOCK)
     inside = column < V
-    given = tl.load(logits + row.to(tl.int64) * V + column, mask=inside, other=float("-inf"))
+    given = tl.load(logits + row.to(tl.int64) * V + column, mask=inside, other=float("-inf")).to(tl.float32)
     n_held, n_step = tl.load(count + slot), tl.load(step + slot)
     end = tl.load(eos_id + slot)
     p, k, least = tl.load(top_p + slot), tl.load(top_k + slot), tl.load(min_keep + slot)
@@ -85,7 +92,7 @@ def _draw_kernel(
 
     kept = inside
     if (n_held > 0) & ((p < 1.0) | (k != 0)):
-        kept &= _kept_from(scores, column, inside, p, k, least, ONE, BITS)
+        kept &= _kept_from(scores, column, inside, p, k, least, ONE)
     too_early = n_step < tl.load(min_speech_tokens + slot)
     scores = tl.where(kept & ~((column == end) & too_early), scores, float("-inf"))
 
@@ -125,6 +132,6 @@ def draw_speech_tokens(state: SpeechState, slots: Tensor, logits: Tensor, active
         sampler.draws, sampler.eos_id, greedy, sampler.temperature, sampler.repetition_penalty, sampler.top_p,
         sampler.top_k, sampler.min_keep, state.speech_tokens, state.newest, state.limit, done, bad, drawn, V,
         WINDOW=PENALTY_WINDOW, MOST=SPEECH_TOKENS_PER_CALL, STREAMS=N_STREAMS, STREAM=STREAM_SPEECH, ROUNDS=N_ROUNDS,
-        ONE=float(WEIGHT_ONE), BITS=ID_BITS, BLOCK=triton.next_power_of_2(V), num_warps=WARPS,
+        ONE=float(WEIGHT_ONE), BLOCK=triton.next_power_of_2(V), num_warps=WARPS, **launch_options(logits.device),
     )  # fmt: skip
     return drawn

@@ -148,4 +148,5 @@ def test_logits_over_slots_equal_float64_reference(tiny_model, tts, seed, data):
             for row, slot in enumerate(order):
                 if active[row]:
                     fed[slot] = torch.cat((fed[slot], tts.emb_code[0].weight[speech_tokens[row]][None]))
-            check(tts.decode(speech_tokens, cache, slots, torch.tensor(active), 40, TORCH), active)
+            rows = tts.emb_code[0](speech_tokens[:, None])
+            check(tts.decode(rows, cache, slots, torch.tensor(active).long(), 40, TORCH), active)

@@ -73,7 +73,8 @@ def _raw_steps(tensors: Tensors, model: OmniModel, columns: list[int] | slice, r
     logits = [model.tts.prefill(rows, cache, slots, torch.tensor([rows.shape[1]]), cache.max_len, model.backend)]
     ids = [logits[-1].argmax(-1)]
     while len(ids) < tensors["raw.greedy_ids"].shape[1]:
-        logits.append(model.tts.decode(ids[-1], cache, slots, torch.tensor([True]), cache.max_len, model.backend))
+        rows = model.tts.emb_code[0](ids[-1][:, None])
+        logits.append(model.tts.decode(rows, cache, slots, torch.ones_like(slots), cache.max_len, model.backend))
         ids.append(logits[-1].argmax(-1))
     report.equal("tts raw", "greedy ids", torch.stack(ids, 1), tensors["raw.greedy_ids"])
     if (expected := tensors.get("raw.logits")) is not None:

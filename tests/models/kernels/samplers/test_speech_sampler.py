@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.layers.backend import TORCH
 from models.layers.kv_cache import KVCache
 from models.layers.speech_loop import draw_speech_tokens
 from models.layers.speech_state import SpeechState
@@ -101,3 +102,38 @@ def test_top_p_at_the_border_of_equal_weights(device: str) -> None:
         drawn.append(draw(state, slots, logits, slots >= 0))
     assert_same(drawn[1], drawn[0], "speech_tokens")
     assert set(drawn[0].tolist()) == {20, 21}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_any_settings_and_many_equal_scores(device: str) -> None:
+    from models.kernels.samplers.speech_sampler import draw_speech_tokens as draw_by_kernel
+
+    generator = torch.Generator().manual_seed(4)
+    slots = torch.arange(len(SETTINGS), device=device)
+    for case in range(12):
+        logits = (2 * torch.randn(len(SETTINGS), N_SPEECH_TOKENS, generator=generator)).round().to(device)
+        numbers = torch.rand(len(SETTINGS), 3, generator=generator).tolist()
+        drawn = []
+        for draw in (draw_speech_tokens, draw_by_kernel):
+            state = new_state(device)
+            for slot, (p, k, least) in enumerate(numbers):
+                own = SpeechSampling(top_p=0.02 + 0.98 * p, top_k=int(k * 40), min_keep=1 + int(least * 12))
+                state.sampler.configure(slot, own, EOS, seed=100 * case + slot)
+            state.sampler.count.fill_(1)
+            drawn.append([draw(state, slots, logits, slots >= 0) for _ in range(3)])
+        assert_same(torch.stack(drawn[1]), torch.stack(drawn[0]), f"case {case}, settings {numbers}")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_inputs_of_a_step_equal_those_of_pytorch(device: str) -> None:
+    from models.kernels.lookup import newest_rows
+
+    embedding = torch.nn.Embedding(N_SPEECH_TOKENS, 48, device=device).requires_grad_(False)
+    state = new_state(device)
+    state.newest.copy_(torch.arange(len(state.newest)) * 7)
+    state.done[[1, 4]] = True
+    slots = torch.tensor([4, 0, 1, 5], device=device)
+    got = newest_rows(embedding.weight, slots, state.newest, state.done)
+    for one, expected in zip(got, TORCH.speech_inputs(embedding, state, slots), strict=True):
+        assert_same(one, expected, "rows, whether a call goes on")
+    assert got[1].tolist() == [False, True, False, True]
