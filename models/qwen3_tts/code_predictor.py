@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.layers.backend import Backend
@@ -18,8 +17,9 @@ from models.qwen3_tts.config import CodePredictorConfig
 RESIDUAL_CODES = 15
 PASS_ROWS = 16  # positions of a frame: the state, the first code and fourteen others
 
-# (logits [B, K] in the model's dtype, number of the code in the frame, 1..15) -> codes [B] int64
-DrawCode = Callable[[Tensor, int], Tensor]
+# (logits [B, K] in the model's dtype, number of the code in the frame, 1..15, table [K, D] or None)
+# -> codes [B] int64, and their rows of the table [B, 1, D]
+DrawCode = Callable[[Tensor, int, Tensor | None], tuple[Tensor, Tensor | None]]
 
 
 class CodePredictor(Derived):
@@ -61,38 +61,27 @@ class CodePredictor(Derived):
         return self.tables[group, codes]
 
     def forward(
-        self,
-        hidden: Tensor,
-        first_row: Tensor,
-        cache: KVCache,
-        slots: Tensor,
-        active: Tensor,
-        draw: DrawCode,
-        backend: Backend,
+        self, rows: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, draw: DrawCode, backend: Backend
     ) -> Tensor:
         """The residual codes of one frame of each slot.
 
         Args:
-            hidden: [B, talker's D] states after the final norm.
-            first_row: [B, talker's D] rows of the first codes.
-            cache: of this predictor, PASS_ROWS rows a slot; its content before the call is not used.
+            rows: [B, 2, talker's D] states after the final norm, then rows of the first codes.
+            cache: of this predictor, PASS_ROWS rows a slot, empty.
             slots: [B] int64, distinct except for the scratch slot.
-            active: [B] bool; other rows have meaningless codes.
+            n_new: [B] int64, 1 for a frame; rows with 0 have meaningless codes.
             draw: chooses each code.
             backend: runs the layers.
         Returns: [B, 15] int64.
         """
-        cache.set_length(slots, torch.zeros_like(slots))
-        rows = self.small_to_mtp_projection(torch.stack((hidden, first_row), dim=1))
-        n_new = active.long()
-        n_valid = n_new * rows.shape[1]
+        fed, n_valid = self.small_to_mtp_projection(rows), n_new * rows.shape[1]
         codes: list[Tensor] = []
         for number in range(1, RESIDUAL_CODES + 1):
-            state: Tensor = self.model(rows, cache, slots, n_valid, PASS_ROWS, backend)
-            logits = self._logits(state[:, -1], number, backend)
-            codes.append(draw(logits, number))
-            if number < RESIDUAL_CODES:
-                rows, n_valid = F.embedding(codes[-1], self.inputs[number - 1]).unsqueeze(1), n_new
+            state: Tensor = self.model(fed, cache, slots, n_valid, PASS_ROWS, backend)
+            table = self.inputs[number - 1] if number < RESIDUAL_CODES else None
+            drawn, fed = draw(self._logits(state[:, -1], number, backend), number, table)
+            codes.append(drawn)
+            n_valid = n_new
         return torch.stack(codes, dim=1)
 
     def parallel_logits(
@@ -101,7 +90,8 @@ class CodePredictor(Derived):
         """Logits of known residual codes in one pass.
 
         Args:
-            hidden, first_row, cache, slots, backend: as for `forward`.
+            hidden, first_row: [B, talker's D] states after the final norm, rows of the first codes.
+            cache, slots, backend: as for `forward`; the cache's content is not used.
             codes: [B, 15] int64; the last is not read.
         Returns: [B, 15, K] float32.
         """

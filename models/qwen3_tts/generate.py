@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from models.errors import NumericsError, SettingsError
-from models.qwen3_tts import regions
+from models.qwen3_tts import frame_steps
 from models.qwen3_tts.prompt import Array, SpeechPrompt
 from models.qwen3_tts.runaway import CodesEnd
 from models.qwen3_tts.runner import TalkerRunner
@@ -52,13 +52,13 @@ def generate_codes(runner: TalkerRunner, requests: Sequence[CodesRequest]) -> li
             codes, outcomes = (result.cpu().numpy() for result in runner.frame(slots))
             for row, slot in enumerate(slots):
                 outcome, number = int(outcomes[row]), running[slot]
-                if outcome in (regions.FRAME, regions.LAST_FRAME):
+                if outcome in (frame_steps.FRAME, frame_steps.LAST_FRAME):
                     frames[number].append(codes[row].copy())
-                if outcome == regions.BAD:
+                if outcome == frame_steps.BAD:
                     raise NumericsError("logits of the talker", expected="finite numbers", got="NaN or infinity")
-                if outcome == regions.ENDED:
+                if outcome == frame_steps.ENDED:
                     ends[number] = CodesEnd.STOP
-                if outcome in (regions.LAST_FRAME, regions.ENDED):
+                if outcome in (frame_steps.LAST_FRAME, frame_steps.ENDED):
                     del running[slot]
                     runner.close(slot)
     finally:

@@ -8,14 +8,14 @@ from torch import nn
 from models.errors import SettingsError
 from models.layers.backend import TORCH, Backend
 from models.qwen3_tts.config import Qwen3TTSConfig
-from models.qwen3_tts.state import DrawCodes
+from models.qwen3_tts.frame_steps import FrameSteps
 from models.qwen3_tts.talker import Talker
 
 
 class Qwen3TTS(nn.Module):
     """Talker and code predictor of one checkpoint.
 
-    backend: runs the layers of both. kernel_draw: draws codes in place of PyTorch operations. `use_kernels` sets both.
+    backend: runs the layers of both. frame_steps: what a frame does between the passes. `use_kernels` sets both.
     """
 
     def __init__(self, config: Qwen3TTSConfig):
@@ -23,7 +23,7 @@ class Qwen3TTS(nn.Module):
         self.config = config
         self.talker = Talker(config.talker_config)
         self.backend: Backend = TORCH
-        self.kernel_draw: DrawCodes | None = None
+        self.frame_steps = FrameSteps()
 
     @property
     def device(self) -> torch.device:
@@ -42,11 +42,11 @@ class Qwen3TTS(nn.Module):
         """
         if not on:
             self.backend.release()
-            self.backend, self.kernel_draw = TORCH, None
+            self.backend, self.frame_steps = TORCH, FrameSteps()
             return
         if find_spec("triton") is None:
             raise SettingsError("kernels", expected="Triton, which comes with the GPU builds of torch", got="none")
         from models.kernels.backend import TritonBackend  # here, because both import Triton
-        from models.qwen3_tts.kernel_draws import draw_codes_by_kernel
+        from models.qwen3_tts.kernel_frames import KernelFrameSteps
 
-        self.backend, self.kernel_draw = TritonBackend(self, []), draw_codes_by_kernel
+        self.backend, self.frame_steps = TritonBackend(self, []), KernelFrameSteps()

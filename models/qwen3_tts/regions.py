@@ -7,16 +7,8 @@ function runs eager, compiled and captured. Rows of padding name the scratch slo
 import torch
 from torch import Tensor
 
-from models.qwen3_tts.draws import allowed_scores
 from models.qwen3_tts.model import Qwen3TTS
-from models.qwen3_tts.state import FIRST, GROUPS, REST, TEXT_RING, DrawCodes, TalkerState
-
-# Outcomes of a slot in one frame.
-WAITED = 0  # no frame: no request, over, or waiting for text
-FRAME = 1
-LAST_FRAME = 2  # a frame, and the slot is at its limit
-ENDED = 3  # no frame: the end of speech was drawn
-BAD = 4  # no frame: the logits are NaN or infinite; the slot is over
+from models.qwen3_tts.state import FIRST, REST, TEXT_RING, DrawCodes, TalkerState
 
 
 def reset(state: TalkerState, slots: Tensor) -> None:
@@ -93,17 +85,11 @@ def frame(
         candidates: as for `draws.keep_codes`; static.
     Returns: codes [B, 16] int64, meaningful for the outcomes FRAME and LAST_FRAME, and outcomes [B] int64.
     """
-    talker = model.talker
-    number = state.frames[slots] - 1  # of the newest frame
-    has_text = number < state.text_len[slots]
-    waits = (number >= 0) & ~has_text & state.text_open[slots]
-    active = ~state.done[slots] & ~waits
-    text = state.text[slots, number.clamp(min=0) % TEXT_RING]
-    rows = talker.text_rows[torch.where(has_text, text, model.config.tts_pad_token_id)] + state.row[slots]
-    fed = active & (number >= 0)
-    hidden = talker(rows[:, None], state.cache, slots, fed.long(), kv_len, model.backend)[:, 0]
-    state.hidden.index_copy_(0, slots, torch.where(fed[:, None], hidden, state.hidden[slots]))
-    return _draw_frame(model, state, draw, slots, active, candidates)
+    talker, steps = model.talker, model.frame_steps
+    fed = steps.begin(talker, state, slots, model.config.tts_pad_token_id)
+    hidden = talker(fed.rows, state.cache, slots, fed.n_new, kv_len, model.backend)[:, 0]
+    newest = steps.keep_hidden(state, slots, hidden.contiguous(), fed.n_new)
+    return _draw_frame(model, state, draw, slots, newest, fed.active, candidates)
 
 
 def first_frame(
@@ -111,41 +97,34 @@ def first_frame(
 ) -> tuple[Tensor, Tensor]:
     """Draw the first frame of slots whose prompts are complete: `frame` without a step of the talker."""
     active = ~state.done[slots] & (state.frames[slots] == 0)
-    return _draw_frame(model, state, draw, slots, active, candidates)
+    return _draw_frame(model, state, draw, slots, state.hidden[slots], active, candidates)
 
 
 def _draw_frame(
-    model: Qwen3TTS, state: TalkerState, draw: DrawCodes, slots: Tensor, active: Tensor, candidates: int | None
+    model: Qwen3TTS,
+    state: TalkerState,
+    draw: DrawCodes,
+    slots: Tensor,
+    hidden: Tensor,
+    active: Tensor,
+    candidates: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Draw sixteen codes of each active slot from its state, and advance it. Returns: as `frame`."""
-    draw = model.kernel_draw or draw
-    talker, hidden, frames = model.talker, state.hidden[slots], state.frames[slots]
-    eos_id = model.config.talker_config.codec_eos_token_id
-    scores = allowed_scores(talker.logits(hidden, model.backend), slots, state, eos_id)
-    usable = [scores.amax(1).isfinite()]
-    numbers = frames * GROUPS + torch.arange(GROUPS, device=frames.device)[:, None]  # of the frame's draws
-    first = draw(scores, slots, state, numbers[0], FIRST, candidates)
-    ended = first == eos_id
-    begun = active & usable[0] & ~ended
+    """Draw sixteen codes of each active slot from its state [B, D], and advance it. Returns: as `frame`."""
+    talker, steps, eos_id = model.talker, model.frame_steps, model.config.talker_config.codec_eos_token_id
+    scores, numbers = steps.first_scores(talker.logits(hidden, model.backend), state, slots, eos_id)
+    first, _ = steps.draw(draw, scores, state, slots, numbers[0], FIRST, candidates)
+    residual = steps.begin_codes(talker, state, slots, hidden, first, active, eos_id)
+    usable = first.usable
 
-    def draw_residual(logits: Tensor, group: int) -> Tensor:
-        if group == GROUPS - 1:  # a NaN of any pass is in the keys and values that the last one reads
-            usable.append(logits.amax(1).isfinite())
-        return draw(logits, slots, state, numbers[group], REST, candidates)
+    def draw_residual(logits: Tensor, group: int, table: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        # A NaN of any pass is in the keys and values that the last one reads, so the last draw finds it.
+        nonlocal usable
+        drawn, rows = steps.draw(draw, logits, state, slots, numbers[group], REST, candidates, table)
+        usable = drawn.usable
+        return drawn.codes, rows
 
-    # Padding and idle rows run too, on an acoustic code.
-    first = torch.where(begun, first, 0)
     rest = talker.code_predictor(
-        hidden, talker.code_rows[first], state.predictor_cache, slots, begun, draw_residual, model.backend
+        residual.rows, state.predictor_cache, slots, residual.n_new, draw_residual, model.backend
     )
-    codes = torch.cat((first[:, None], rest), dim=1)
-    drawn = begun & usable[1]
-
-    state.row.index_copy_(0, slots, torch.where(drawn[:, None], talker.frame_rows(codes), state.row[slots]))
-    state.seen[slots, first] = state.seen[slots, first] | drawn
-    state.frames.index_copy_(0, slots, frames + drawn)
-    is_last = drawn & (frames + 1 >= state.limit[slots])
-    outcome = torch.where(drawn, torch.where(is_last, LAST_FRAME, FRAME), torch.where(usable[0] & ended, ENDED, BAD))
-    outcome = torch.where(active, outcome, WAITED)
-    state.done.index_copy_(0, slots, state.done[slots] | (outcome >= LAST_FRAME))
-    return codes, outcome
+    codes = torch.cat((residual.codes[:, None], rest), dim=1)
+    return codes, steps.end(talker, state, slots, codes, residual.n_new, active, first, usable, eos_id)

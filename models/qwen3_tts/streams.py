@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from models.errors import SettingsError, SlotError
-from models.qwen3_tts import regions
+from models.qwen3_tts import frame_steps
 from models.qwen3_tts.codec.codec import CodeChunk, SpeechCodec
 from models.qwen3_tts.codec.config import FRAME_SAMPLES
 from models.qwen3_tts.prompt import Array, SpeechPrompt
@@ -168,16 +168,16 @@ class SpeechStreams:
         read = torch.cat((codes, outcomes[:, None]), dim=1).cpu().numpy()  # one copy
         for row, slot in zip(read, slots, strict=False):  # the rest is padding
             stream, outcome = self._streams[slot], int(row[-1])
-            if outcome == regions.WAITED:
+            if outcome == frame_steps.WAITED:
                 self.runner.take_back(slot)
                 stream.waits = True
-            if outcome in (regions.FRAME, regions.LAST_FRAME):
+            if outcome in (frame_steps.FRAME, frame_steps.LAST_FRAME):
                 stream.pending.append(row[:-1])
                 stream.frames += 1
             stream.end = {
-                regions.LAST_FRAME: CodesEnd.LENGTH,
-                regions.ENDED: CodesEnd.STOP,
-                regions.BAD: CodesEnd.FAILED,
+                frame_steps.LAST_FRAME: CodesEnd.LENGTH,
+                frame_steps.ENDED: CodesEnd.STOP,
+                frame_steps.BAD: CodesEnd.FAILED,
             }.get(outcome)
 
     def _decode(self) -> dict[int, Array]:

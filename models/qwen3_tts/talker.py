@@ -94,8 +94,8 @@ class Talker(Derived):
         return hidden
 
     def logits(self, hidden: Tensor, backend: Backend) -> Tensor:
-        """Logits [..., vocabulary] float32 of the first code, from states [..., D]."""
-        return backend.linear(hidden, self.codec_head).float()
+        """Logits [..., vocabulary] of the first code, from states [..., D]."""
+        return backend.linear(hidden, self.codec_head)
 
 
 def _rows(table: Tensor, ids: Tensor) -> Tensor:

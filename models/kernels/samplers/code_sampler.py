@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.kernels.launch import launch_options
 from models.kernels.samplers.draws import LOWEST, N_ROUNDS, NO_KEY, fixed_point, nth_score, ordered, sort_key, uniform
 from models.sampling.rng import N_STREAMS, STREAM_SPEECH, WEIGHT_ONE
 
@@ -58,10 +59,14 @@ def _kept(scores, column, inside, peak, top_k, top_p, ONE: tl.constexpr, BITS: t
 # `draws` is a row of a table: with an odd number of slots, every other row is not aligned.
 @triton.jit(do_not_specialize_on_alignment=["draws"])
 def _draw_code_kernel(
-    given, slots, draws, seed, greedy, temperature, top_k, top_p, drawn, V, stride, which,
+    given, slots, draws, seed, greedy, temperature, top_k, top_p, table, drawn, finite, rows, V, stride, which, W,
     STREAMS: tl.constexpr, STREAM: tl.constexpr, ROUNDS: tl.constexpr, ONE: tl.constexpr,
-    BITS: tl.constexpr, BLOCK: tl.constexpr,
+    BITS: tl.constexpr, BLOCK: tl.constexpr, ROW_BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """ROW_BLOCK: at least the width W of the table's rows, or 0 without one."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     setting = slot * 2 + which
@@ -83,10 +88,23 @@ def _draw_code_kernel(
     highest = tl.max(values, 0)
     best = tl.min(tl.where((values == highest) & inside, column, BLOCK), 0).to(tl.int64)
     code = tl.where(tl.load(greedy + setting) != 0, best, below)
-    tl.store(drawn + row, tl.where(usable, code, 0))
+    code = tl.where(usable, code, 0)
+    tl.store(drawn + row, code)
+    tl.store(finite + row, (is_number & (tl.abs(highest) < float("inf"))).to(tl.int8))
+    if ROW_BLOCK > 0:
+        at = tl.arange(0, ROW_BLOCK)
+        values = tl.load(table + code * W + at, mask=at < W)
+        tl.store(rows + row.to(tl.int64) * W + at, values, mask=at < W)
 
 
-def draw_code(scores: Tensor, slots: Tensor, settings: CodeSamplerSettings, draws: Tensor, which: int) -> Tensor:
+def draw_code(
+    scores: Tensor,
+    slots: Tensor,
+    settings: CodeSamplerSettings,
+    draws: Tensor,
+    which: int,
+    table: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """One code for each slot.
 
     Args:
@@ -94,14 +112,19 @@ def draw_code(scores: Tensor, slots: Tensor, settings: CodeSamplerSettings, draw
         slots: [B] int64.
         draws: [B] int64, number of the draw among those with the slot's seed.
         which: column of the settings.
-    Returns: [B] int64; 0 in a row whose scores are not finite numbers.
+        table: [K, W] contiguous, K at least every code + 1.
+    Returns: codes [B] int64, 0 in a row whose scores are not finite numbers; whether the highest score is finite, [B]
+        bool; with a table the codes' rows of it, [B, 1, W].
     """
     B, V = scores.shape
-    drawn = torch.empty_like(slots)
+    drawn, finite = torch.empty_like(slots), torch.empty(B, dtype=torch.bool, device=slots.device)
+    width = 0 if table is None else table.shape[1]
+    rows = None if table is None else torch.empty(B, 1, width, dtype=table.dtype, device=slots.device)
     _draw_code_kernel[(B,)](
         scores, slots, draws, settings.seed, settings.greedy.view(torch.int8), settings.temperature,
-        settings.top_k, settings.top_p, drawn, V, scores.stride(0), which,
-        STREAMS=N_STREAMS, STREAM=STREAM_SPEECH, ROUNDS=N_ROUNDS, ONE=float(WEIGHT_ONE),
-        BITS=ID_BITS, BLOCK=triton.next_power_of_2(V), num_warps=WARPS,
+        settings.top_k, settings.top_p, table, drawn, finite.view(torch.int8), rows, V, scores.stride(0), which, width,
+        STREAMS=N_STREAMS, STREAM=STREAM_SPEECH, ROUNDS=N_ROUNDS, ONE=float(WEIGHT_ONE), BITS=ID_BITS,
+        BLOCK=triton.next_power_of_2(V), ROW_BLOCK=triton.next_power_of_2(width) if width else 0,
+        num_warps=WARPS, **launch_options(scores.device),
     )  # fmt: skip
-    return drawn
+    return drawn, finite, rows

@@ -1,5 +1,6 @@
 """The language models by the project's kernels against PyTorch. On a CPU the kernels run in Triton's interpreter."""
 
+import copy
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 from models.layers.kv_cache import KVCache
 from models.qwen3_tts.code_predictor import PASS_ROWS
 from models.qwen3_tts.draws import draw_codes
+from models.qwen3_tts.frame_steps import BAD, ENDED, FRAME, LAST_FRAME, WAITED, Drawn, FrameSteps
 from models.qwen3_tts.load import load_qwen3_tts
 from models.qwen3_tts.model import Qwen3TTS
 from models.qwen3_tts.settings import CodeSampling, FrameSampling
@@ -93,7 +95,13 @@ def test_talker_step_after_a_prompt(model: Qwen3TTS) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kernel_draws_the_same_codes(model: Qwen3TTS, dtype: torch.dtype) -> None:
-    from models.qwen3_tts.kernel_draws import draw_codes_by_kernel
+    from models.qwen3_tts.kernel_frames import KernelFrameSteps
+
+    table = torch.randn(61, 24, generator=torch.Generator().manual_seed(5)).to(model.device, dtype)
+
+    def both(scores: Tensor, slots: Tensor, draws: Tensor, which: int) -> list[tuple[Drawn, Tensor | None]]:
+        args = draw_codes, scores, state, slots, draws, which, None, table
+        return [steps.draw(*args) for steps in (KernelFrameSteps(), FrameSteps())]
 
     state = TalkerState.allocate(model.talker, len(SETTINGS), 16)
     for slot, codes in enumerate(SETTINGS):
@@ -107,9 +115,63 @@ def test_kernel_draws_the_same_codes(model: Qwen3TTS, dtype: torch.dtype) -> Non
         scores[:, 20:26] = scores[:, 20:21]  # ties
         scores[:, 50:] = float("-inf")
         scores[3, 5:] = float("-inf")  # fewer than the top-k
-        expected = draw_codes(scores, slots, state, draws, which, None)
-        assert_same(draw_codes_by_kernel(scores, slots, state, draws, which, None), expected, f"codes of frame {frame}")
-        drawn.append(expected.tolist())
+        got, expected = both(scores, slots, draws, which)
+        for one, other in zip((*got[0], got[1]), (*expected[0], expected[1]), strict=True):
+            assert_same(one, other, f"codes, whether usable, rows of frame {frame}")
+        drawn.append(expected[0].codes.tolist())
     assert len(set(map(tuple, drawn))) == 3
     scores[1, 3] = float("nan")
-    assert draw_codes_by_kernel(scores[1:2], slots[1:2], state, draws, REST, None)[0] == 0
+    by_kernel, by_pytorch = (drawn for drawn, _ in both(scores[1:2], slots[1:2], draws[:1], REST))
+    assert by_kernel.codes[0] == 0 and not by_kernel.usable[0] and not by_pytorch.usable[0]
+
+
+def test_steps_of_a_frame_by_kernels(model: Qwen3TTS) -> None:
+    """Slots that wait, begin, go on, reach their limit, draw the end or unusable logits, and are over; and padding."""
+    from models.qwen3_tts.kernel_frames import KernelFrameSteps
+
+    talker, device, eos_id = model.talker, model.device, model.config.talker_config.codec_eos_token_id
+    width, n_codes = model.config.talker_config.hidden_size, talker.code_predictor.config.vocab_size
+    slots = torch.tensor([3, 0, 5, 1, 4, 2, 6, 7], device=device)  # 7 is the scratch slot
+    generator = torch.Generator().manual_seed(7)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device)
+
+    start = TalkerState.allocate(talker, 7, 16)
+    start.frames.copy_(torch.tensor([0, 3, 4, 1, 5, 0, 2, 0]))
+    start.text_len.copy_(torch.tensor([2, 3, 9, 5, 2, 0, 1, 0]))
+    start.text_open.copy_(torch.tensor([0, 1, 1, 0, 1, 1, 0, 0]) > 0)
+    start.done.copy_(torch.tensor([0, 0, 0, 0, 0, 0, 1, 1]) > 0)
+    start.limit.copy_(torch.tensor([9, 9, 5, 9, 9, 9, 9, 9]))
+    start.text.copy_(torch.arange(start.text.numel(), device=device).view(start.text.shape) % 50)
+    start.repetition_penalty.fill_(1.3)
+    start.row.copy_(noise(*start.row.shape))
+    start.hidden.copy_(noise(*start.hidden.shape))
+    start.seen.copy_(noise(*start.seen.shape) > 0.5)
+    start.predictor_cache.lengths[:5] = 16
+    start.predictor_cache.positions[:5] = 16
+    fed_states, logits = noise(len(slots), width), 3 * noise(len(slots), start.seen.shape[1])
+    rest = torch.randint(0, n_codes, (len(slots), 15), generator=generator).to(device)
+    usable = torch.tensor([True, True, True, True, False, True, True, True], device=device)
+
+    def run(steps: FrameSteps) -> list[Tensor]:
+        state = copy.deepcopy(start)
+        fed = steps.begin(talker, state, slots, model.config.tts_pad_token_id)
+        hidden = steps.keep_hidden(state, slots, fed_states, fed.n_new)
+        scores, numbers = steps.first_scores(logits, state, slots, eos_id)
+        first = Drawn(torch.tensor([5, 9, 4, eos_id, 2, 1, 3, 8], device=device), usable)
+        residual = steps.begin_codes(talker, state, slots, hidden, first, fed.active, eos_id)
+        codes = torch.cat((residual.codes[:, None], rest), dim=1)
+        is_last_usable = torch.tensor([True, False, True, True, True, True, True, True], device=device)
+        outcomes = steps.end(talker, state, slots, codes, residual.n_new, fed.active, first, is_last_usable, eos_id)
+        own = [state.frames, state.done, state.seen, state.row, state.hidden]
+        lengths = [state.predictor_cache.lengths, state.predictor_cache.positions]
+        kept = [tensor[:-1] for tensor in (*own, *lengths)]
+        return [*fed, hidden, scores, numbers, *residual, outcomes, *kept]
+
+    by_kernels, by_pytorch = run(KernelFrameSteps()), run(FrameSteps())
+    assert set(by_pytorch[9].tolist()) == {WAITED, FRAME, LAST_FRAME, ENDED, BAD}
+    for number, (got, expected) in enumerate(zip(by_kernels, by_pytorch, strict=True)):
+        assert got.dtype == expected.dtype, f"result {number}: expected {expected.dtype}, got {got.dtype}"
+        finite = [tensor.float().nan_to_num(neginf=-1e9) for tensor in (got, expected)]
+        assert_close(*finite, 1e-6, f"result {number} of the steps")

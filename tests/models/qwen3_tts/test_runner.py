@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.errors import ContextOverflowError, NumericsError, SettingsError, SlotError
-from models.qwen3_tts import regions
+from models.qwen3_tts import frame_steps
 from models.qwen3_tts.draws import draw_codes, final_scores
 from models.qwen3_tts.generate import CodesRequest, generate_codes
 from models.qwen3_tts.load import load_qwen3_tts
@@ -80,9 +80,9 @@ def test_codes_do_not_depend_on_neighbours(
                 continue
             codes, outcomes = runner.frame(slots)
             for row, slot in enumerate(slots):
-                if int(outcomes[row]) in (regions.FRAME, regions.LAST_FRAME):
+                if int(outcomes[row]) in (frame_steps.FRAME, frame_steps.LAST_FRAME):
                     running[slot][1].append(codes[row].tolist())
-                if int(outcomes[row]) != regions.FRAME:
+                if int(outcomes[row]) != frame_steps.FRAME:
                     found.append(running.pop(slot))
                     runner.close(slot)
         assert len(found) == len(arrivals), f"expected {len(arrivals)} answers, got {len(found)}"
@@ -130,7 +130,7 @@ def test_live_text_waits_and_equals_known_text(runner: TalkerRunner) -> None:
     runner.feed({slot: live})
     while len(codes) < len(expected.codes):
         drawn, outcomes = runner.frame([slot])
-        if int(outcomes[0]) == regions.WAITED:
+        if int(outcomes[0]) == frame_steps.WAITED:
             runner.take_back(slot)
             waits += 1
             piece = pieces.pop(0)
@@ -192,9 +192,9 @@ def test_logits_that_are_not_finite_end_their_slot_only(runner: TalkerRunner, al
     runner.feed({slot: one.prompt for slot, one in requests.items()})
     runner.state.hidden[1] = float("nan")
     codes, outcomes = runner.frame([0, 1])
-    assert outcomes[:2].tolist() == [regions.FRAME, regions.BAD] and codes[0].tolist() == alone(20)[0]
+    assert outcomes[:2].tolist() == [frame_steps.FRAME, frame_steps.BAD] and codes[0].tolist() == alone(20)[0]
     codes, outcomes = runner.frame([0, 1])
-    assert outcomes[:2].tolist() == [regions.FRAME, regions.WAITED] and codes[0].tolist() == alone(20)[1]
+    assert outcomes[:2].tolist() == [frame_steps.FRAME, frame_steps.WAITED] and codes[0].tolist() == alone(20)[1]
     for slot in requests:
         runner.close(slot)
     assert generate_codes(runner, [request(runner, 13)])[0].codes.tolist() == alone(13), "a slot is clean when reused"

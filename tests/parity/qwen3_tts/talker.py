@@ -66,12 +66,15 @@ def run_predictors(golden: GoldenDir, report: Report) -> None:
         first_rows = model.talker.code_rows[first]
         logits: list[torch.Tensor] = []
 
-        def greedy(scores: torch.Tensor, group: int, logits: list[torch.Tensor] = logits) -> torch.Tensor:
+        def greedy(
+            scores: torch.Tensor, group: int, table: torch.Tensor | None, logits: list[torch.Tensor] = logits
+        ) -> tuple[torch.Tensor, torch.Tensor | None]:
             logits.append(scores)
-            return scores.argmax(-1)
+            drawn = scores.argmax(-1)
+            return drawn, None if table is None else table[drawn][:, None]
 
-        active = torch.ones(len(hidden), dtype=torch.bool)
-        codes = predictor(hidden, first_rows, cache, slots, active, greedy, model.backend)
+        rows = torch.stack((hidden, first_rows), dim=1)
+        codes = predictor(rows, cache, slots, torch.ones_like(slots), greedy, model.backend)
         report.equal_if(stem, "codes", codes, tensors.get("codes"))
         report.close_if(stem, "logits", torch.stack(logits, dim=1), tensors.get("logits"), VALUES)
         parallel = predictor.parallel_logits(hidden, first_rows, codes, cache, slots, model.backend)
