@@ -25,6 +25,10 @@ from tests.models.kernels.interpreter import (
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # Inductor's pool of compiling processes imports torch once more in each process that compiles.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# Tracing with symbolic sizes spends a fifth of its time on keys of a cache that it rarely hits, and more on assumptions
+# that sympy's cache of 1,000 entries has dropped. Child processes inherit both variables.
+os.environ.setdefault("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0")
+os.environ.setdefault("SYMPY_CACHE_SIZE", "20000")
 # Without a GPU, kernels run in Triton's interpreter. The variable must be set before the kernels are imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -65,11 +65,11 @@ SHAPES = Shapes(
     kv=(256, 768),
     spoken=(24,),
     tokens=(24, 40),
-    speech_kv=(256, 512),
+    speech_kv=(512,),
 )
 # Steps of a speech call. Only the layers are compiled, so 5 steps run the same code as 9 or 16.
 FEW_STEPS = (1, 5)
-VOCODER_SHAPES = VocoderShapes(batch=(2, 3), speech_tokens=(10, 28), columns=(256, 320), prompt=(60,))
+VOCODER_SHAPES = VocoderShapes(batch=(2, 3), speech_tokens=(10, 28), columns=(320,), prompt=(60,))
 # Regions that sample: a rounding difference may change a token, so only floats are compared.
 DRAWING = ("unit_step", "unit_prefill", "speech_step", "speech_begin")
 # Each target and its regions with compiled layers on a CPU.

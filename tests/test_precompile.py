@@ -63,12 +63,21 @@ def test_ends_after_the_exit_functions_without_teardown(root: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (3, "exit function\n", "")
 
 
-def test_missing_video_fails_with_a_remedy(root: Path, tmp_path: Path) -> None:
-    done = run(root, *QUICK, "--warmup-video", str(tmp_path / "none.mp4"))
-    assert done.returncode == FAILED, done.stderr
-    error = done.stderr.splitlines()[-1]
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`main` changes neither the log nor the threads of this process."""
+    monkeypatch.setattr("worker.assembly.backend_flags.limit_threads", lambda device: None)
+    monkeypatch.setattr("precompile.log.set_up", lambda level: None)
+    monkeypatch.setitem(os.environ, INDUCTOR_VARIABLE, "")
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_missing_video_fails_with_a_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK, "--warmup-video", str(tmp_path / "none.mp4")]) == FAILED
+    shown = capsys.readouterr()
+    error = shown.err.splitlines()[-1]
     assert str(tmp_path / "none.mp4") in error and "assets/build_warmup.py" in error, error
-    assert not done.stdout, f"expected nothing but the error, got {done.stdout}"
+    assert not shown.out, f"expected nothing but the error, got {shown.out}"
 
 
 def test_flags_set_settings(tmp_path: Path) -> None:
@@ -133,6 +142,7 @@ def test_settings_are_checked_before_torch_loads(root: Path) -> None:
         (TargetPhase.COMPILED, None, ["vocoder"], FAILED),
     ],
 )
+@pytest.mark.usefixtures("in_this_process")
 def test_fallback_is_printed_and_fails(
     capsys: pytest.CaptureFixture[str],
     monkeypatch,
@@ -155,9 +165,6 @@ def test_fallback_is_printed_and_fails(
         cache=None,
     )
     monkeypatch.setattr("worker.start.starting.start_engine", lambda *_, **__: started)
-    monkeypatch.setattr("worker.assembly.backend_flags.limit_threads", lambda device: None)
-    monkeypatch.setattr("precompile.log.set_up", lambda level: None)
-    monkeypatch.setitem(os.environ, INDUCTOR_VARIABLE, "")
     assert main(["--no-compile", "--device", "cpu"]) == status
     lines = capsys.readouterr().err.splitlines()
     assert "note: something to know" in lines

@@ -1,14 +1,15 @@
 """The process that forks programs. It imports their modules once, and has a single thread when it forks.
 
-A request is a message over a socket: module, arguments, environment and working folder as JSON, with a descriptor for
-the output and one for the exit status. The answer is the child's pid with a descriptor of the child. The process ends
-when the other end of the socket is closed; its children go on.
+A request is a message over a socket: module, arguments, environment, working folder and ignored signals as JSON, with a
+descriptor for the output and one for the exit status. The answer is the child's pid with a descriptor of the child. The
+process ends when the other end of the socket is closed; its children go on.
 """
 
 import json
 import os
 import runpy
 import selectors
+import signal
 import socket
 import sys
 from contextlib import suppress
@@ -16,6 +17,8 @@ from importlib import import_module
 from typing import Any
 
 MAX_REQUEST = 1 << 20
+# No process can ignore the first two, and Python ignores the others in every process.
+SAME_EVERYWHERE = {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}
 
 
 def import_all(modules: list[str]) -> None:
@@ -79,8 +82,18 @@ def _become(request: dict[str, Any], output: int) -> None:
     for source, target in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
     os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+    _handle_signals(set(request["ignored"]))
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environ"])
     sys.path[0] = request["folder"]
     sys.argv = [request["module"], *request["arguments"]]
+
+
+def _handle_signals(ignored: set[int]) -> None:
+    """Ignore what the test process ignores now; this process may have been started while that ignored other signals."""
+    for number in signal.valid_signals() - SAME_EVERYWHERE:
+        if number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+        elif signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

@@ -142,7 +142,13 @@ class ForkServer:
         assert self._connection.recv(16) == b"ready", f"expected a fork server of {modules}, got its end"
 
     def start(self, module: str, arguments: Sequence[str], environ: Mapping[str, str]) -> ForkedProgram:
-        request = {"module": module, "arguments": list(arguments), "environ": dict(environ), "folder": str(ROOT)}
+        request = {
+            "module": module,
+            "arguments": list(arguments),
+            "environ": dict(environ),
+            "folder": str(ROOT),
+            "ignored": [number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN],
+        }
         output, their_output = os.pipe()
         status, their_status = os.pipe()
         with self._lock:

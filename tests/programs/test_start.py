@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -29,7 +30,16 @@ def found(program: Any) -> dict[str, Any]:
     return json.loads(ADDRESS.sub("", line))
 
 
+@pytest.fixture(params=[signal.SIG_IGN, signal.default_int_handler], ids=["ignored", "handled"])
+def interrupt(request: pytest.FixtureRequest) -> Iterator[None]:
+    """SIGINT as it is in the background job of a shell, and on a terminal: new processes inherit that it is ignored."""
+    before = signal.signal(signal.SIGINT, request.param)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @needs_forks
+@pytest.mark.usefixtures("interrupt")
 def test_finds_what_a_process_of_its_own_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for modules in ({PROBE: GATEWAY}, {}):
