@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from models.kernels.fused_decoder import FusedDecoder, linear
 from models.kernels.fused_encoders import FusedAudio, FusedVision
-from models.kernels.lookup import PinnedEmbedding, newest_rows, table_rows
+from models.kernels.lookup import PinnedEmbedding, newest_rows, store_rows, table_rows
 from models.kernels.moved_rows import close_gaps, restore_keys
 from models.kernels.samplers.speech_sampler import draw_speech_tokens
 from models.kernels.samplers.text_sampler import choose_tokens
@@ -81,6 +81,9 @@ class TritonBackend(Backend):
         self, embedding: nn.Embedding, state: SpeechState, slots: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         return newest_rows(embedding.weight, slots, state.newest, state.done)
+
+    def keep_hidden(self, kept: Tensor, slots: Tensor, places: Tensor, active: Tensor, hidden: Tensor) -> None:
+        store_rows(kept, slots, places, active, hidden)
 
     def evict(
         self, cache: KVCache, slots: Tensor, keep: Tensor, drop: Tensor, frequencies: Tensor, rotates: bool

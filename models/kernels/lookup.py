@@ -1,6 +1,5 @@
-"""Rows of a table by index. The table may be in pinned CPU memory, which a GPU reads over the bus. Requires Triton.
-
-Contains the embedding whose table is there.
+"""Rows of tables by index, read or written. A table of embeddings may be in pinned CPU memory, which a GPU reads over
+the bus; the embedding whose table is there is here too. Requires Triton.
 """
 
 import torch
@@ -70,6 +69,36 @@ def newest_rows(table: Tensor, slots: Tensor, newest: Tensor, done: Tensor) -> t
             BLOCK=triton.next_power_of_2(W), num_warps=4, **launch_options(slots.device),
         )  # fmt: skip
     return rows, active, n_new
+
+
+@triton.jit
+def _store_rows_kernel(target, slots, places, active, rows, W, P, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < W
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    place = tl.load(places + row)
+    if (tl.load(active + row) != 0) & (place >= 0):
+        to = target + (tl.load(slots + row) * P + place) * W + column
+        tl.store(to, tl.load(rows + row * W + column, mask=inside), mask=inside)
+
+
+def store_rows(target: Tensor, slots: Tensor, places: Tensor, active: Tensor, rows: Tensor) -> None:
+    """Write rows to `target` [S + 1, P, W] where they have a place, in one kernel.
+
+    Args:
+        slots, places: [B] int64; a negative place is none.
+        active: [B] bool.
+        rows: [B, W].
+    """
+    (B, W), P = rows.shape, target.shape[1]
+    if B:
+        _store_rows_kernel[(B,)](
+            target, slots, places, active.view(torch.int8), rows.contiguous(), W, P,
+            BLOCK=triton.next_power_of_2(W), num_warps=8, **launch_options(slots.device),
+        )  # fmt: skip
 
 
 class PinnedEmbedding:

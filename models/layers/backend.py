@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from models.checkpoint.quantized import QuantizedMatrix
@@ -112,6 +113,10 @@ class Backend(ABC):
         """
 
     @abstractmethod
+    def keep_hidden(self, kept: Tensor, slots: Tensor, places: Tensor, active: Tensor, hidden: Tensor) -> None:
+        """Write states hidden [B, D] to `kept` [S + 1, P, D] at `places` [B], -1 for none, of active slots [B]."""
+
+    @abstractmethod
     def evict(
         self, cache: KVCache, slots: Tensor, keep: Tensor, drop: Tensor, frequencies: Tensor, rotates: bool
     ) -> None:
@@ -159,6 +164,10 @@ class TorchBackend(Backend):
     ) -> tuple[Tensor, Tensor, Tensor]:
         active = ~state.done[slots]
         return embedding(state.newest[slots][:, None]), active, active.long()
+
+    def keep_hidden(self, kept: Tensor, slots: Tensor, places: Tensor, active: Tensor, hidden: Tensor) -> None:
+        has_place = active & (places >= 0)
+        kept[torch.where(has_place, slots, len(kept) - 1), places.clamp(min=0)] = hidden
 
     def evict(
         self, cache: KVCache, slots: Tensor, keep: Tensor, drop: Tensor, frequencies: Tensor, rotates: bool

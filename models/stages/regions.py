@@ -115,8 +115,7 @@ def unit_step(
         the logits [B, V].
     """
     hidden, logits = model.llm.decode(ids, state.llm, slots, active, kv_len, model.backend)
-    kept = active & (places >= 0)
-    state.hidden[torch.where(kept, slots, state.scratch), places.clamp(min=0)] = hidden
+    model.backend.keep_hidden(state.hidden, slots, places, active, hidden)
     chosen = model.backend.text_sampler(sampler)(state.text, sets, slots, logits, active, sample)
     return chosen, logits
 

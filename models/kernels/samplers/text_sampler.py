@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.kernels.launch import launch_options
 from models.kernels.samplers.drawn_column import drawn_column
 from models.kernels.samplers.draws import N_ROUNDS, uniform
 from models.sampling.rng import N_STREAMS, STREAM_STOP_PROBE, STREAM_TEXT, WEIGHT_ONE
@@ -26,8 +27,13 @@ WARPS = 16
 
 
 @triton.jit
-def _mark_kernel(seen, slots, history, count, chunk_start, window, chunked, V, H, BLOCK: tl.constexpr):
+def _mark_kernel(
+    seen, slots, history, count, chunk_start, window, chunked, V, H, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
     """1 for each id that the slot chose within its repetition window, as `models.sampling.text._seen`."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row, place = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots + row)
     n = tl.load(count + slot)
@@ -58,11 +64,14 @@ def _penalised(given, is_forbidden, is_seen, is_long, is_listen, penalty, blind,
 def _score_kernel(
     logits, fed, sample, slots, seen, set_index, forbidden, length_ids, listen_ids, temperature, repetition, sign_blind,
     length, listen_scale, on_probability, scores, highs, tops, sums, places, V, N,
-    BLOCK: tl.constexpr, SPAN: tl.constexpr,
+    BLOCK: tl.constexpr, SPAN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One block of the vocabulary: its tempered scores and the maxima of their spans; the best logit and the best score
     with their columns; the sum of exponentials relative to the best logit; the number of ids that outscore listen.
     """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if (tl.load(fed + row) | tl.load(sample + row)) == 0:
         return
@@ -118,8 +127,11 @@ def _choose_kernel(
     stop_probe, V, H, N,
     STREAMS: tl.constexpr, PROBE: tl.constexpr, TEXT: tl.constexpr, ROUNDS: tl.constexpr, ONE: tl.constexpr,
     BITS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr, PARTS: tl.constexpr,
-    RANKED: tl.constexpr, AGAINST: tl.constexpr, PASSED: tl.constexpr, WEIGHTLESS: tl.constexpr,
+    RANKED: tl.constexpr, AGAINST: tl.constexpr, PASSED: tl.constexpr, WEIGHTLESS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     of = tl.load(set_index + slot)
@@ -198,7 +210,7 @@ def choose_tokens(
     seen = torch.zeros(B, V, dtype=torch.int8, device=device)
     _mark_kernel[(B, triton.cdiv(H, MARKED))](
         seen, slots, state.history, state.count, state.chunk_start, state.repetition_window,
-        bytes_of(state.chunked_window), V, H, BLOCK=MARKED,
+        bytes_of(state.chunked_window), V, H, BLOCK=MARKED, **launch_options(device),
     )  # fmt: skip
     n_spans = N * (BLOCK // SPAN)
     scores, highs = empty(B, V), empty(B, n_spans)
@@ -207,7 +219,7 @@ def choose_tokens(
         logits, is_fed, is_wanted, slots, seen, state.set_index, bytes_of(sets.forbidden), bytes_of(sets.length_ids),
         sets.listen_id, state.temperature, state.repetition_penalty, bytes_of(state.sign_blind), state.length_penalty,
         state.listen_scale, bytes_of(state.listen_scale_on_probability), scores, highs, tops, sums, places, V, N,
-        BLOCK=BLOCK, SPAN=SPAN, num_warps=8,
+        BLOCK=BLOCK, SPAN=SPAN, num_warps=8, **launch_options(device, B * N),
     )  # fmt: skip
     chosen = empty(3, B, dtype=torch.int64)
     _choose_kernel[(B,)](
@@ -217,6 +229,6 @@ def choose_tokens(
         state.temperature, state.top_k, state.top_p, state.listen_top_k, bytes_of(state.stop_probe), V, H, N,
         STREAMS=N_STREAMS, PROBE=STREAM_STOP_PROBE, TEXT=STREAM_TEXT, ROUNDS=N_ROUNDS, ONE=float(WEIGHT_ONE),
         BITS=ID_BITS, BLOCK=BLOCK, SPAN=SPAN, SPANS=SPANS, PARTS=triton.next_power_of_2(N), RANKED=RANKED,
-        AGAINST=AGAINST, PASSED=PASSED, WEIGHTLESS=WEIGHTLESS, num_warps=WARPS,
+        AGAINST=AGAINST, PASSED=PASSED, WEIGHTLESS=WEIGHTLESS, num_warps=WARPS, **launch_options(device),
     )  # fmt: skip
     return chosen
