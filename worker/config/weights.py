@@ -14,7 +14,7 @@ KV_LAYOUT_TEXT = (
 )
 WEIGHTS_TEXT = (
     "weights of linear layers; bf16: as in `model.dtype`; int8: one scale a row; fp8: e4m3 for the down projections of "
-    "`llm`, `vpm` as in `model.dtype`, all others int8; int4: groups of 128 columns, and int8 for the output head and "
+    "`llm`, `tts` and `vpm` as in `model.dtype`, all others int8; int4: groups of 128 columns, and int8 for the output head and "
     "the parts other than `llm`"
 )
 
