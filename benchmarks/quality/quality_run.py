@@ -56,7 +56,8 @@ class QualityRun:
         logits: [V] float32 that the choice of a step is made from, before penalties.
         decisions: logits of listen and speak at token 0, by unit.
         calls: of the speech model, in order.
-        speech_logits: [n, C] float32 of each call's speech tokens; all but the first are after the token before.
+        speech_logits: [n, C] of each call's speech tokens, in the model's dtype; all but the first are after the token
+            before.
         mels: [frames, n_mels] of all speech tokens, in pieces.
         turns: what was said.
     """

@@ -81,10 +81,11 @@ UNQUANTIZED = Precision()
 # A number of fp8 (e4m3) has three bits of mantissa and errs by 2.6 % of itself, whatever its scale; one of int8, in as
 # many bytes, by 0.9 % of the row's typical number. With fp8 in all layers a region errs by 5 to 9 times what bfloat16
 # changes.
-# `fp8` does not quantise the vision encoder, so that every region stays within 4 times the error of bfloat16, the bound
-# of `benchmarks.duplex`. With int8 there, vision erred by 6.2 times on one H200 (released size, random weights). The
-# encoder takes 0.42 GB more than in int8, a small part of the model. Nor does it quantise the speech model (0.19 GB): its
-# steps wait for kernels, not for weights, and those of bfloat16 take less time. `int8` and `int4` save these bytes too.
+# `fp8` does not quantise the vision encoder, so that every region stays within 4 times the error of bfloat16, the
+# bound of `benchmarks.duplex`. With int8 there, vision erred by 6.2 times on one H200 (released size, random weights).
+# The encoder takes 0.42 GB more than in int8, a small part of the model. Nor does `fp8` quantise the speech model
+# (0.19 GB): its steps wait for kernels, not for weights, and those of bfloat16 take less time. `int8` and `int4` save
+# these bytes.
 PRESETS: dict[Weights, Precision] = {
     "bf16": UNQUANTIZED,
     "fp8": Precision(llm="int8", down="fp8", head="int8", apm="int8"),

@@ -72,7 +72,7 @@ def _keep_kernel(slots, hidden, n_new, kept, out, W, BLOCK: tl.constexpr, PDL: t
         tl.store(kept + slot * W + column, value, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def _scores_kernel(
     logits, slots, penalty, seen, frames, scores, numbers, B, V, eos_id, n_control, min_frames,
     GROUPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,

@@ -25,7 +25,7 @@ from models.layers.kv_cache import KVCache
 from models.layers.quantized import Weight
 from models.layers.transformer import DecoderLayer, LayerStack, RMSNorm
 
-STEP_WARPS = 16
+STEP_WARPS = 16  # of a norm, with one new row for each slot
 
 
 class _Layer(NamedTuple):

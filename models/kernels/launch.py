@@ -16,6 +16,7 @@ from models.checkpoint.quantized import QuantizedMatrix
 from models.graphs.kernel_support import LoadedKernels
 
 FEW_PROGRAMS = 1024  # kernels of at most this many programs take a few microseconds
+LARGE_TILES = 160 << 10  # bytes
 SMALL_WEIGHT = 1 << 23  # numbers of a weight whose product takes a few microseconds
 
 
@@ -31,7 +32,8 @@ def launch_options(device: torch.device, n_programs: int = 0) -> dict[str, bool]
     """Launch arguments of a kernel with a PDL parameter; enables PDL on devices that support it.
 
     With PDL a kernel starts while the previous one still runs. Every program must call `tl.extra.cuda.gdc_wait` before
-    it accesses anything but weights: later kernels rely on all earlier ones being finished.
+    it accesses anything but weights that no kernel in flight writes: later kernels rely on all earlier ones being
+    finished.
 
     Args:
         n_programs: above FEW_PROGRAMS, PDL is off: waiting programs would occupy multiprocessors that the previous
@@ -77,8 +79,13 @@ def _has_pdl(index: int) -> bool:
 
 
 def has_large_tiles(device: torch.device) -> bool:
-    """Whether programs may hold 160 KB of shared memory and start before the previous kernel ends."""
-    return device.type != "cuda" or _capability(device.index) >= (9, 0)
+    """Whether programs may hold LARGE_TILES of shared memory and start before the previous kernel ends.
+
+    Of a CPU, where kernels are interpreted, it is true.
+    """
+    return device.type != "cuda" or (
+        _capability(device.index) >= (9, 0) and _shared_memory(device.index) >= LARGE_TILES
+    )
 
 
 def has_native_fp8(device: torch.device) -> bool:
@@ -89,6 +96,12 @@ def has_native_fp8(device: torch.device) -> bool:
 def multiplies_pairs(device: torch.device) -> bool:
     """Whether a GPU multiplies rows as pairs of 8-bit numbers, which was measured on capability 9.0 alone."""
     return device.type == "cuda" and _capability(device.index) == (9, 0)
+
+
+@cache
+def _shared_memory(index: int) -> int:
+    """Bytes that one program may have."""
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 @cache

@@ -1,5 +1,6 @@
-"""Rows of tables by index, read or written. A table of embeddings may be in pinned CPU memory, which a GPU reads over
-the bus; the embedding whose table is there is here too. Requires Triton.
+"""Rows of tables by index, read or written. Requires Triton.
+
+A table of embeddings may be in pinned CPU memory, which a GPU reads over the bus; `PinnedEmbedding` moves it there.
 """
 
 import torch

@@ -107,7 +107,7 @@ def add_rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, wa
         x: [..., W].
         added: [..., W], or partial sums of it, or None.
         weight: [W].
-        warps: of a program; 0 = as many as pay for any number of rows. It changes the last bits of the norm.
+        warps: of a program; 0 = chosen by W. It changes the last bits of the norm.
     Returns: x + added (x itself if `added` is None) and its norm, both [..., W] in x's dtype.
     """
     normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)

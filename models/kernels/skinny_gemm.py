@@ -19,7 +19,7 @@ from models.kernels.launch import SMALL_WEIGHT, has_large_tiles, launch_options,
 from models.kernels.tile_ops import add_dot, silu_product
 
 MAX_ROWS = 64
-MAX_AHEAD = 4  # tiles that a program of a gated product reads ahead
+MAX_AHEAD = 4  # most tiles that a program of a gated product reads ahead
 SUM_BLOCK = 1024  # elements per program of the sum
 
 
@@ -66,7 +66,7 @@ def _product_kernel(
 ):  # fmt: skip
     """One tile of weight rows times all of x. If GATED, N is half of the weight's rows.
 
-    PDL, EARLY: as `product_options` returns them.
+    A single tile is read before the kernel ahead has ended. PDL, EARLY: as `product_options` returns them.
     """
     first = tl.program_id(1) * TILES * BK
     n = tl.program_id(0) * BN + tl.arange(0, BN)

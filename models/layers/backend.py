@@ -114,7 +114,10 @@ class Backend(ABC):
 
     @abstractmethod
     def keep_hidden(self, kept: Tensor, slots: Tensor, places: Tensor, active: Tensor, hidden: Tensor) -> None:
-        """Write states hidden [B, D] to `kept` [S + 1, P, D] at `places` [B], -1 for none, of active slots [B]."""
+        """Write states hidden [B, D] to `kept` [S + 1, P, D] at `places` [B], -1 for none, of active slots [B].
+
+        The content of the last slot, the scratch slot, is undefined afterwards.
+        """
 
     @abstractmethod
     def evict(

@@ -103,7 +103,10 @@ class TTS(nn.Module):
     def prefill(
         self, rows: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int, backend: Backend
     ) -> Tensor:
-        """Feed conditioning rows [B, T, D], n_new [B] of them valid. Returns: logits [B, speech tokens]."""
+        """Feed conditioning rows [B, T, D], n_new [B] of them valid.
+
+        Returns: logits [B, speech tokens] in the model's dtype.
+        """
         hidden = self.model(rows, cache, slots, n_new, kv_len, backend)
         last = (n_new - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[-1])
         return self.speech_logits(hidden.gather(1, last)[:, 0], backend)
@@ -117,11 +120,11 @@ class TTS(nn.Module):
             rows: [B, 1, D] of the speech tokens.
             slots: [B] int64.
             n_new: [B] int64, 0 or 1; a slot with 0 keeps its cache.
-        Returns: logits [B, speech tokens].
+        Returns: logits [B, speech tokens] in the model's dtype.
         """
         return self.speech_logits(self.model(rows, cache, slots, n_new, kv_len, backend)[:, 0], backend)
 
     def speech_logits(self, hidden: Tensor, backend: Backend) -> Tensor:
-        """Logits [..., speech tokens] of hidden states [..., D]."""
+        """Logits [..., speech tokens] of hidden states [..., D], in their dtype."""
         head = cast(FoldedHead, self.head_code[0])
         return backend.linear(hidden, head)

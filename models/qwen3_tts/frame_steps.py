@@ -52,7 +52,7 @@ class Residual(NamedTuple):
 
 
 class FrameSteps:
-    """The steps in the order of their calls. All change the state in place."""
+    """The steps in the order of their calls. `keep_hidden`, `begin_codes` and `end` change the state in place."""
 
     def begin(self, talker: Talker, state: TalkerState, slots: Tensor, pad_id: int) -> Fed:
         """The row of each slot's newest frame, with its text. pad_id: text token after the text."""

@@ -94,7 +94,7 @@ class Talker(Derived):
         return hidden
 
     def logits(self, hidden: Tensor, backend: Backend) -> Tensor:
-        """Logits [..., vocabulary] of the first code, from states [..., D]."""
+        """Logits [..., vocabulary] of the first code, from states [..., D], in their dtype."""
         return backend.linear(hidden, self.codec_head)
 
 

@@ -13,9 +13,9 @@ KV_LAYOUT_TEXT = (
     "get as many as their settings need, and a pool of the speech model's rows, which turns take while they speak"
 )
 WEIGHTS_TEXT = (
-    "weights of linear layers; bf16: as in `model.dtype`; int8: one scale a row; fp8: e4m3 for the down projections of "
-    "`llm`, `tts` and `vpm` as in `model.dtype`, all others int8; int4: groups of 128 columns, and int8 for the output head and "
-    "the parts other than `llm`"
+    "weights of linear layers; bf16: as in `model.dtype`; int8: one scale a row; fp8: `tts` and `vpm` as in "
+    "`model.dtype`, the down projections of `llm` in e4m3, all others in int8; int4: groups of 128 columns, and int8 "
+    "for the output head and the parts other than `llm`"
 )
 
 

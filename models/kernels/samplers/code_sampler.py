@@ -64,8 +64,9 @@ def _draw_code_kernel(
     BITS: tl.constexpr, BLOCK: tl.constexpr, ROW_BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """ROW_BLOCK: at least the width W of the table's rows, or 0 without one."""
+    # The next kernel starts when this one ends. All others of the code predictor's passes start the next one early, and
+    # would wait on the multiprocessors by the hundred.
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     slot = tl.load(slots + row)

@@ -1,4 +1,4 @@
-"""Device functions of the sampler kernels: random numbers, fixed-point weights, integer sort keys of scores.
+"""Device functions of the sampler kernels: random numbers, fixed-point weights, integer sort keys, the n-th score.
 
 They compute the same as `models.sampling.rng`. Requires Triton.
 """

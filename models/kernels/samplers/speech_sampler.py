@@ -20,7 +20,7 @@ MARKS = tl.constexpr(4)  # scores that one pass over the row compares with
 
 
 @triton.jit
-def _kept_from(scores, column, inside, top_p, top_k, min_keep, ONE: tl.constexpr):
+def _kept_from(scores, inside, top_p, top_k, min_keep, ONE: tl.constexpr):
     """The columns that top-p and top-k keep: [BLOCK] bool.
 
     They are the best ones in one order, by score and then by lower column, so their bound is found by bisection over
@@ -34,7 +34,7 @@ def _kept_from(scores, column, inside, top_p, top_k, min_keep, ONE: tl.constexpr
     allowed_tail = (total.to(tl.float64) * (1.0 - top_p.to(tl.float64))).to(tl.int64)
     max_above = tl.where(top_p >= 1.0, total, total - allowed_tail - 1)
     low, high = tl.full((), LOWEST, tl.int64), tl.max(score, 0).to(tl.int64)
-    while low < high:  # the lowest score with so little weight above it
+    while low < high:  # the lowest score with at most `max_above` above it
         middle = low + (high - low) // 2
         if tl.sum(tl.where(score > middle.to(tl.int32), weights, 0), 0) <= max_above:
             high = middle
@@ -44,7 +44,7 @@ def _kept_from(scores, column, inside, top_p, top_k, min_keep, ONE: tl.constexpr
     n_equal = tl.sum(((score == bound) & inside).to(tl.int32), 0)
     above = tl.sum(tl.where(score > bound, weights, 0), 0)
     weight = tl.max(tl.where(score == bound, weights, 0), 0)
-    # Of equal scores, as many as have so little weight above them.
+    # Of equal scores, those with at most `max_above` above them.
     n_light = tl.where(weight > 0, (max_above - above) // tl.maximum(weight, 1) + 1, n_equal)
     n_kept = tl.minimum(n_light, n_equal).to(tl.int32) + tl.sum((score > bound).to(tl.int32), 0)
     least = tl.minimum(min_keep, tl.sum(inside.to(tl.int64), 0)).to(tl.int32)
@@ -92,7 +92,7 @@ def _draw_kernel(
 
     kept = inside
     if (n_held > 0) & ((p < 1.0) | (k != 0)):
-        kept &= _kept_from(scores, column, inside, p, k, least, ONE)
+        kept &= _kept_from(scores, inside, p, k, least, ONE)
     too_early = n_step < tl.load(min_speech_tokens + slot)
     scores = tl.where(kept & ~((column == end) & too_early), scores, float("-inf"))
 

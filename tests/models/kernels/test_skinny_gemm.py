@@ -173,23 +173,31 @@ def test_other_rows_change_no_bit_on_the_gpu(shape):
 
 
 @gpu
-def test_dependent_launch_changes_no_bit_on_the_gpu(monkeypatch):
-    stream, gain = torch.randn(4, 4096, device="cuda").bfloat16(), torch.ones(4096, device="cuda").bfloat16()
-    weights = [(torch.randn(shape, device="cuda") / 64).bfloat16() for shape in ((4096, 4096), (24576, 4096))]
-    down = (torch.randn(4096, 12288, device="cuda") / 110).bfloat16()
+@pytest.mark.parametrize(
+    ("o", "gate_up", "down"),
+    [((4096, 4096), (24576, 4096), (4096, 12288)), ((768, 768), (6144, 768), (768, 3072))],
+    ids=["large", "read ahead"],
+)
+def test_dependent_launch_changes_no_bit_on_the_gpu(o, gate_up, down, monkeypatch):
+    width = o[0]
+    stream, gain = torch.randn(4, width, device="cuda").bfloat16(), torch.ones(width, device="cuda").bfloat16()
+    layers = [
+        [(torch.randn(shape, device="cuda") / shape[1] ** 0.5).bfloat16() for shape in (o, gate_up, down)]
+        for _ in range(6)
+    ]
 
-    def layers() -> Tensor:
-        x, y = add_rms_norm(stream, None, gain, 1e-6)
-        for _ in range(6):
-            x, y = add_rms_norm(x, skinny_parts(y, weights[0]), gain, 1e-6)
-            x, y = add_rms_norm(x, skinny_parts(skinny_gated_linear(y, weights[1]), down), gain, 1e-6)
+    def run() -> Tensor:
+        x, y = add_rms_norm(stream, None, gain, 1e-6, warps=16)
+        for first, inner, last in layers:
+            x, y = add_rms_norm(x, skinny_parts(y, first), gain, 1e-6, warps=16)
+            x, y = add_rms_norm(x, skinny_parts(skinny_gated_linear(y, inner), last), gain, 1e-6, warps=16)
         return x
 
-    early = layers()
+    early = run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        replayed = layers()
+        replayed = run()
     graph.replay()
     monkeypatch.setattr(launch, "_has_pdl", lambda index: False)
-    assert_same(early, layers(), "early starts")
+    assert_same(early, run(), "early starts")
     assert_same(replayed, early, "a graph with dependent launches")

@@ -131,7 +131,7 @@ def test_steps_of_a_frame_by_kernels(model: Qwen3TTS) -> None:
 
     talker, device, eos_id = model.talker, model.device, model.config.talker_config.codec_eos_token_id
     width, n_codes = model.config.talker_config.hidden_size, talker.code_predictor.config.vocab_size
-    slots = torch.tensor([3, 0, 5, 1, 4, 2, 6, 7], device=device)  # 7 is the scratch slot
+    slots = torch.tensor([3, 0, 5, 1, 4, 2, 6, 7, 7], device=device)  # 7 is the scratch slot
     generator = torch.Generator().manual_seed(7)
 
     def noise(*shape: int) -> Tensor:
@@ -152,18 +152,17 @@ def test_steps_of_a_frame_by_kernels(model: Qwen3TTS) -> None:
     start.predictor_cache.positions[:5] = 16
     fed_states, logits = noise(len(slots), width), 3 * noise(len(slots), start.seen.shape[1])
     rest = torch.randint(0, n_codes, (len(slots), 15), generator=generator).to(device)
-    usable = torch.tensor([True, True, True, True, False, True, True, True], device=device)
+    usable = slots != 4
 
     def run(steps: FrameSteps) -> list[Tensor]:
         state = copy.deepcopy(start)
         fed = steps.begin(talker, state, slots, model.config.tts_pad_token_id)
         hidden = steps.keep_hidden(state, slots, fed_states, fed.n_new)
         scores, numbers = steps.first_scores(logits, state, slots, eos_id)
-        first = Drawn(torch.tensor([5, 9, 4, eos_id, 2, 1, 3, 8], device=device), usable)
+        first = Drawn(torch.tensor([5, 9, 4, eos_id, 2, 1, 3, 8, 8], device=device), usable)
         residual = steps.begin_codes(talker, state, slots, hidden, first, fed.active, eos_id)
         codes = torch.cat((residual.codes[:, None], rest), dim=1)
-        is_last_usable = torch.tensor([True, False, True, True, True, True, True, True], device=device)
-        outcomes = steps.end(talker, state, slots, codes, residual.n_new, fed.active, first, is_last_usable, eos_id)
+        outcomes = steps.end(talker, state, slots, codes, residual.n_new, fed.active, first, slots != 0, eos_id)
         own = [state.frames, state.done, state.seen, state.row, state.hidden]
         lengths = [state.predictor_cache.lengths, state.predictor_cache.positions]
         kept = [tensor[:-1] for tensor in (*own, *lengths)]

@@ -112,12 +112,14 @@ def test_any_settings_and_many_equal_scores(device: str) -> None:
     slots = torch.arange(len(SETTINGS), device=device)
     for case in range(12):
         logits = (2 * torch.randn(len(SETTINGS), N_SPEECH_TOKENS, generator=generator)).round().to(device)
+        logits[case % len(SETTINGS), case:] = float("-inf")
+        logits = logits.bfloat16() if case % 2 else logits
         numbers = torch.rand(len(SETTINGS), 3, generator=generator).tolist()
         drawn = []
         for draw in (draw_speech_tokens, draw_by_kernel):
             state = new_state(device)
             for slot, (p, k, least) in enumerate(numbers):
-                own = SpeechSampling(top_p=0.02 + 0.98 * p, top_k=int(k * 40), min_keep=1 + int(least * 12))
+                own = SpeechSampling(top_p=0.02 + 0.98 * p, top_k=int(k * 90), min_keep=1 + int(least**3 * 90))
                 state.sampler.configure(slot, own, EOS, seed=100 * case + slot)
             state.sampler.count.fill_(1)
             drawn.append([draw(state, slots, logits, slots >= 0) for _ in range(3)])
