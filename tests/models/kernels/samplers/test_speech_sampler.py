@@ -110,7 +110,7 @@ def test_any_settings_and_many_equal_scores(device: str) -> None:
 
     generator = torch.Generator().manual_seed(4)
     slots = torch.arange(len(SETTINGS), device=device)
-    for case in range(12):
+    for case in range(6):
         logits = (2 * torch.randn(len(SETTINGS), N_SPEECH_TOKENS, generator=generator)).round().to(device)
         logits[case % len(SETTINGS), case:] = float("-inf")
         logits = logits.bfloat16() if case % 2 else logits
@@ -122,8 +122,8 @@ def test_any_settings_and_many_equal_scores(device: str) -> None:
                 own = SpeechSampling(top_p=0.02 + 0.98 * p, top_k=int(k * 90), min_keep=1 + int(least**3 * 90))
                 state.sampler.configure(slot, own, EOS, seed=100 * case + slot)
             state.sampler.count.fill_(1)
-            drawn.append([draw(state, slots, logits, slots >= 0) for _ in range(3)])
-        assert_same(torch.stack(drawn[1]), torch.stack(drawn[0]), f"case {case}, settings {numbers}")
+            drawn.append(draw(state, slots, logits, slots >= 0))
+        assert_same(drawn[1], drawn[0], f"case {case}, settings {numbers}")
 
 
 @pytest.mark.parametrize("device", DEVICES)
