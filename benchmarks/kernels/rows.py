@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.kernels.timing import Case, Figures, Meter, relative_error
+from models.kernels.fused_decoder import STEP_WARPS
 from models.kernels.rows import CacheRows, HeadNorms, add_layer_norm, add_rms_norm, qkv_rows, silu_mul
 from models.kernels.samplers import speech_sampler as speech_kernels
 from models.kernels.samplers import text_sampler as token_kernels
@@ -25,6 +26,7 @@ from models.stages import regions
 
 EPS, THETA = 1e-6, 1e6
 CALLS = 24  # in one graph
+MAX_STEP_ROWS = 32  # with up to as many rows, one of each slot, norms run as in a step
 N_SPEECH_TOKENS, N_TOKENS = 6562, 151748
 
 Pair = tuple[Callable[[], Tensor], Callable[[], Tensor]]  # a kernel and the plain operation it replaces
@@ -83,7 +85,8 @@ def _rms_norm(meter: Meter, rows: int, width: int, n_parts: int) -> Pair:
     def plain() -> Tensor:
         return norm(x + (added.sum(0).to(x.dtype) if n_parts else added))
 
-    return lambda: add_rms_norm(x, added, norm.weight, EPS)[1], plain
+    warps = STEP_WARPS if rows <= MAX_STEP_ROWS else 0
+    return lambda: add_rms_norm(x, added, norm.weight, EPS, warps)[1], plain
 
 
 def _layer_norm(meter: Meter, rows: int, width: int) -> Pair:
@@ -133,7 +136,7 @@ def _measure_draw(meter: Meter, batch: int) -> Figures:
     states = [_speech_state(meter, batch, n_speech_tokens) for _ in range(2)]
     slots = torch.arange(batch, device=meter.device)
     active = torch.ones(batch, dtype=torch.bool, device=meter.device)
-    logits = meter.randn(batch, n_speech_tokens, dtype=torch.float32, scale=3.0)
+    logits = meter.randn(batch, n_speech_tokens, scale=3.0)
     calls = [
         partial(draw, state, slots, logits, active)
         for draw, state in zip((speech_kernels.draw_speech_tokens, speech.draw_speech_tokens), states, strict=True)
