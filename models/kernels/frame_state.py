@@ -68,8 +68,7 @@ def _keep_kernel(slots, hidden, n_new, kept, out, W, BLOCK: tl.constexpr, PDL: t
     value = tl.load(kept + slot * W + column, mask=inside)
     value = tl.where(is_fed, tl.load(hidden + b * W + column, mask=inside), value)
     tl.store(out + b * W + column, value, mask=inside)
-    if is_fed:
-        tl.store(kept + slot * W + column, value, mask=inside)
+    tl.store(kept + slot * W + column, value, mask=inside)
 
 
 @triton.jit(do_not_specialize=["B"])
@@ -155,7 +154,7 @@ def _end_kernel(
 
 
 def begin_frame(state: FrameState, slots: Tensor, text_rows: Tensor, pad_id: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`FrameSteps.begin`."""
+    """As `FrameSteps.begin`; text_rows: [text vocabulary, D]. Returns: the fields of `Fed`."""
     B, W = len(slots), text_rows.shape[1]
     rows = torch.empty(B, 1, W, dtype=text_rows.dtype, device=slots.device)
     active, n_new = torch.empty(B, dtype=torch.bool, device=slots.device), torch.empty_like(slots)
@@ -168,7 +167,7 @@ def begin_frame(state: FrameState, slots: Tensor, text_rows: Tensor, pad_id: int
 
 
 def keep_hidden(state: FrameState, slots: Tensor, hidden: Tensor, n_new: Tensor) -> Tensor:
-    """`FrameSteps.keep_hidden`."""
+    """As `FrameSteps.keep_hidden`; hidden: [B, D] contiguous."""
     B, W = hidden.shape
     out = torch.empty_like(hidden)
     _keep_kernel[(B,)](
@@ -180,7 +179,14 @@ def keep_hidden(state: FrameState, slots: Tensor, hidden: Tensor, n_new: Tensor)
 def first_scores(
     state: FrameState, slots: Tensor, logits: Tensor, eos_id: int, n_control: int, min_frames: int, groups: int
 ) -> tuple[Tensor, Tensor]:
-    """`FrameSteps.first_scores`; logits [B, V] of any float type."""
+    """As `FrameSteps.first_scores`.
+
+    Args:
+        logits: [B, V] of any float type.
+        n_control: control codes, the last of the vocabulary.
+        min_frames: frames before the end may be drawn.
+        groups: codes of a frame.
+    """
     B, V = logits.shape
     scores = torch.empty(B, V, dtype=torch.float32, device=slots.device)
     numbers = torch.empty(groups, B, dtype=torch.int64, device=slots.device)
@@ -200,7 +206,14 @@ def begin_codes(
     active: Tensor,
     eos_id: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`FrameSteps.begin_codes`. drawn: the first codes, and whether their scores were finite."""
+    """As `FrameSteps.begin_codes`.
+
+    Args:
+        cache: the code predictor's.
+        code_rows: [vocabulary, D].
+        drawn: [B] first codes, and [B] whether their scores were finite.
+    Returns: the fields of `Residual`.
+    """
     B, W = hidden.shape
     rows = torch.empty(B, 2, W, dtype=hidden.dtype, device=slots.device)
     codes, n_new = torch.empty_like(slots), torch.empty_like(slots)
@@ -223,7 +236,12 @@ def end_frame(
     tables: tuple[Tensor, Tensor],
     eos_id: int,
 ) -> Tensor:
-    """`FrameSteps.end`. drawn: as for `begin_codes`. tables: rows of the first codes and of the residual ones."""
+    """As `FrameSteps.end`.
+
+    Args:
+        drawn: as for `begin_codes`.
+        tables: rows [vocabulary, D] of the first codes, and [15, K, D] of the residual ones.
+    """
     code_rows, residual = tables
     outcomes, (first, usable_first) = torch.empty_like(slots), drawn
     _end_kernel[(len(slots),)](

@@ -54,14 +54,18 @@ class Residual(NamedTuple):
 class FrameSteps:
     """The steps in the order of their calls. `keep_hidden`, `begin_codes` and `end` change the state in place."""
 
-    def begin(self, talker: Talker, state: TalkerState, slots: Tensor, pad_id: int) -> Fed:
-        """The row of each slot's newest frame, with its text. pad_id: text token after the text."""
+    def __init__(self, talker: Talker, pad_id: int):
+        """pad_id: text token that is fed after the text."""
+        self.talker, self.pad_id, self.eos_id = talker, pad_id, talker.config.codec_eos_token_id
+
+    def begin(self, state: TalkerState, slots: Tensor) -> Fed:
+        """The row of each slot's newest frame, with its text."""
         number = state.frames[slots] - 1  # of the newest frame
         has_text = number < state.text_len[slots]
         waits = (number >= 0) & ~has_text & state.text_open[slots]
         active = ~state.done[slots] & ~waits
         text = state.text[slots, number.clamp(min=0) % state.text.shape[1]]
-        rows = talker.text_rows[torch.where(has_text, text, pad_id)] + state.row[slots]
+        rows = self.talker.text_rows[torch.where(has_text, text, self.pad_id)] + state.row[slots]
         return Fed(rows[:, None], active, (active & (number >= 0)).long())
 
     def keep_hidden(self, state: TalkerState, slots: Tensor, hidden: Tensor, n_new: Tensor) -> Tensor:
@@ -70,17 +74,17 @@ class FrameSteps:
         state.hidden.index_copy_(0, slots, newest)
         return newest
 
-    def first_scores(self, logits: Tensor, state: TalkerState, slots: Tensor, eos_id: int) -> tuple[Tensor, Tensor]:
+    def first_scores(self, state: TalkerState, slots: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Scores [B, V] float32 of the first codes, from logits [B, V]; and numbers [16, B] of the frame's draws."""
         group = torch.arange(GROUPS, device=slots.device)[:, None]
-        return allowed_scores(logits.float(), slots, state, eos_id), state.frames[slots] * GROUPS + group
+        return allowed_scores(logits.float(), slots, state, self.eos_id), state.frames[slots] * GROUPS + group
 
     def draw(
         self,
         eager: DrawCodes,
         scores: Tensor,
-        state: TalkerState,
         slots: Tensor,
+        state: TalkerState,
         numbers: Tensor,
         which: int,
         candidates: int | None,
@@ -89,7 +93,7 @@ class FrameSteps:
         """One code of each slot.
 
         Args:
-            eager: `draws.draw_codes`, plain or compiled; the other arguments are its own.
+            eager: `draws.draw_codes`, plain or compiled; the arguments up to `candidates` are its own.
             table: [K, D].
         Returns: the codes, and with a table their rows [B, 1, D].
         """
@@ -97,26 +101,16 @@ class FrameSteps:
         rows = None if table is None else F.embedding(codes[:, None], table)
         return Drawn(codes, scores.amax(1).isfinite()), rows
 
-    def begin_codes(
-        self,
-        talker: Talker,
-        state: TalkerState,
-        slots: Tensor,
-        hidden: Tensor,
-        first: Drawn,
-        active: Tensor,
-        eos_id: int,
-    ) -> Residual:
+    def begin_codes(self, state: TalkerState, slots: Tensor, hidden: Tensor, first: Drawn, active: Tensor) -> Residual:
         """Empty the code predictor's cache. hidden: [B, D] newest states."""
-        begun = active & first.usable & (first.codes != eos_id)
+        begun = active & first.usable & (first.codes != self.eos_id)
         # Padding and idle rows run too, on an acoustic code.
         codes = torch.where(begun, first.codes, 0)
         state.predictor_cache.set_length(slots, torch.zeros_like(slots))
-        return Residual(torch.stack((hidden, talker.code_rows[codes]), dim=1), codes, begun.long())
+        return Residual(torch.stack((hidden, self.talker.code_rows[codes]), dim=1), codes, begun.long())
 
     def end(
         self,
-        talker: Talker,
         state: TalkerState,
         slots: Tensor,
         codes: Tensor,
@@ -124,15 +118,15 @@ class FrameSteps:
         active: Tensor,
         first: Drawn,
         usable: Tensor,
-        eos_id: int,
     ) -> Tensor:
         """Store the frame of codes [B, 16]. usable: [B] of the last draw. Returns: outcomes [B] int64."""
         drawn, frames = (n_new > 0) & usable, state.frames[slots]
-        state.row.index_copy_(0, slots, torch.where(drawn[:, None], talker.frame_rows(codes), state.row[slots]))
+        rows = self.talker.frame_rows(codes)
+        state.row.index_copy_(0, slots, torch.where(drawn[:, None], rows, state.row[slots]))
         state.seen[slots, codes[:, 0]] = state.seen[slots, codes[:, 0]] | drawn
         state.frames.index_copy_(0, slots, frames + drawn)
         is_last = drawn & (frames + 1 >= state.limit[slots])
-        ended = first.usable & (first.codes == eos_id)
+        ended = first.usable & (first.codes == self.eos_id)
         outcome = torch.where(drawn, torch.where(is_last, LAST_FRAME, FRAME), torch.where(ended, ENDED, BAD))
         outcome = torch.where(active, outcome, WAITED)
         state.done.index_copy_(0, slots, state.done[slots] | (outcome >= LAST_FRAME))

@@ -8,27 +8,26 @@ from models.qwen3_tts.config import CONTROL_CODES
 from models.qwen3_tts.frame_steps import Drawn, Fed, FrameSteps, Residual
 from models.qwen3_tts.settings import MIN_FRAMES
 from models.qwen3_tts.state import GROUPS, DrawCodes, TalkerState
-from models.qwen3_tts.talker import Talker
 
 
 class KernelFrameSteps(FrameSteps):
     """Draws are exact for any settings, whatever `candidates`."""
 
-    def begin(self, talker: Talker, state: TalkerState, slots: Tensor, pad_id: int) -> Fed:
-        return Fed(*frame_state.begin_frame(state, slots, talker.text_rows, pad_id))
+    def begin(self, state: TalkerState, slots: Tensor) -> Fed:
+        return Fed(*frame_state.begin_frame(state, slots, self.talker.text_rows, self.pad_id))
 
     def keep_hidden(self, state: TalkerState, slots: Tensor, hidden: Tensor, n_new: Tensor) -> Tensor:
         return frame_state.keep_hidden(state, slots, hidden, n_new)
 
-    def first_scores(self, logits: Tensor, state: TalkerState, slots: Tensor, eos_id: int) -> tuple[Tensor, Tensor]:
-        return frame_state.first_scores(state, slots, logits, eos_id, CONTROL_CODES, MIN_FRAMES, GROUPS)
+    def first_scores(self, state: TalkerState, slots: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return frame_state.first_scores(state, slots, logits, self.eos_id, CONTROL_CODES, MIN_FRAMES, GROUPS)
 
     def draw(
         self,
         eager: DrawCodes,
         scores: Tensor,
-        state: TalkerState,
         slots: Tensor,
+        state: TalkerState,
         numbers: Tensor,
         which: int,
         candidates: int | None,
@@ -44,22 +43,14 @@ class KernelFrameSteps(FrameSteps):
         codes, usable, rows = draw_code(scores, slots, settings, numbers, which, table)
         return Drawn(codes, usable), rows
 
-    def begin_codes(
-        self,
-        talker: Talker,
-        state: TalkerState,
-        slots: Tensor,
-        hidden: Tensor,
-        first: Drawn,
-        active: Tensor,
-        eos_id: int,
-    ) -> Residual:
-        cache = state.predictor_cache
-        return Residual(*frame_state.begin_codes(cache, slots, hidden, talker.code_rows, first, active, eos_id))
+    def begin_codes(self, state: TalkerState, slots: Tensor, hidden: Tensor, first: Drawn, active: Tensor) -> Residual:
+        rows = self.talker.code_rows
+        return Residual(
+            *frame_state.begin_codes(state.predictor_cache, slots, hidden, rows, first, active, self.eos_id)
+        )
 
     def end(
         self,
-        talker: Talker,
         state: TalkerState,
         slots: Tensor,
         codes: Tensor,
@@ -67,7 +58,6 @@ class KernelFrameSteps(FrameSteps):
         active: Tensor,
         first: Drawn,
         usable: Tensor,
-        eos_id: int,
     ) -> Tensor:
-        tables = talker.code_rows, talker.code_predictor.tables
-        return frame_state.end_frame(state, slots, codes, n_new, active, first, usable, tables, eos_id)
+        tables = self.talker.code_rows, self.talker.code_predictor.tables
+        return frame_state.end_frame(state, slots, codes, n_new, active, first, usable, tables, self.eos_id)

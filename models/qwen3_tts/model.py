@@ -23,7 +23,7 @@ class Qwen3TTS(nn.Module):
         self.config = config
         self.talker = Talker(config.talker_config)
         self.backend: Backend = TORCH
-        self.frame_steps = FrameSteps()
+        self.frame_steps = FrameSteps(self.talker, config.tts_pad_token_id)
 
     @property
     def device(self) -> torch.device:
@@ -42,11 +42,12 @@ class Qwen3TTS(nn.Module):
         """
         if not on:
             self.backend.release()
-            self.backend, self.frame_steps = TORCH, FrameSteps()
+            self.backend, self.frame_steps = TORCH, FrameSteps(self.talker, self.config.tts_pad_token_id)
             return
         if find_spec("triton") is None:
             raise SettingsError("kernels", expected="Triton, which comes with the GPU builds of torch", got="none")
         from models.kernels.backend import TritonBackend  # here, because both import Triton
         from models.qwen3_tts.kernel_frames import KernelFrameSteps
 
-        self.backend, self.frame_steps = TritonBackend(self, []), KernelFrameSteps()
+        self.backend = TritonBackend(self, [])
+        self.frame_steps = KernelFrameSteps(self.talker, self.config.tts_pad_token_id)

@@ -86,7 +86,7 @@ def frame(
     Returns: codes [B, 16] int64, meaningful for the outcomes FRAME and LAST_FRAME, and outcomes [B] int64.
     """
     talker, steps = model.talker, model.frame_steps
-    fed = steps.begin(talker, state, slots, model.config.tts_pad_token_id)
+    fed = steps.begin(state, slots)
     hidden = talker(fed.rows, state.cache, slots, fed.n_new, kv_len, model.backend)[:, 0]
     newest = steps.keep_hidden(state, slots, hidden.contiguous(), fed.n_new)
     return _draw_frame(model, state, draw, slots, newest, fed.active, candidates)
@@ -110,16 +110,16 @@ def _draw_frame(
     candidates: int | None,
 ) -> tuple[Tensor, Tensor]:
     """Draw sixteen codes of each active slot from its state [B, D], and advance it. Returns: as `frame`."""
-    talker, steps, eos_id = model.talker, model.frame_steps, model.config.talker_config.codec_eos_token_id
-    scores, numbers = steps.first_scores(talker.logits(hidden, model.backend), state, slots, eos_id)
-    first, _ = steps.draw(draw, scores, state, slots, numbers[0], FIRST, candidates)
-    residual = steps.begin_codes(talker, state, slots, hidden, first, active, eos_id)
+    talker, steps = model.talker, model.frame_steps
+    scores, numbers = steps.first_scores(state, slots, talker.logits(hidden, model.backend))
+    first, _ = steps.draw(draw, scores, slots, state, numbers[0], FIRST, candidates)
+    residual = steps.begin_codes(state, slots, hidden, first, active)
     usable = first.usable
 
     def draw_residual(logits: Tensor, group: int, table: Tensor | None) -> tuple[Tensor, Tensor | None]:
         # A NaN of any pass is in the keys and values that the last one reads, so the last draw finds it.
         nonlocal usable
-        drawn, rows = steps.draw(draw, logits, state, slots, numbers[group], REST, candidates, table)
+        drawn, rows = steps.draw(draw, logits, slots, state, numbers[group], REST, candidates, table)
         usable = drawn.usable
         return drawn.codes, rows
 
@@ -127,4 +127,4 @@ def _draw_frame(
         residual.rows, state.predictor_cache, slots, residual.n_new, draw_residual, model.backend
     )
     codes = torch.cat((residual.codes[:, None], rest), dim=1)
-    return codes, steps.end(talker, state, slots, codes, residual.n_new, active, first, usable, eos_id)
+    return codes, steps.end(state, slots, codes, residual.n_new, active, first, usable)

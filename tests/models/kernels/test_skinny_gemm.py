@@ -13,7 +13,7 @@ from tests.models.kernels.interpreter import chained_dot
 
 pytest.importorskip("triton")
 
-from models.kernels import launch
+from models.kernels import launch, skinny_gemm
 from models.kernels.rows import add_rms_norm, silu_mul
 from models.kernels.skinny_gemm import (
     MAX_ROWS,
@@ -96,6 +96,7 @@ def test_older_gpus_read_narrower_tiles(cut, monkeypatch):
     ahead = skinny_gated_linear(x, weight)
     monkeypatch.setattr("models.kernels.skinny_gemm.has_large_tiles", lambda device: False)
     monkeypatch.setattr("models.kernels.skinny_gemm._gated_product", None)  # it would be called
+    assert skinny_gemm._tiles_of(weight).columns == 128
     assert_same(skinny_gated_linear(x, weight), ahead)
     assert_same(skinny_linear(x, weight), F.linear(x, weight))
 

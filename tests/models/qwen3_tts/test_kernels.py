@@ -100,8 +100,8 @@ def test_kernel_draws_the_same_codes(model: Qwen3TTS, dtype: torch.dtype) -> Non
     table = torch.randn(61, 24, generator=torch.Generator().manual_seed(5)).to(model.device, dtype)
 
     def both(scores: Tensor, slots: Tensor, draws: Tensor, which: int) -> list[tuple[Drawn, Tensor | None]]:
-        args = draw_codes, scores, state, slots, draws, which, None, table
-        return [steps.draw(*args) for steps in (KernelFrameSteps(), FrameSteps())]
+        args = draw_codes, scores, slots, state, draws, which, None, table
+        return [kind(model.talker, 0).draw(*args) for kind in (KernelFrameSteps, FrameSteps)]
 
     state = TalkerState.allocate(model.talker, len(SETTINGS), 16)
     for slot, codes in enumerate(SETTINGS):
@@ -156,19 +156,20 @@ def test_steps_of_a_frame_by_kernels(model: Qwen3TTS) -> None:
 
     def run(steps: FrameSteps) -> list[Tensor]:
         state = copy.deepcopy(start)
-        fed = steps.begin(talker, state, slots, model.config.tts_pad_token_id)
+        fed = steps.begin(state, slots)
         hidden = steps.keep_hidden(state, slots, fed_states, fed.n_new)
-        scores, numbers = steps.first_scores(logits, state, slots, eos_id)
+        scores, numbers = steps.first_scores(state, slots, logits)
         first = Drawn(torch.tensor([5, 9, 4, eos_id, 2, 1, 3, 8, 8], device=device), usable)
-        residual = steps.begin_codes(talker, state, slots, hidden, first, fed.active, eos_id)
+        residual = steps.begin_codes(state, slots, hidden, first, fed.active)
         codes = torch.cat((residual.codes[:, None], rest), dim=1)
-        outcomes = steps.end(talker, state, slots, codes, residual.n_new, fed.active, first, slots != 0, eos_id)
+        outcomes = steps.end(state, slots, codes, residual.n_new, fed.active, first, slots != 0)
         own = [state.frames, state.done, state.seen, state.row, state.hidden]
         lengths = [state.predictor_cache.lengths, state.predictor_cache.positions]
         kept = [tensor[:-1] for tensor in (*own, *lengths)]
         return [*fed, hidden, scores, numbers, *residual, outcomes, *kept]
 
-    by_kernels, by_pytorch = run(KernelFrameSteps()), run(FrameSteps())
+    pad_id = model.config.tts_pad_token_id
+    by_kernels, by_pytorch = run(KernelFrameSteps(talker, pad_id)), run(FrameSteps(talker, pad_id))
     assert set(by_pytorch[9].tolist()) == {WAITED, FRAME, LAST_FRAME, ENDED, BAD}
     for number, (got, expected) in enumerate(zip(by_kernels, by_pytorch, strict=True)):
         assert got.dtype == expected.dtype, f"result {number}: expected {expected.dtype}, got {got.dtype}"
