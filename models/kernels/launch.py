@@ -16,7 +16,7 @@ from models.checkpoint.quantized import QuantizedMatrix
 from models.graphs.kernel_support import LoadedKernels
 
 FEW_PROGRAMS = 1024  # kernels of at most this many programs take a few microseconds
-LARGE_TILES = 160 << 10  # bytes
+LARGE_TILES = 192 << 10  # bytes
 SMALL_WEIGHT = 1 << 23  # numbers of a weight whose product takes a few microseconds
 
 

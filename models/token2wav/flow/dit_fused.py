@@ -10,14 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.kernels.launch import has_large_tiles
 from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.flow.dit import DiTBlock
 from models.token2wav.flow.dit_kernels import StepKernels
 from models.token2wav.flow.flow import Flow
 from models.token2wav.flow.flow_state import ChunkSlots, FlowState, SolveInputs
-from models.token2wav.flow.fused_linear import Epilogue, LinearWeights, Norm, product
+from models.token2wav.flow.fused_linear import MAX_ROWS, Epilogue, LinearWeights, Norm, product
 
-FEW_ROWS = 64  # measured on one H200: with a hundred rows, the library's products and separate norms are faster
+# Most rows of the products that contain norm and epilogue; LESS_ROWS with small tiles or weights of 32 bits. With more
+# rows the library's products and separate norms take less time, measured on one H200.
+FEW_ROWS, LESS_ROWS = MAX_ROWS, 64
 _MAX_WIDTH = 1024  # a row that is normalized before a product is one tile of it
 _EPS = 1e-6
 
@@ -46,6 +49,7 @@ class FusedSolver:
         # Input layer without the columns of the condition, and output layer.
         self.entry = LinearWeights(estimator.in_proj.weight[:, : flow.config.n_mels].contiguous(), None)
         self.last = LinearWeights.of(estimator.final_layer.linear)
+        self._is_large = has_large_tiles(self.last.weight.device) and self.last.weight.element_size() == 2
 
     def __call__(self, state: FlowState, slots: ChunkSlots, inputs: SolveInputs) -> Tensor:
         """Arguments and results as `flow_state.solve`."""
@@ -61,7 +65,8 @@ class FusedSolver:
         addresses = mapping._replace(cached=mapping.cached.contiguous(), fresh=mapping.fresh.contiguous())
         # A slot that is read and written in the same call needs a separate buffer for its next tails.
         places = torch.arange(B, device=mu.device) if targets is None else targets
-        velocity = self._few if 2 * B * T <= FEW_ROWS and estimator.config.width <= _MAX_WIDTH else self._many
+        n_rows, most = 2 * B * T, FEW_ROWS if self._is_large else min(FEW_ROWS, LESS_ROWS)
+        velocity = self._few if n_rows <= most and estimator.config.width <= _MAX_WIDTH else self._many
         for k, (step_width, modulation) in enumerate(inputs.schedule.steps):
             pool, tails = state.dit_rows[k], state.dit_tails[k]
             new_tails = tails.new_empty((B, *tails.shape[1:])) if targets is None else tails

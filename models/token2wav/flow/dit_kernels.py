@@ -5,6 +5,8 @@ Contains kernels and tile sizes. Does not contain Euler steps or weights (`dit_f
 M = 2 B T rows: frame t of batch row b in half c (0 conditional, 1 unconditional) is row (c B + b) T + t.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -15,6 +17,7 @@ from models.token2wav.flow.block_table import SlotMapping
 
 NORM_WARPS = 4
 SMALL_GRID = 264  # programs: two per multiprocessor of an H200
+NEW_ROWS = 64  # of one tile
 
 
 @triton.jit
@@ -24,29 +27,36 @@ def _all_if(condition, columns, D):
 
 
 @triton.jit
-def _put_windows(
-    value, windows, tails, new_tails, slots, places, n_frames, row, B, T, depth, layer, D, columns, inside,
-    CONV: tl.constexpr,
-):  # fmt: skip
+def _tail_at(slots, n_frames, row, B, T, layer, D, columns, CONV: tl.constexpr):
+    """Where the tail of a convolution's chunk is. Returns: valid frames, slot, and its place in the slot's tails."""
+    batch_row = row // T
+    half, b = batch_row // B, batch_row % B
+    place = (((layer * 2 + half) * 2 + CONV) * 2) * D + columns
+    return tl.load(n_frames + b), tl.load(slots + b), place
+
+
+@triton.jit
+def _old_tail(tails, slot, place, row, T, depth, D, columns):
+    """The two frames of the previous chunk's tail; zeros for all but the first frame."""
+    old = tails + slot * depth * 8 * D + place
+    is_first = _all_if(row % T == 0, columns, D)
+    return tl.load(old, mask=is_first, other=0.0), tl.load(old + D, mask=is_first, other=0.0)
+
+
+@triton.jit
+def _put_windows(value, windows, new_tails, places, n, place, before_last, last, row, B, T, depth, D, columns, inside):
     """Store a frame in the three windows that contain it and in the next tail; the first frame also stores the tail
     of the previous chunk in the windows that contain it.
     """
-    batch_row, t = row // T, row % T
-    half, b = batch_row // B, batch_row % B
+    b, t = row // T % B, row % T
     first = windows + (row - t).to(tl.int64) * 3 * D + columns
     tl.store(first + t * 3 * D + 2 * D, value, mask=inside)
     tl.store(first + (t + 1) * 3 * D + D, value, mask=_all_if(t + 1 < T, columns, D))
     tl.store(first + (t + 2) * 3 * D, value, mask=_all_if(t + 2 < T, columns, D))
-    n = tl.load(n_frames + b)
-    slot = tl.load(slots + b)
-    place = (((layer * 2 + half) * 2 + CONV) * 2) * D + columns
     new = new_tails + tl.load(places + b) * depth * 8 * D + place
     tl.store(new, value, mask=_all_if(t == n - 2, columns, D))
     tl.store(new + D, value, mask=_all_if(t == n - 1, columns, D))
     if t == 0:
-        old = tails + slot * depth * 8 * D + place
-        before_last = tl.load(old, mask=inside)
-        last = tl.load(old + D, mask=inside)
         tl.store(first, before_last, mask=inside)
         tl.store(first + D, last, mask=inside)
         tl.store(first + 3 * D, last, mask=_all_if(T > 1, columns, D))
@@ -62,7 +72,8 @@ def _normalized(x, inside, D, eps):
     return centred * tl.rsqrt(tl.sum(centred * centred, 0) / D + eps)
 
 
-# The kernels are not specialized for numbers that differ between layers and buckets.
+# The kernels are not specialized for numbers that differ between layers and buckets. What was written before the solve
+# began is read before the wait.
 @triton.jit(do_not_specialize=["B", "T", "layer", "n_added"])
 def _residual_norm_kernel(
     stream, added, gate, stream_out, shift, scale, out, tails, new_tails, slots, places, n_frames,
@@ -72,21 +83,24 @@ def _residual_norm_kernel(
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < D
+    factor = 1.0 + tl.load(scale + columns, mask=inside, other=0.0)
+    term = tl.load(shift + columns, mask=inside, other=0.0)
+    if GATED:
+        by = tl.load(gate + columns, mask=inside, other=0.0)
+    if WINDOWS:
+        n, slot, place = _tail_at(slots, n_frames, row, B, T, layer, D, columns, 0)
+        before_last, last = _old_tail(tails, slot, place, row, T, depth, D, columns)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     y = tl.load(added + (row % n_added).to(tl.int64) * D + columns, mask=inside, other=0.0).to(tl.float32)
     if GATED:
-        y *= tl.load(gate + columns, mask=inside, other=0.0)
+        y *= by
     x = tl.load(stream + row.to(tl.int64) * D + columns, mask=inside, other=0.0) + y
     tl.store(stream_out + row.to(tl.int64) * D + columns, x, mask=inside)
-    factor = 1.0 + tl.load(scale + columns, mask=inside, other=0.0)
-    x = _normalized(x, inside, D, 1e-6) * factor + tl.load(shift + columns, mask=inside, other=0.0)
-    value = x.to(out.dtype.element_ty)
+    value = (_normalized(x, inside, D, 1e-6) * factor + term).to(out.dtype.element_ty)
     if WINDOWS:
-        _put_windows(
-            value, out, tails, new_tails, slots, places, n_frames, row, B, T, depth, layer, D, columns, inside, 0
-        )
+        _put_windows(value, out, new_tails, places, n, place, before_last, last, row, B, T, depth, D, columns, inside)
     else:
         tl.store(out + row.to(tl.int64) * D + columns, value, mask=inside)
 
@@ -99,17 +113,20 @@ def _norm_mish_kernel(
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < D
+    factor = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    term = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    n, slot, place = _tail_at(slots, n_frames, row, B, T, layer, D, columns, 1)
+    before_last, last = _old_tail(tails, slot, place, row, T, depth, D, columns)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     value = tl.load(x + row.to(tl.int64) * D + columns, mask=inside, other=0.0).to(tl.float32)
-    value = _normalized(value, inside, D, 1e-5) * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    value += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    value = _normalized(value, inside, D, 1e-5) * factor + term
     # tanh(softplus(x)) = (e^2 + 2e) / (e^2 + 2e + 2) with e = exp(x); above 20 it is 1.
     e = tl.exp(tl.minimum(value, 20.0))
     ratio = e * (e + 2.0)
     value = (value * ratio / (ratio + 2.0)).to(out.dtype.element_ty)
-    _put_windows(value, out, tails, new_tails, slots, places, n_frames, row, B, T, depth, layer, D, columns, inside, 1)
+    _put_windows(value, out, new_tails, places, n, place, before_last, last, row, B, T, depth, D, columns, inside)
 
 
 @triton.jit
@@ -143,13 +160,36 @@ def _fetch_rows(rows, count, keys, values, row_stride, BN: tl.constexpr):
             tl.inline_asm_elementwise(ask, "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
 
 
+@triton.jit
+def _cached_tile(rows, start, count, keys, values, d, row_stride, BN: tl.constexpr):
+    """Keys [HD, BN] and values [BN, HD] of the cached rows from `start` on, and which of them are valid."""
+    column = start + tl.arange(0, BN)
+    valid = column < count
+    row = tl.load(rows + column, mask=valid, other=0)
+    k = tl.load(keys + row[None, :] * row_stride + d[:, None], mask=valid[None, :], other=0.0)
+    v = tl.load(values + row[:, None] * row_stride + d[None, :], mask=valid[:, None], other=0.0)
+    return k, v, valid
+
+
+@triton.jit
+def _own_tile(own, start, count, d, H: tl.constexpr, HD: tl.constexpr, BF: tl.constexpr):
+    """Keys [HD, BF] before their norm and values [BF, HD] of the new rows from `start` on, and which are valid."""
+    column = start + tl.arange(0, BF)
+    valid = column < count
+    source = own + column * 3 * H * HD
+    k = tl.load(source[None, :] + H * HD + d[:, None], mask=valid[None, :], other=0.0)
+    v = tl.load(source[:, None] + 2 * H * HD + d[None, :], mask=valid[:, None], other=0.0)
+    return k, v, valid
+
+
 @triton.jit(do_not_specialize=["B", "T", "layer", "width"])
 def _attend_kernel(
     qkv, q_weight, q_bias, k_weight, k_bias, cached, n_cached, fresh, n_new, pool, out, B, T, width, layer,
     plane_stride, row_stride,
     SCALE: tl.constexpr, H: tl.constexpr, HD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    AHEAD: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """A tile of queries of one head. AHEAD: the first BN cached rows are read before the wait."""
     batch_row, head = tl.program_id(1) // H, tl.program_id(1) % H
     half, b = batch_row // B, batch_row % B
     t = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -161,7 +201,11 @@ def _attend_kernel(
     rows = cached + b * width
     # Row addresses and cached rows were written before the solve began, so they can be read before the wait: every
     # kernel of the solve releases the next kernel only after its own wait.
-    count = tl.load(n_cached + b)
+    count, n_own = tl.load(n_cached + b), tl.load(n_new + b)
+    weight, bias = tl.load(q_weight + d).to(tl.float32), tl.load(q_bias + d).to(tl.float32)
+    k_factor, k_term = tl.load(k_weight + d).to(tl.float32), tl.load(k_bias + d).to(tl.float32)
+    if AHEAD:
+        k_first, v_first, is_first = _cached_tile(rows, 0, count, keys, values, d, row_stride, BN)
     if PDL:
         if tl.program_id(0) == 0:
             _fetch_rows(rows, count, keys, values, row_stride, BN)
@@ -169,31 +213,31 @@ def _attend_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     own = qkv + batch_row.to(tl.int64) * T * 3 * H * HD + head * HD
     q = tl.load(own + t[:, None] * 3 * H * HD + d[None, :], mask=within, other=0.0).to(tl.float32)
-    weight, bias = tl.load(q_weight + d).to(tl.float32), tl.load(q_bias + d).to(tl.float32)
+    if AHEAD:
+        k_own, v_own, is_own = _own_tile(own, 0, n_own, d, H, HD, BF)
     q = _head_norm(q, weight[None, :], bias[None, :], 1, HD).to(pool.dtype.element_ty)
 
     acc = tl.zeros((BM, HD), tl.float32)
     top = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
-    for start in range(0, count, BN):
-        column = start + tl.arange(0, BN)
-        valid = column < count
-        row = tl.load(rows + column, mask=valid, other=0)
-        k = tl.load(keys + row[None, :] * row_stride + d[:, None], mask=valid[None, :], other=0.0)
-        v = tl.load(values + row[:, None] * row_stride + d[None, :], mask=valid[:, None], other=0.0)
+    begin = 0
+    if AHEAD:
+        begin = BN
+        if count > 0:
+            acc, top, total = _attend_tile(q, k_first, v_first, is_first, acc, top, total, SCALE, PRECISION)
+    for start in range(begin, count, BN):
+        k, v, valid = _cached_tile(rows, start, count, keys, values, d, row_stride, BN)
         acc, top, total = _attend_tile(q, k, v, valid, acc, top, total, SCALE, PRECISION)
     # The new keys are in qkv. The program of the first queries also stores them in the pool for later chunks.
-    weight, bias = tl.load(k_weight + d).to(tl.float32), tl.load(k_bias + d).to(tl.float32)
-    count = tl.load(n_new + b)
-    for start in range(0, count, BF):
-        column = start + tl.arange(0, BF)
-        valid = column < count
-        source = own + column * 3 * H * HD
-        k = tl.load(source[None, :] + H * HD + d[:, None], mask=valid[None, :], other=0.0).to(tl.float32)
-        k = _head_norm(k, weight[:, None], bias[:, None], 0, HD).to(pool.dtype.element_ty)
-        v = tl.load(source[:, None] + 2 * H * HD + d[None, :], mask=valid[:, None], other=0.0)
+    for start in range(0, n_own, BF):
+        if AHEAD:  # all new rows are one tile
+            k, v, valid = k_own, v_own, is_own
+        else:
+            k, v, valid = _own_tile(own, start, n_own, d, H, HD, BF)
+        k = _head_norm(k.to(tl.float32), k_factor[:, None], k_term[:, None], 0, HD).to(pool.dtype.element_ty)
         v = v.to(pool.dtype.element_ty)
         if tl.program_id(0) == 0:
+            column = start + tl.arange(0, BF)
             row = tl.load(fresh + b * T + column, mask=valid, other=0)
             tl.store(keys + row[None, :] * row_stride + d[:, None], k, mask=valid[None, :])
             tl.store(values + row[:, None] * row_stride + d[None, :], v, mask=valid[:, None])
@@ -218,8 +262,18 @@ def _euler_kernel(x, out, width, entering, n, RATE: tl.constexpr, BLOCK: tl.cons
     tl.store(entering + at, moved.to(entering.dtype.element_ty), mask=inside)
 
 
-def attend_tiles(n_queries: int, n_groups: int, n_bytes: int) -> tuple[int, int, int, int]:
-    """Queries per tile, keys per tile, warps and stages.
+class AttendTiles(NamedTuple):
+    """Tile sizes of the attention."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+    is_ahead: bool = False  # the first tile of cached keys is read before the wait; all new rows are one tile
+
+
+def attend_tiles(n_queries: int, n_groups: int, n_bytes: int) -> AttendTiles:
+    """Tile sizes of the attention.
 
     Measured on one H200 at 450 keys: small tiles spread a few sessions over the GPU, large tiles read each key once.
 
@@ -229,9 +283,11 @@ def attend_tiles(n_queries: int, n_groups: int, n_bytes: int) -> tuple[int, int,
         n_bytes: size of one key element.
     """
     small = n_groups * triton.cdiv(n_queries, 16) <= SMALL_GRID
-    if n_bytes <= 2:
-        return (16 if small else 64), 128, 4, 3
-    return (16, 128, 4, 2) if small else (64, 64, 4, 3)
+    if n_bytes > 2:
+        return AttendTiles(16, 128, 4, 2) if small else AttendTiles(64, 64, 4, 3)
+    if small and n_queries <= NEW_ROWS:
+        return AttendTiles(16, 256, 8, 2, is_ahead=True)
+    return AttendTiles(16 if small else 64, 128, 4, 3)
 
 
 class StepKernels:
@@ -314,13 +370,13 @@ class StepKernels:
             out: [M, H hd].
             layer: block.
         """
-        tile, keys, warps, stages = attend_tiles(self.T, 2 * self.B * self.heads, self.pool.element_size())
-        grid = (triton.cdiv(self.T, tile), 2 * self.B * self.heads)
+        tiles = attend_tiles(self.T, 2 * self.B * self.heads, self.pool.element_size())
+        grid = (triton.cdiv(self.T, tiles.queries), 2 * self.B * self.heads)
         _attend_kernel[grid](
             qkv, *q_norm, *k_norm, self.cached, self.n_cached, self.fresh, self.n_new, self.pool, out,
             self.B, self.T, self.cached.shape[1], layer, self.plane_stride, self.row_stride,
-            SCALE=self.head_dim**-0.5, H=self.heads, HD=self.head_dim, BM=tile, BN=keys, BF=64,
-            PRECISION=self.precision, num_warps=warps, num_stages=stages,
+            SCALE=self.head_dim**-0.5, H=self.heads, HD=self.head_dim, BM=tiles.queries, BN=tiles.keys, BF=NEW_ROWS,
+            AHEAD=tiles.is_ahead, PRECISION=self.precision, num_warps=tiles.warps, num_stages=tiles.stages,
             **self.launch,
         )  # fmt: skip
 

@@ -3,8 +3,8 @@
 Contains the kernel and its tile sizes. Does not contain the networks that use it. Requires Triton.
 
 For about a hundred rows, a matrix product takes less time than its launch and the loading of its weights. Therefore the
-weights are prefetched while the previous kernel runs (programmatic dependent launch), and the inner axis is split among
-the warps of a program, which shortens each warp's chain of additions.
+weights are read while the previous kernel runs (programmatic dependent launch), and the inner axis is split among the
+warps of a program, which shortens each warp's chain of additions.
 """
 
 from typing import Literal, NamedTuple
@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from models.kernels.launch import launch_options
+from models.kernels.launch import has_large_tiles, launch_options
 
-MAX_ROWS = 128  # above, separate matrix products and norms are always faster
+MAX_AHEAD = 4  # most tiles of a weight that a program reads ahead
+MAX_ROWS = 128
 
 
 class LinearTiles(NamedTuple):
@@ -69,6 +70,41 @@ def _fetch(weight, n, N, K: tl.constexpr, LINES: tl.constexpr, LINE: tl.constexp
     tl.inline_asm_elementwise(ask, "=r,l", [lines.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
 
+@triton.jit
+def _sum_of_parts(parts, SPLIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """The sum [BM, BN] of parts [SPLIT, BM, BN], a power of two. Unlike `tl.sum`, which exchanges one number after the
+    other between warps, it moves all parts of a number to one thread at once.
+    """
+    total = tl.permute(parts, (1, 2, 0))
+    if SPLIT >= 16:
+        left, right = tl.split(tl.reshape(total, (BM, BN, SPLIT // 2, 2)))
+        total = left + right
+    if SPLIT >= 8:
+        left, right = tl.split(tl.reshape(total, (BM, BN, 4, 2)))
+        total = left + right
+    if SPLIT >= 4:
+        left, right = tl.split(tl.reshape(total, (BM, BN, 2, 2)))
+        total = left + right
+    if SPLIT >= 2:
+        left, right = tl.split(tl.reshape(total, (BM, BN, 2)))
+        total = left + right
+    else:
+        total = tl.reshape(total, (BM, BN))
+    return total
+
+
+@triton.jit
+def _weight_tile(w_at, k_w, w_rows, K: tl.constexpr, start):
+    """Columns start + k_w of a weight's rows: [SPLIT, KS, BN]."""
+    return tl.load(w_at + start, mask=w_rows & (k_w + start < K), other=0.0)
+
+
+@triton.jit
+def _row_tile(a_at, k_a, a_rows, K: tl.constexpr, start):
+    """Columns start + k_a of the rows: [SPLIT, BM, KS]."""
+    return tl.load(a_at + start, mask=a_rows & (k_a + start < K), other=0.0)
+
+
 # The number of rows differs between buckets, so the kernel is not specialized for it.
 @triton.jit(do_not_specialize=["M", "n_a"])
 def _product_kernel(
@@ -76,8 +112,11 @@ def _product_kernel(
     K: tl.constexpr, EPS: tl.constexpr, PLUS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, LINES: tl.constexpr,
-    LINE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    LINE: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """One tile of base + gate * activation(norm(a) weight^T + bias). AHEAD: all of the weight's tiles are read before
+    the wait, and all tiles of a at once.
+    """
     KS: tl.constexpr = BK // SPLIT
     m = tl.program_id(1) * BM + tl.arange(0, BM)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -87,67 +126,110 @@ def _product_kernel(
     a_at = a + (m % n_a).to(tl.int64)[None, :, None] * K + k_a
     w_at = weight + n.to(tl.int64)[None, None, :] * K + k_w
     a_rows, w_rows = (m < M)[None, :, None], (n < N)[None, None, :]
-    if BK >= K:
-        w = tl.load(w_at, mask=w_rows & (k_w < K), other=0.0)
-        if NORM:
-            by = tl.load(scale + k_a, mask=k_a < K, other=0.0).to(tl.float32) + PLUS
-            plus = tl.load(shift + k_a, mask=k_a < K, other=0.0).to(tl.float32)
-        if PDL:
-            tl.extra.cuda.gdc_wait()
-            tl.extra.cuda.gdc_launch_dependents()
-        x = tl.load(a_at, mask=a_rows & (k_a < K), other=0.0)
+    # Nothing but `a` and `base` is written by kernels in flight, so all else is read before the wait.
+    TILES: tl.constexpr = (K + BK - 1) // BK
+    if AHEAD:
+        w_0 = _weight_tile(w_at, k_w, w_rows, K, 0)
+        if TILES > 1:
+            w_1 = _weight_tile(w_at, k_w, w_rows, K, BK)
+        if TILES > 2:
+            w_2 = _weight_tile(w_at, k_w, w_rows, K, 2 * BK)
+        if TILES > 3:
+            w_3 = _weight_tile(w_at, k_w, w_rows, K, 3 * BK)
+    elif PDL:
+        _fetch(weight, n, N, K, LINES, LINE)
+    if NORM:
+        by = tl.load(scale + k_a, mask=k_a < K, other=0.0).to(tl.float32) + PLUS
+        plus = tl.load(shift + k_a, mask=k_a < K, other=0.0).to(tl.float32)
+    if BIAS:
+        offset = tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+    if GATED:
+        factor = tl.load(gate + n, mask=n < N, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    inside = (m < M)[:, None] & (n < N)[None, :]
+    place = m.to(tl.int64)[:, None] * N + n[None, :]
+    if ADD:
+        before = tl.load(base + place, mask=inside, other=0.0).to(tl.float32)
+    acc = tl.zeros((SPLIT, BM, BN), tl.float32)
+    if AHEAD:
+        x = _row_tile(a_at, k_a, a_rows, K, 0)
+        if TILES > 1:
+            x_1 = _row_tile(a_at, k_a, a_rows, K, BK)
+        if TILES > 2:
+            x_2 = _row_tile(a_at, k_a, a_rows, K, 2 * BK)
+        if TILES > 3:
+            x_3 = _row_tile(a_at, k_a, a_rows, K, 3 * BK)
         if NORM:
             x = x.to(tl.float32)
             mean = tl.sum(tl.sum(x, 2), 0) / K
             x = tl.where(k_a < K, x - mean[None, :, None], 0.0)
             variance = tl.sum(tl.sum(x * x, 2), 0) / K
             x = x * tl.rsqrt(variance + EPS)[None, :, None] * by + plus
-        acc = tl.dot(x.to(weight.dtype.element_ty), w, input_precision=PRECISION)
+        acc = tl.dot(x.to(weight.dtype.element_ty), w_0, acc, input_precision=PRECISION)
+        if TILES > 1:
+            acc = tl.dot(x_1.to(weight.dtype.element_ty), w_1, acc, input_precision=PRECISION)
+        if TILES > 2:
+            acc = tl.dot(x_2.to(weight.dtype.element_ty), w_2, acc, input_precision=PRECISION)
+        if TILES > 3:
+            acc = tl.dot(x_3.to(weight.dtype.element_ty), w_3, acc, input_precision=PRECISION)
     else:
-        if PDL:
-            _fetch(weight, n, N, K, LINES, LINE)
-            tl.extra.cuda.gdc_wait()
-            tl.extra.cuda.gdc_launch_dependents()
-        acc = tl.zeros((SPLIT, BM, BN), tl.float32)
         for start in range(0, K, BK):
-            x = tl.load(a_at + start, mask=a_rows & (k_a + start < K), other=0.0)
-            w = tl.load(w_at + start, mask=w_rows & (k_w + start < K), other=0.0)
+            x = _row_tile(a_at, k_a, a_rows, K, start)
+            w = _weight_tile(w_at, k_w, w_rows, K, start)
             acc = tl.dot(x.to(weight.dtype.element_ty), w, acc, input_precision=PRECISION)
-    y = tl.sum(acc, 0)
+    y = _sum_of_parts(acc, SPLIT, BM, BN)
     if BIAS:
-        y += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+        y += offset[None, :]
     if ACTIVATION == "gelu":
         y *= tl.sigmoid(1.5957691216057308 * (y + 0.044715 * y * y * y))
     if ACTIVATION == "silu":
         y *= tl.sigmoid(y)
     if GATED:
-        y *= tl.load(gate + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-    inside = (m < M)[:, None] & (n < N)[None, :]
-    place = m.to(tl.int64)[:, None] * N + n[None, :]
+        y *= factor[None, :]
     if ADD:
-        y += tl.load(base + place, mask=inside, other=0.0).to(tl.float32)
+        y += before
     tl.store(out + place, y.to(out.dtype.element_ty), mask=inside)
 
 
-def product_tiles(M: int, N: int, K: int, n_bytes: int, norm: bool) -> LinearTiles:
-    """Tile sizes for M rows of a layer K -> N.
+def product_tiles(M: int, K: int, n_bytes: int, *, norm: bool, is_large: bool) -> LinearTiles:
+    """Tile sizes for M rows of a layer with K columns.
 
     Args:
         n_bytes: size of one weight element.
         norm: a norm precedes the product.
+        is_large: programs may hold large tiles, see `has_large_tiles`.
     """
     whole = triton.next_power_of_2(K)
-    few = M <= 64
     if n_bytes > 2:
         tiles = LinearTiles(16, 16, whole, 1, 4, 1) if norm else LinearTiles(16, 32, min(whole, 64), 1, 4, 2)
+    elif is_large:
+        tiles = _large_tiles(M, whole, norm)
     elif norm:
-        tiles = LinearTiles(16, 32, whole, 4, 4, 1) if few else LinearTiles(32, 32, whole, 4, 8, 1)
-    elif few:
+        tiles = LinearTiles(16, 32, whole, 4, 4, 1) if M <= 64 else LinearTiles(32, 32, whole, 4, 8, 1)
+    elif M <= 64:
         tiles = LinearTiles(16, 16, 512, 4, 4, 3) if K > 512 else LinearTiles(16, 16, whole, 4, 4, 1)
     else:
         tiles = LinearTiles(32, 32, 256, 4, 4, 4) if K > 512 else LinearTiles(32, 16, whole, 4, 4, 1)
     inner = max(tiles.inner, 16)
     return tiles._replace(inner=inner, split=min(tiles.split, inner // 16))
+
+
+def _large_tiles(M: int, whole: int, norm: bool) -> LinearTiles:
+    """Of 16-bit weights, on one H200. More warps with shorter parts take less time for norm and product."""
+    few = M <= 32
+    if norm:
+        return LinearTiles(16, 32, whole, 4, 4, 1) if few else LinearTiles(16, 64, whole, 8, 8, 1)
+    if whole <= 512:
+        return LinearTiles(16, 32, whole, 8, 8, 1)
+    return LinearTiles(16, 16 if few else 32, 512, 16, 16, 1)
+
+
+def _is_ahead(K: int, tiles: LinearTiles, is_large: bool) -> bool:
+    """Whether a program reads all tiles of its weight ahead: one tile, or few where there is room for them."""
+    n_tiles = triton.cdiv(K, tiles.inner)
+    return n_tiles == 1 or (n_tiles <= MAX_AHEAD and is_large)
 
 
 _NO_EPILOGUE = Epilogue()
@@ -175,7 +257,8 @@ def product(
     """
     (weight, bias), (activation, base, gate) = linear, epilogue
     (M, N), K = out.shape, weight.shape[1]
-    tiles = tiles or product_tiles(M, N, K, weight.element_size(), norm is not None)
+    is_large = has_large_tiles(weight.device)
+    tiles = tiles or product_tiles(M, K, weight.element_size(), norm=norm is not None, is_large=is_large)
     allow_tf32 = torch.backends.cuda.matmul.allow_tf32
     line = 128 // weight.element_size()  # elements per cache line
     scale, shift, eps, plus = norm or Norm(a, a, 0.0)
@@ -185,7 +268,7 @@ def product(
         K=K, EPS=eps, PLUS=plus, NORM=norm is not None, BIAS=bias is not None, ACTIVATION=activation,
         ADD=base is not None, GATED=gate is not None, BM=tiles.rows, BN=tiles.columns, BK=tiles.inner,
         SPLIT=tiles.split, PRECISION="tf32" if allow_tf32 or weight.element_size() <= 2 else "ieee",
-        LINES=triton.next_power_of_2(triton.cdiv(K, line)), LINE=line,
+        LINES=triton.next_power_of_2(triton.cdiv(K, line)), LINE=line, AHEAD=_is_ahead(K, tiles, is_large),
         num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(out.device),
     )  # fmt: skip
     return out

@@ -19,12 +19,12 @@ pytest.importorskip("triton")
 if torch.cuda.is_available():
     pytest.skip("kernels are built for the GPU", allow_module_level=True)
 
-from models.token2wav.flow import dit_fused
+from models.token2wav.flow import dit_fused, dit_kernels
 from models.token2wav.flow.flow_fused import FusedFlow
 
 N_STEPS, N_MELS, T = 2, 6, 4
 N_SESSIONS = 2
-SIZES = FlowSizes(n_sessions=N_SESSIONS, n_voices=1, max_steps=N_STEPS, max_chunk=3, max_prompt=6, voice_frames=6)
+SIZES = FlowSizes(n_sessions=N_SESSIONS, n_voices=1, max_steps=N_STEPS, max_chunk=3, max_prompt=20, voice_frames=20)
 TOLERANCE = 2e-5
 
 
@@ -43,21 +43,24 @@ def make_state(backend: FlowBackend) -> FlowState:
     """Both sessions start after one voice's prompt, which `backend` prepares: a solve with a prompt mel, in place."""
     flow = backend.flow
     state, generator = FlowState(flow, SIZES), torch.Generator().manual_seed(5)
-    speech_tokens = torch.randint(6561, (1, 3 + 3), generator=generator)
-    mel, speaker = torch.randn(1, 6, N_MELS, generator=generator), torch.randn(1, 5, generator=generator)
+    speech_tokens = torch.randint(6561, (1, 10 + 3), generator=generator)
+    mel, speaker = torch.randn(1, 20, N_MELS, generator=generator), torch.randn(1, 5, generator=generator)
     schedules = {N_STEPS: flow.schedule(N_STEPS)}
-    voice, start, n_speech_tokens = torch.tensor([[state.scratch + 1], [0], [3 + 3]])
+    voice, start, n_speech_tokens = torch.tensor([[state.scratch + 1], [0], [10 + 3]])
     context = FlowContext(backend, state, schedules, noise_table(N_MELS, 0))
     prepare_voice(context, voice, start, speech_tokens, n_speech_tokens, mel, speaker, N_STEPS)
     state.begin(torch.arange(N_SESSIONS), voice.expand(N_SESSIONS))
     return state
 
 
-@pytest.mark.parametrize("most_rows", [128, 0], ids=["few", "many"])
+@pytest.mark.parametrize(("most_rows", "is_ahead"), [(128, True), (0, False)], ids=["few", "many"])
 @torch.no_grad()
-def test_fused_solve_equals_plain_solve(most_rows: int, monkeypatch: pytest.MonkeyPatch):
-    """Rows with all frames, with one frame and with none."""
+def test_fused_solve_equals_plain_solve(most_rows: int, is_ahead: bool, monkeypatch: pytest.MonkeyPatch):
+    """Rows with all frames, with one frame and with none; cached keys of two tiles, of which the first is read ahead or
+    not.
+    """
     monkeypatch.setattr(dit_fused, "FEW_ROWS", most_rows)
+    monkeypatch.setattr(dit_kernels, "attend_tiles", lambda *_: dit_kernels.AttendTiles(16, 16, 4, 2, is_ahead))
     monkeypatch.setattr(torch, "_addmm_activation", _product_with_gelu)
     flow = make_flow()
     backends = PlainFlow(flow), FusedFlow(flow)

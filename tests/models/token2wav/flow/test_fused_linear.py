@@ -23,13 +23,15 @@ def drawn(*shape: int, device: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "tiles", [LinearTiles(16, 16, 64, 4, 4, 1), LinearTiles(16, 32, 32, 2, 4, 2)], ids=["whole", "loop"]
+    "tiles",
+    [LinearTiles(16, 16, 128, 4, 4, 1), LinearTiles(16, 32, 32, 2, 4, 1), LinearTiles(16, 32, 16, 1, 4, 2)],
+    ids=["one-tile", "tiles-at-once", "loop"],
 )
 @pytest.mark.parametrize("activation", ["", "gelu", "silu"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_activation_gate_and_base(device: str, activation: str, tiles: LinearTiles):
     """Rows, columns and the inner axis are not multiples of their tiles."""
-    M, N, K = 21, 40, 52
+    M, N, K = 21, 40, 84
     a, weight = drawn(M, K, device=device), drawn(N, K, device=device) / K**0.5
     bias, gate, base = drawn(N, device=device), drawn(N + 1, device=device)[1:], drawn(M, N, device=device)
     expected = ACTIVATIONS[activation](F.linear(a, weight, bias))
@@ -43,17 +45,37 @@ def test_activation_gate_and_base(device: str, activation: str, tiles: LinearTil
     assert_close(base, added, 0.0, "in place")
 
 
-@pytest.mark.parametrize("plus", [0.0, 1.0])
+@pytest.mark.parametrize(("plus", "M", "is_large"), [(0.0, 18, True), (1.0, 18, False), (1.0, 40, True)])
 @pytest.mark.parametrize("device", DEVICES)
-def test_norm_precedes_the_product(device: str, plus: float):
-    M, N, K = 18, 20, 52
+def test_norm_precedes_the_product(device: str, plus: float, M: int, is_large: bool):
+    N, K = 20, 52
     a, weight = 3 + 2 * drawn(M, K, device=device), drawn(N, K, device=device) / K**0.5
     scale, shift = drawn(K, device=device), drawn(K + 1, device=device)[1:]
-    tiles = product_tiles(M, N, K, 2, norm=True)
+    tiles = product_tiles(M, K, 2, norm=True, is_large=is_large)
     norm, linear = Norm(scale, shift, 1e-6, plus), LinearWeights(weight, None)
     got = product(a, linear, drawn(M, N, device=device), norm=norm, tiles=tiles)
     normed = F.layer_norm(a, (K,), eps=1e-6) * (plus + scale) + shift
     assert_close(got, normed @ weight.T, 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("M", [32, 68, 128])
+@pytest.mark.parametrize(("K", "norm"), [(512, True), (512, False), (1536, False), (2048, False)])
+def test_released_sizes_in_bfloat16(M: int, K: int, norm: bool):
+    a, weight = drawn(M, K, device="cuda"), (drawn(512, K, device="cuda") / K**0.5).bfloat16()
+    bias, gate, base = drawn(512, device="cuda").bfloat16(), drawn(512, device="cuda"), drawn(M, 512, device="cuda")
+    scale, shift = drawn(K, device="cuda"), drawn(K + 4, device="cuda")[4:]
+    normed = F.layer_norm(a, (K,), eps=1e-6) * (1 + scale) + shift if norm else a
+    expected = base + gate * F.linear(normed.bfloat16().float(), weight.float(), bias.float())
+    product(
+        a if norm else a.bfloat16(),
+        LinearWeights(weight, bias),
+        base,
+        norm=Norm(scale, shift, 1e-6, 1.0) if norm else None,
+        epilogue=Epilogue(base=base, gate=gate),
+    )
+    off = float((base - expected).norm() / expected.norm())
+    assert off <= 1e-3, f"expected within 0.1 % in norm, got {off:.2g}"
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -64,11 +86,12 @@ def test_input_rows_repeat_for_the_second_half(device: str):
 
 
 @pytest.mark.parametrize("n_bytes", [2, 4])
+@pytest.mark.parametrize("is_large", [True, False])
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("K", [20, 80, 512])
 @pytest.mark.parametrize("M", [2, 64, 128])
-def test_tiles_are_valid_for_the_kernel(M: int, K: int, norm: bool, n_bytes: int):
+def test_tiles_are_valid_for_the_kernel(M: int, K: int, norm: bool, is_large: bool, n_bytes: int):
     """At least sixteen elements of the inner axis per part, and the whole inner axis in one tile after a norm."""
-    tiles = product_tiles(M, 512, K, n_bytes, norm)
+    tiles = product_tiles(M, K, n_bytes, norm=norm, is_large=is_large)
     assert tiles.inner // tiles.split >= 16 and tiles.inner % tiles.split == 0
     assert not norm or tiles.inner >= K
