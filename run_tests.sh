@@ -54,7 +54,9 @@ if [[ -n $quick ]]; then
 fi
 run_pytest "not alone" -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
 report_types
-run_pytest alone "$@"
+# Without arguments, only the files that have such tests are collected.
+readarray -t alone < <(grep -rl --include='test_*.py' 'mark\.alone' tests)
+run_pytest alone "${@:-${alone[@]}}"
 ((empty < 2)) || fail "no test was run"
 bounds=training/evaluate/bounds.json
 if [[ $# -eq 0 && -f $bounds ]]; then

@@ -9,6 +9,7 @@ import torch
 from benchmarks.timing import Ceilings
 from benchmarks.token2wav import __main__ as bench
 from benchmarks.token2wav.work import ChunkWork, chunk_work, hift_flops
+from models.layers.weights import on_meta
 from models.token2wav.flow.flow import Flow
 from models.token2wav.hift.hift import Hift
 from models.token2wav.load.random_weights import random_parts
@@ -97,7 +98,7 @@ def test_floor_is_the_slower_of_copying_and_multiplying():
 
 def test_work_at_released_size():
     """Expected from the layer sizes: 166 GFLOP of the solver, 3 of the encoder, 35 per second of HiFT."""
-    with torch.device("meta"):
+    with on_meta():
         parts = VocoderParts(Flow(FlowConfig()), Hift(HiftConfig()))
     work = chunk_work(parts, 1, 10, 50, 400)
     hift = hift_flops(parts.hift, 58)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.layers.weights import assign_weights
+from models.layers.weights import assign_weights, on_meta
 from models.token2wav.flow.block_table import BlockTable
 from models.token2wav.flow.flow import Flow, Schedule
 from models.token2wav.flow.flow_state import ChunkSlots, ChunkTokens, FlowState, SolveInputs, encode, solve
@@ -41,7 +41,7 @@ def filled(tree: Tree, weights: dict[str, Tensor]) -> Tree:
 
 def flow_around(config: FlowConfig, weights: dict[str, Tensor]) -> Flow:
     """A flow with `weights`, given by their names in the flow, and zeros everywhere else."""
-    with torch.device("meta"):
+    with on_meta():
         flow = Flow(config)
     unknown = sorted(weights.keys() - flow.state_dict().keys())
     assert not unknown, f"expected names of the flow, got {unknown}"

@@ -3,6 +3,7 @@
 import torch
 from torch.nn.functional import pad
 
+from models.layers.weights import on_meta
 from models.token2wav.prompt.campplus import CampPlus, config_of, fold_batch_norms
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
@@ -19,7 +20,7 @@ def run(golden: GoldenDir, report: Report) -> None:
             report.fail(stem, "input", "missing: in.fbank0")
             continue
         weights = fold_batch_norms({k.removeprefix("w."): v for k, v in tensors.items() if k.startswith("w.")})
-        with torch.device("meta"):
+        with on_meta():
             model = CampPlus(config_of(weights))
         model.load_state_dict(weights, assign=True)
 

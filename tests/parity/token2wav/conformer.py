@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.layers.weights import on_meta
 from models.token2wav.flow.conformer import LOOKAHEAD_TAIL, UP_TAIL, Tails, UpsampleConformer, without_cache
 from models.token2wav.flow.flow_state import REFERENCE_FLOW, ChunkSlots, ChunkTokens, FlowSizes, FlowState, encode
 from models.token2wav.settings import DiTConfig, EncoderConfig, FlowConfig
@@ -35,7 +36,7 @@ def _offline(
 ) -> None:
     if not report.has_inputs(stem, tensors, "in.offline_xs", "in.offline_lens"):
         return
-    with torch.device("meta"):
+    with on_meta():
         encoder = UpsampleConformer(config)
     encoder = filled(encoder, weights)
     x, n = tensors["in.offline_xs"], tensors["in.offline_lens"].long()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from models.layers.weights import on_meta
 from models.token2wav.flow.dit import CONV_TAIL, N_CONVS, DiT, DiTContext, Modulation
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
@@ -25,7 +26,7 @@ def run(golden: GoldenDir, report: Report) -> None:
         tensors, config = golden.tensors(stem), flow_config(golden.config(stem)["config"])
         if not report.has_inputs(stem, tensors, *(f"in.{name}" for name in ("x", "mu", "spks", "cond", "t"))):
             continue
-        with torch.device("meta"):
+        with on_meta():
             dit = DiT(config.estimator, config.n_mels)
         dit = filled(dit, weights_under(tensors, "w."))
         report.close_if(stem, "time", dit.t_embedder(tensors["in.t"]), tensors.get("out.t_embed"))

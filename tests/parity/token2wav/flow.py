@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.layers.weights import on_meta
 from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.flow.flow import Flow
 from models.token2wav.flow.flow_state import (
@@ -49,7 +50,7 @@ def run(golden: GoldenDir, report: Report) -> None:
         tensors, settings = golden.tensors(stem), golden.config(stem)
         if not report.has_inputs(stem, tensors, *_PROMPT):
             continue
-        with torch.device("meta"):
+        with on_meta():
             flow = Flow(flow_config(settings["config"]))
         flow = filled(flow, weights_under(tensors, "w.flow."))
         for name, rules in RULES.items():

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from models.layers.weights import assign_weights
+from models.layers.weights import assign_weights, on_meta
 from models.token2wav.hift.hift import Hift
 from models.token2wav.hift.source import phase_lines
 from models.token2wav.load.weight_norm import fold_weight_norm
@@ -68,7 +68,7 @@ def golden_hift(tensors: dict[str, Tensor], prefix: str) -> Hift:
     weights = fold_weight_norm({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
     base, n_mels, _ = weights["conv_pre.weight"].shape
     config = HiftConfig(n_mels=n_mels, base_channels=base, f0_channels=len(weights["f0_predictor.condnet.0.weight"]))
-    with torch.device("meta"):
+    with on_meta():
         hift = Hift(config)
     return assign_weights(hift, weights, "cpu", torch.float32)
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from models.layers.weights import on_meta
 from models.token2wav.prompt.s3_tokenizer import S3Tokenizer, config_of
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
@@ -34,7 +35,7 @@ def _model(weights: dict[str, torch.Tensor], settings: dict[str, object]) -> S3T
     config = config_of(weights)
     if "attn_ln_eps" in settings:
         config = config.model_copy(update={"first_norm_eps": settings["attn_ln_eps"]})
-    with torch.device("meta"):
+    with on_meta():
         model = S3Tokenizer(config)
     model.load_state_dict(weights, assign=True)
     model.encoder.derive("cpu", torch.float32)

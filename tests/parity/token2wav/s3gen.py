@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from models.layers.weights import on_meta
 from models.token2wav.flow.solver import time_grid
 from models.token2wav.s3gen.unet import UNetConditions, UNetEstimator, config_of, solve
 from tests.parity.golden import GoldenDir
@@ -37,7 +38,7 @@ def run(golden: GoldenDir, report: Report) -> None:
 
 def _load(tensors: dict[str, Tensor], head_dim: int) -> UNetEstimator:
     weights = {name.removeprefix("w."): tensor for name, tensor in tensors.items() if name.startswith("w.")}
-    with torch.device("meta"):
+    with on_meta():
         estimator = UNetEstimator(config_of(weights, head_dim))
     estimator.load_state_dict(weights, assign=True)
     estimator.requires_grad_(False).eval()

@@ -2,7 +2,7 @@
 
 import torch
 
-from models.layers.weights import assign_weights
+from models.layers.weights import assign_weights, on_meta
 from models.token2wav.hift.source import HarmonicSource, phase_lines
 from models.token2wav.settings import SAMPLES_PER_FRAME
 from tests.parity.golden import GoldenDir
@@ -16,7 +16,7 @@ def run(golden: GoldenDir, report: Report) -> None:
         tensors = golden.tensors(stem)
         if not report.has_inputs(stem, tensors, "in.f0_frames", "in.phase"):
             continue
-        with torch.device("meta"):
+        with on_meta():
             source = HarmonicSource()
         weights = {name.removeprefix("w."): tensor for name, tensor in tensors.items() if name.startswith("w.")}
         assign_weights(source, weights, "cpu", torch.float32)

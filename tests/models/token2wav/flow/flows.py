@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from models.layers.weights import assign_weights, tensor_shapes
+from models.layers.weights import assign_weights, on_meta, tensor_shapes
 from models.token2wav.flow.flow import Flow, Schedule
 from models.token2wav.flow.flow_state import (
     ChunkSlots,
@@ -34,7 +34,7 @@ Chunk = tuple[Tensor, bool]  # tokens with the lookahead, and whether the turn e
 
 def random_flow(seed: int = 0, config: FlowConfig = CONFIG) -> Flow:
     """A flow with activations near 1: weights 1 / sqrt(fan in), norms near 1, biases near 0."""
-    with torch.device("meta"):
+    with on_meta():
         flow = Flow(config)
     generator = torch.Generator().manual_seed(seed)
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from models.layers.weights import on_meta
 from models.token2wav.flow.conformer import (
     LOOKAHEAD_TAIL,
     TABLE_END,
@@ -142,7 +143,7 @@ def test_sequences_longer_than_the_table(monkeypatch):
     config = EncoderConfig(width=16, heads=2, inner=24, n_layers=1, n_up_layers=1)
     monkeypatch.setattr("models.token2wav.flow.conformer.TABLE_FIRST", -6)
     monkeypatch.setattr("models.token2wav.flow.conformer.TABLE_END", 7)
-    with torch.device("meta"):
+    with on_meta():
         short = RelativeAttention(config.width, config.heads)
     assert short.table.shape == (13, 16)
     attention = ENCODER.encoders[0].self_attn

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from models.layers.weights import assign_weights
+from models.layers.weights import assign_weights, on_meta
 from models.token2wav.hift.hift import Hift, weight_dtype
 from models.token2wav.settings import HiftConfig
 
@@ -14,7 +14,7 @@ CONFIG = HiftConfig(n_mels=6, base_channels=16, f0_channels=5)
 
 def make_hift(dtype: torch.dtype = torch.float32, seed: int = 0, config: HiftConfig = CONFIG) -> Hift:
     """A HiFT with voiced and unvoiced frames."""
-    with torch.device("meta"):
+    with on_meta():
         hift = Hift(config)
     generator = torch.Generator().manual_seed(seed)
     tensors = {}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from assets.build_tiny_vocoder import SPEAKER_CONFIG, TOKENIZER_CONFIG, plain_weights, speaker_graph, tokenizer_graph
 from models.errors import CheckpointError
-from models.layers.weights import tensor_shapes
+from models.layers.weights import on_meta, tensor_shapes
 from models.token2wav.load.onnx_container import OnnxGraph, OnnxNode, read_onnx
 from models.token2wav.load.onnx_names import first_norm_eps, speaker_tensors, tokenizer_tensors
 from models.token2wav.prompt.campplus import CampPlus, fold_batch_norms
@@ -20,20 +20,20 @@ from models.token2wav.prompt.s3_tokenizer import S3Tokenizer
 N_SPEAKER_ARRAYS, N_NORMS = 617, 56
 
 
-def on_meta(kind: type[nn.Module], config: object) -> nn.Module:
-    with torch.device("meta"):
+def without_data(kind: type[nn.Module], config: object) -> nn.Module:
+    with on_meta():
         return kind(config)
 
 
 @pytest.fixture(scope="module")
 def speaker() -> OnnxGraph:
-    nodes, arrays = speaker_graph(on_meta(CampPlus, SPEAKER_CONFIG))
+    nodes, arrays = speaker_graph(without_data(CampPlus, SPEAKER_CONFIG))
     return OnnxGraph(tuple(nodes), arrays)
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> OnnxGraph:
-    weights = plain_weights("tokenizer", on_meta(S3Tokenizer, TOKENIZER_CONFIG))
+    weights = plain_weights("tokenizer", without_data(S3Tokenizer, TOKENIZER_CONFIG))
     nodes, arrays = tokenizer_graph(weights, TOKENIZER_CONFIG)
     return OnnxGraph(tuple(nodes), arrays)
 
@@ -67,7 +67,7 @@ def test_tiny_speaker_graph_has_the_structure_of_the_released_one(speaker: OnnxG
 
 def test_speaker_tensors_match_the_module(speaker: OnnxGraph) -> None:
     got = shapes(fold_batch_norms(speaker_tensors(speaker)))
-    assert got == tensor_shapes(on_meta(CampPlus, SPEAKER_CONFIG))
+    assert got == tensor_shapes(without_data(CampPlus, SPEAKER_CONFIG))
 
 
 def test_anonymous_arrays_are_identified_by_path(speaker: OnnxGraph) -> None:
@@ -125,7 +125,7 @@ def test_unfused_export(speaker: OnnxGraph) -> None:
 
 
 def test_tokenizer_tensors_match_the_module(tokenizer: OnnxGraph) -> None:
-    assert shapes(tokenizer_tensors(tokenizer)) == tensor_shapes(on_meta(S3Tokenizer, TOKENIZER_CONFIG))
+    assert shapes(tokenizer_tensors(tokenizer)) == tensor_shapes(without_data(S3Tokenizer, TOKENIZER_CONFIG))
 
 
 def test_matrices_are_transposed_and_kernels_are_not(tokenizer: OnnxGraph) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.layers.weights import tensor_shapes
+from models.layers.weights import on_meta, tensor_shapes
 from models.token2wav.flow.flow import Flow
 from models.token2wav.hift.hift import Hift
 from models.token2wav.load.parts import hift_config_of
@@ -28,7 +28,7 @@ def released(root: Path) -> dict[str, Shapes]:
 
 
 def tree(kind: type[nn.Module], config: object) -> Shapes:
-    with torch.device("meta"):
+    with on_meta():
         return tensor_shapes(kind(config))
 
 

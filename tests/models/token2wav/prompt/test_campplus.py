@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.errors import CheckpointError
+from models.layers.weights import on_meta
 from models.token2wav.prompt.campplus import CampPlus, config_of, conv_order, fold_batch_norms
 from models.token2wav.settings import CampPlusConfig
 from tests.models.compare import assert_close, assert_same
@@ -22,7 +23,7 @@ few = settings(max_examples=8)
 
 
 def build(folded: dict[str, Tensor]) -> CampPlus:
-    with torch.device("meta"):
+    with on_meta():
         model = CampPlus(config_of(folded))
     model.load_state_dict(folded, assign=True)
     return model.requires_grad_(False).eval()

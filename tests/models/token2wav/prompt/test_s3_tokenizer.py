@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.errors import CheckpointError
+from models.layers.weights import on_meta
 from models.token2wav.prompt.s3_tokenizer import S3Tokenizer, config_of
 from models.token2wav.settings import S3TokenizerConfig
 from tests.models.compare import assert_close
@@ -155,7 +156,7 @@ def test_refuses_weights_of_another_network(tensors, got):
 
 
 def test_released_names_and_shapes():
-    with torch.device("meta"):
+    with on_meta():
         tensors = S3Tokenizer(S3TokenizerConfig()).state_dict()
     assert len(tensors) == 102
     assert sum(tensor.numel() for tensor in tensors.values()) == 123_714_568

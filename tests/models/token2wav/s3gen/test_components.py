@@ -11,7 +11,7 @@ from torch import Tensor
 from models.errors import SettingsError
 from models.graphs.compiler import reset_compiler
 from models.graphs.region_graphs import compile_counters
-from models.layers.weights import assign_weights
+from models.layers.weights import assign_weights, on_meta
 from models.token2wav.backends import Kernels
 from models.token2wav.hift.hift import Hift, HiftBackend
 from models.token2wav.s3gen import region_table
@@ -157,7 +157,7 @@ def test_kernels_are_refused_on_a_cpu() -> None:
 def on_gpu() -> S3Gen:
     model = tiny_s3gen.make()
     weights = {name: tensor.cuda() for name, tensor in model.state_dict().items()}
-    with torch.device("meta"):
+    with on_meta():
         model = S3Gen(model.config)
     return assign_weights(model, weights, "cuda", torch.float32)
 

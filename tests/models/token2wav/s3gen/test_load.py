@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from models.errors import CheckpointError, SettingsError
+from models.layers.weights import on_meta
 from models.token2wav.s3gen.load import load_s3gen
 from models.token2wav.s3gen.model import S3Gen
 from models.token2wav.settings import S3GenConfig
@@ -105,7 +106,7 @@ def test_refuses_integer_types(tmp_path: Path) -> None:
 
 
 def test_released_sizes_are_the_defaults() -> None:
-    with torch.device("meta"):
+    with on_meta():
         got = S3Gen(S3GenConfig()).state_dict()
     assert sum(tensor.numel() for tensor in got.values()) == RELEASED
 

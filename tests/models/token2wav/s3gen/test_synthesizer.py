@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from models.errors import AudioError, SettingsError, ShapeError, TokenError
-from models.layers.weights import assign_weights
+from models.layers.weights import assign_weights, on_meta
 from models.token2wav.s3gen.model import S3Gen
 from models.token2wav.s3gen.region_table import S3Shapes
 from models.token2wav.s3gen.synthesizer import S3Synthesizer, Utterance
@@ -107,7 +107,7 @@ def test_captured_components_equal_the_eager_ones() -> None:
     try:
         model = tiny_s3gen.make()
         weights = {name: tensor.cuda() for name, tensor in model.state_dict().items()}
-        with torch.device("meta"):
+        with on_meta():
             model = S3Gen(model.config)
         synthesizer = S3Synthesizer(assign_weights(model, weights, "cuda", torch.float32), SHAPES, steps=(2,))
         utterances = [Utterance(tokens(n, n), tiny_s3gen.voice(6, 13), seed=n) for n in (8, 5, 20)]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.errors import CheckpointError
+from models.layers.weights import on_meta
 from models.token2wav.flow.solver import time_grid
 from models.token2wav.s3gen import unet
 from models.token2wav.s3gen.unet import UNetConditions, UNetEstimator, config_of, solve
@@ -186,13 +187,13 @@ def test_half_precision_keeps_the_solve_in_float32() -> None:
 @pytest.mark.parametrize("meanflow", [False, True])
 def test_sizes_are_read_from_shapes(meanflow: bool) -> None:
     expected = UNetConfig(**SMALL, meanflow=meanflow)
-    with torch.device("meta"):
+    with on_meta():
         got = config_of(UNetEstimator(expected).state_dict(), head_dim=6)
     assert got == expected
 
 
 def test_released_sizes_are_the_defaults() -> None:
-    with torch.device("meta"):
+    with on_meta():
         tensors = UNetEstimator(UNetConfig()).state_dict()
     assert config_of(tensors) == UNetConfig()
     got = len(tensors), sum(tensor.numel() for tensor in tensors.values())

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.layers.weights import assign_weights
+from models.layers.weights import assign_weights, on_meta
 from models.token2wav.prompt.campplus import BATCH_NORM_EPS
 from models.token2wav.s3gen.model import S3Gen, S3Voice
 from models.token2wav.settings import (
@@ -43,7 +43,7 @@ def config(*, meanflow: bool = False, vocab: int = VOCAB) -> S3GenConfig:
 
 def random_tensors(settings: S3GenConfig, seed: int = 0) -> dict[str, Tensor]:
     """Weights under the module's names, large enough that each of them affects the output."""
-    with torch.device("meta"):
+    with on_meta():
         shapes = S3Gen(settings).state_dict()
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
@@ -60,7 +60,7 @@ def random_tensors(settings: S3GenConfig, seed: int = 0) -> dict[str, Tensor]:
 
 def make(*, meanflow: bool = False, seed: int = 0, vocab: int = VOCAB) -> S3Gen:
     settings = config(meanflow=meanflow, vocab=vocab)
-    with torch.device("meta"):
+    with on_meta():
         model = S3Gen(settings)
     return assign_weights(model, random_tensors(settings, seed), "cpu", torch.float32)
 

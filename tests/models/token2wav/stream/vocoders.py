@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.layers.weights import assign_weights, tensor_shapes
+from models.layers.weights import assign_weights, on_meta, tensor_shapes
 from models.token2wav.flow.flow import Flow
 from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.hift.hift import Hift
@@ -55,7 +55,7 @@ def wide_parts(device: str = "cpu", dtype: torch.dtype = torch.float32) -> FlowA
     parts = load_flow_and_hift(FOLDER, device=device, dtype=dtype, hift_dtype=dtype)
     encoder = parts.flow.config.encoder
     encoder = encoder.model_copy(update={"heads": encoder.heads // 2})
-    with torch.device("meta"):
+    with on_meta():
         flow = Flow(parts.flow.config.model_copy(update={"encoder": encoder}))
     shapes = tensor_shapes(flow)
     tensors = {name: tensor.reshape(shapes[name]) for name, tensor in parts.flow.state_dict().items()}
