@@ -32,8 +32,8 @@ def launch_options(device: torch.device, n_programs: int = 0) -> dict[str, bool]
     """Launch arguments of a kernel with a PDL parameter; enables PDL on devices that support it.
 
     With PDL a kernel starts while the previous one still runs. Every program must call `tl.extra.cuda.gdc_wait` before
-    it accesses anything but weights that no kernel in flight writes: later kernels rely on all earlier ones being
-    finished.
+    it accesses anything but data that no kernel in flight writes, such as weights: later kernels rely on all earlier
+    ones being finished.
 
     Args:
         n_programs: above FEW_PROGRAMS, PDL is off: waiting programs would occupy multiprocessors that the previous

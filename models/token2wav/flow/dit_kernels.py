@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.kernels.launch import launch_options
+from models.kernels.launch import has_large_tiles, launch_options
 from models.token2wav.flow.block_table import SlotMapping
 
 NORM_WARPS = 4
 SMALL_GRID = 264  # programs: two per multiprocessor of an H200
-NEW_ROWS = 64  # of one tile
+NEW_ROWS = 64  # new keys per tile
 
 
 @triton.jit
@@ -28,7 +28,7 @@ def _all_if(condition, columns, D):
 
 @triton.jit
 def _tail_at(slots, n_frames, row, B, T, layer, D, columns, CONV: tl.constexpr):
-    """Where the tail of a convolution's chunk is. Returns: valid frames, slot, and its place in the slot's tails."""
+    """Returns: the batch row's valid frames, its slot, and the offset of a convolution's tail in a slot's tails."""
     batch_row = row // T
     half, b = batch_row // B, batch_row % B
     place = (((layer * 2 + half) * 2 + CONV) * 2) * D + columns
@@ -149,10 +149,10 @@ def _attend_tile(q, k, v, valid, acc, top, total, SCALE: tl.constexpr, PRECISION
 
 
 @triton.jit
-def _fetch_rows(rows, count, keys, values, row_stride, BN: tl.constexpr):
-    """Prefetch the first cache line of the key and the value of each row into the L2 cache."""
+def _fetch_rows(rows, begin, count, keys, values, row_stride, BN: tl.constexpr):
+    """Prefetch the first cache line of the key and the value of each row from `begin` on into the L2 cache."""
     ask: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
-    for start in range(0, count, BN):
+    for start in range(begin, count, BN):
         column = start + tl.arange(0, BN)
         row = tl.load(rows + column, mask=column < count, other=0)
         for base in tl.static_range(2):
@@ -208,7 +208,7 @@ def _attend_kernel(
         k_first, v_first, is_first = _cached_tile(rows, 0, count, keys, values, d, row_stride, BN)
     if PDL:
         if tl.program_id(0) == 0:
-            _fetch_rows(rows, count, keys, values, row_stride, BN)
+            _fetch_rows(rows, BN if AHEAD else 0, count, keys, values, row_stride, BN)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     own = qkv + batch_row.to(tl.int64) * T * 3 * H * HD + head * HD
@@ -272,7 +272,7 @@ class AttendTiles(NamedTuple):
     is_ahead: bool = False  # the first tile of cached keys is read before the wait; all new rows are one tile
 
 
-def attend_tiles(n_queries: int, n_groups: int, n_bytes: int) -> AttendTiles:
+def attend_tiles(n_queries: int, n_groups: int, n_bytes: int, *, is_large: bool) -> AttendTiles:
     """Tile sizes of the attention.
 
     Measured on one H200 at 450 keys: small tiles spread a few sessions over the GPU, large tiles read each key once.
@@ -281,11 +281,14 @@ def attend_tiles(n_queries: int, n_groups: int, n_bytes: int) -> AttendTiles:
         n_queries: queries of one batch row.
         n_groups: batch rows times heads.
         n_bytes: size of one key element.
+        is_large: programs may hold large tiles, see `has_large_tiles`.
     """
-    small = n_groups * triton.cdiv(n_queries, 16) <= SMALL_GRID
+    n_programs = n_groups * triton.cdiv(n_queries, 16)
+    small = n_programs <= SMALL_GRID
     if n_bytes > 2:
         return AttendTiles(16, 128, 4, 2) if small else AttendTiles(64, 64, 4, 3)
-    if small and n_queries <= NEW_ROWS:
+    # A multiprocessor has room for one program that reads ahead.
+    if is_large and 2 * n_programs <= SMALL_GRID and n_queries <= NEW_ROWS:
         return AttendTiles(16, 256, 8, 2, is_ahead=True)
     return AttendTiles(16 if small else 64, 128, 4, 3)
 
@@ -370,7 +373,9 @@ class StepKernels:
             out: [M, H hd].
             layer: block.
         """
-        tiles = attend_tiles(self.T, 2 * self.B * self.heads, self.pool.element_size())
+        is_large = has_large_tiles(self.pool.device)
+        tiles = attend_tiles(self.T, 2 * self.B * self.heads, self.pool.element_size(), is_large=is_large)
+        assert not tiles.is_ahead or self.T <= NEW_ROWS, f"queries: expected at most {NEW_ROWS}, got {self.T}"
         grid = (triton.cdiv(self.T, tiles.queries), 2 * self.B * self.heads)
         _attend_kernel[grid](
             qkv, *q_norm, *k_norm, self.cached, self.n_cached, self.fresh, self.n_new, self.pool, out,

@@ -3,8 +3,9 @@
 Contains the kernel and its tile sizes. Does not contain the networks that use it. Requires Triton.
 
 For about a hundred rows, a matrix product takes less time than its launch and the loading of its weights. Therefore the
-weights are read while the previous kernel runs (programmatic dependent launch), and the inner axis is split among the
-warps of a program, which shortens each warp's chain of additions.
+weights are read while the previous kernel runs (programmatic dependent launch), or prefetched where a program has too
+little room for its part of them, and the inner axis is split among the warps of a program, which shortens each warp's
+chain of additions.
 """
 
 from typing import Literal, NamedTuple
@@ -17,11 +18,11 @@ from torch import Tensor, nn
 from models.kernels.launch import has_large_tiles, launch_options
 
 MAX_AHEAD = 4  # most tiles of a weight that a program reads ahead
-MAX_ROWS = 128
+MAX_ROWS = 128  # with more, the library's products and separate norms take less time
 
 
 class LinearTiles(NamedTuple):
-    """Tile sizes of one matrix product. An `inner` that covers the whole inner axis means no loop."""
+    """Tile sizes of one matrix product. Up to MAX_AHEAD tiles of `inner` that cover the inner axis mean no loop."""
 
     rows: int
     columns: int
@@ -72,8 +73,8 @@ def _fetch(weight, n, N, K: tl.constexpr, LINES: tl.constexpr, LINE: tl.constexp
 
 @triton.jit
 def _sum_of_parts(parts, SPLIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """The sum [BM, BN] of parts [SPLIT, BM, BN], a power of two. Unlike `tl.sum`, which exchanges one number after the
-    other between warps, it moves all parts of a number to one thread at once.
+    """The sum [BM, BN] of parts [SPLIT, BM, BN]; SPLIT is a power of two, at most 16. Unlike `tl.sum`, which exchanges
+    one number after the other between warps, it moves all parts of a number to one thread at once.
     """
     total = tl.permute(parts, (1, 2, 0))
     if SPLIT >= 16:
@@ -128,6 +129,8 @@ def _product_kernel(
     a_rows, w_rows = (m < M)[None, :, None], (n < N)[None, None, :]
     # Nothing but `a` and `base` is written by kernels in flight, so all else is read before the wait.
     TILES: tl.constexpr = (K + BK - 1) // BK
+    tl.static_assert(not (AHEAD and TILES > 4))
+    tl.static_assert(not (NORM and TILES > 1))
     if AHEAD:
         w_0 = _weight_tile(w_at, k_w, w_rows, K, 0)
         if TILES > 1:
@@ -204,7 +207,7 @@ def product_tiles(M: int, K: int, n_bytes: int, *, norm: bool, is_large: bool) -
     whole = triton.next_power_of_2(K)
     if n_bytes > 2:
         tiles = LinearTiles(16, 16, whole, 1, 4, 1) if norm else LinearTiles(16, 32, min(whole, 64), 1, 4, 2)
-    elif is_large:
+    elif is_large and (norm or K <= MAX_AHEAD * 512):
         tiles = _large_tiles(M, whole, norm)
     elif norm:
         tiles = LinearTiles(16, 32, whole, 4, 4, 1) if M <= 64 else LinearTiles(32, 32, whole, 4, 8, 1)
@@ -220,7 +223,7 @@ def _large_tiles(M: int, whole: int, norm: bool) -> LinearTiles:
     """Of 16-bit weights, on one H200. More warps with shorter parts take less time for norm and product."""
     few = M <= 32
     if norm:
-        return LinearTiles(16, 32, whole, 4, 4, 1) if few else LinearTiles(16, 64, whole, 8, 8, 1)
+        return LinearTiles(16, 32, whole, 4, 4, 1) if few and whole <= 512 else LinearTiles(16, 64, whole, 8, 8, 1)
     if whole <= 512:
         return LinearTiles(16, 32, whole, 8, 8, 1)
     return LinearTiles(16, 16 if few else 32, 512, 16, 16, 1)
