@@ -171,6 +171,7 @@ def load_omni(
         observer=observer,
         thread=thread,
         recorder=recorder_for(settings.trace_dir, settings.asked_trace_dir),
+        measures_cost=settings.is_measured,
     )
     engine = started.engine
     try:
@@ -181,7 +182,7 @@ def load_omni(
         raise
     watch = CompileWatch(LOG)
     watch.start()
-    cost = measured_cost(started.warm_up.lone, started.warm_up.bursts)
+    cost = started.warm_up.cost or measured_cost(started.warm_up.lone, started.warm_up.bursts)
     if cost is not None:
         engine.expect_unit_times(cost.seconds)
     admission = SessionCapacity(engine.n_slots, cost if settings.is_measured else None)

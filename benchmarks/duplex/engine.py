@@ -49,7 +49,8 @@ from worker.engine import Engine
 from worker.loop.observer import Observer
 from worker.media import MediaError
 from worker.start.memory import freeze_heap
-from worker.start.warmup import WarmUpMedia, WarmUpUnit, extract, warm_up
+from worker.start.warmup import WarmUpMedia, extract, warm_up
+from worker.start.warmup_session import WarmUpUnit
 
 TINY, REAL = Path("assets/tiny"), Path("tests/data/released_config.json")
 VIDEO, REF_AUDIO = Path("assets/warmup.mp4"), Path("assets/ref_audio")

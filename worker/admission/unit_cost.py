@@ -22,33 +22,40 @@ class Burst:
 
 @dataclass(frozen=True)
 class UnitCost:
-    """Seconds until `n` speaking units that start together are answered: `base_s` + `n` * `each_s`."""
+    """Seconds until `n` speaking units that start together are answered: `base_s` + `n` * `each_s`.
+
+    alone_s: of a unit, if units that start at different times share no call and follow each other; 0: they share calls.
+    """
 
     base_s: float
     each_s: float
+    alone_s: float = 0.0
 
     def seconds(self, n: float) -> float:
         """The time of `n` units, in s."""
         return self.base_s + n * self.each_s
 
     def most(self, limit_s: float) -> int:
-        """The largest number of units that take at most `limit_s`; 0 if not even one does."""
-        return max(0, math.floor((limit_s - self.base_s) / self.each_s + 1e-9))
+        """The largest number of units that take at most `limit_s`, whenever they start; 0 if not even one does."""
+        together = (limit_s - self.base_s) / self.each_s
+        return max(0, math.floor(min(together, limit_s / self.alone_s if self.alone_s else together) + 1e-9))
 
     @classmethod
-    def fitted(cls, lone_s: float, burst: Burst | None) -> Self:
+    def fitted(cls, lone_s: float, burst: Burst | None, *, shares_calls: bool = True) -> Self:
         """The cost that one unit alone and a burst have measured; it is exact for the burst.
 
         Args:
             lone_s: time of a unit alone, s.
             burst: at least two units; None: the cost is taken as proportional to the number of units.
+            shares_calls: units that start at different times share calls, as on a GPU.
         """
+        alone_s = 0.0 if shares_calls else lone_s
         if burst is None:
-            return cls(0.0, lone_s)
+            return cls(0.0, lone_s, alone_s)
         proportional = burst.seconds / burst.n
         slope = (burst.seconds - lone_s) / (burst.n - 1)
         each_s = min(max(slope, MIN_SHARE * proportional), proportional)
-        return cls(burst.seconds - burst.n * each_s, each_s)
+        return cls(burst.seconds - burst.n * each_s, each_s, alone_s)
 
 
 def measured_cost(lone: Sequence[tuple[UnitLoad, bool]], bursts: Sequence[Burst]) -> UnitCost | None:

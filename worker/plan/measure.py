@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from worker.admission.session_capacity import TARGET_S
 from worker.admission.unit_cost import Burst, UnitCost
+from worker.assembly.sizes import runs_eager
 from worker.engine import Engine
 from worker.loop.prompt.system_prompt import SystemPrompt
-from worker.start.warmup import WarmUpSession, WarmUpUnit
+from worker.start.warmup_session import WarmUpSession, WarmUpUnit
 
 ROUNDS = 3  # of which the slowest counts, without the first
 
@@ -52,6 +53,7 @@ def measure(
         kinds: to measure.
     """
     config = engine.config.session.model_copy(update={"seed": 0})
+    shares_calls = not runs_eager(engine.parts.model, engine.config)
     sessions = [WarmUpSession(engine, f"plan {number}", config, prompt) for number in range(engine.n_slots)]
     try:
         costs = []
@@ -61,7 +63,7 @@ def measure(
             lone_s = _slowest(sessions[:1], units, kind)
             together_s = _slowest(sessions, units, kind) if len(sessions) > 1 else lone_s
             burst = Burst(len(sessions), together_s, 0) if len(sessions) > 1 else None
-            most = UnitCost.fitted(lone_s, burst).most(TARGET_S)
+            most = UnitCost.fitted(lone_s, burst, shares_calls=shares_calls).most(TARGET_S)
             costs.append(KindCost(kind, lone_s, len(sessions), together_s, most))
         return costs
     finally:

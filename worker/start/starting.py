@@ -82,6 +82,7 @@ def start_engine(
     observer: Observer | None = None,
     thread: EngineThread | None = None,
     recorder: TraceRecorder | None = None,
+    measures_cost: bool = False,
 ) -> Started:
     """Load, compile if `config.compile` is on for the device, and warm up.
 
@@ -94,6 +95,7 @@ def start_engine(
         observer: of the engine; for measurements.
         thread: runs the engine; None: one of its own.
         recorder: of traces of sessions; it is off until the warm-up has ended.
+        measures_cost: measure units that are forced to speak, if the model runs eagerly on a CPU.
 
     Raises: MediaError and AudioError for the files, before anything is loaded; the errors of `parts.build`;
         WarmUpError; EngineError; StateError if the worker is stopped meanwhile. No thread of the engine runs then.
@@ -132,6 +134,7 @@ def start_engine(
                 cache=cache_dir / VOICES_FOLDER,
                 compile=config.compile,
             )
+        is_eager = device.type == "cpu" and not config.compile.enabled
         report = with_seconds(
             "warm_up",
             lambda: warm_up(
@@ -140,7 +143,8 @@ def start_engine(
                 voice=voices.of if voices is not None else None,
                 progress=status.progress,
                 max_units=max_units,
-                briefly=device.type == "cpu" and not config.compile.enabled,
+                briefly=is_eager,
+                measures=is_eager and measures_cost,
                 units=units,
             ),
         )

@@ -8,36 +8,37 @@ closed, and later sessions draw the same random numbers as without a warm-up.
 import gc
 import io
 import logging
-import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from models.errors import ModelError
 from models.graphs.region_graphs import RegionTable, compile_counters
 from models.inputs.audio_sizes import UNIT_SAMPLES
+from worker.admission.session_capacity import TARGET_S
+from worker.admission.unit_cost import Burst, UnitCost
 from worker.assembly.parts import EngineParts
 from worker.config.session import SessionConfig
 from worker.engine import Engine
 from worker.loop.audio_buffer import checked
 from worker.loop.prompt.system_prompt import SystemPrompt
-from worker.loop.results import Event, Failure, PartialResult, UnitResult
+from worker.loop.results import UnitResult
 from worker.loop.sessions import SessionsMark
 from worker.media import MediaError, read_units
 from worker.start.voices import ReferenceSound
 from worker.start.warmup_report import UnitTimes, WarmUpReport
+from worker.start.warmup_session import WarmUpSession, WarmUpUnit
 
 LOG = logging.getLogger(__name__)
 SYSTEM = "Streaming Omni Conversation."
 SEED = 0
 JPEG_QUALITY = 90
+N_LONE = 2  # units alone that are forced to speak; the first includes what a first use costs
 REMEDY = (
     "build it with `python assets/build_warmup.py`, or name another one: service.warmup_video in config.json, "
     "or --warmup-video"
@@ -61,14 +62,6 @@ class WarmUpMedia:
     ref_audio: Path | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class WarmUpUnit:
-    """One second. sound: [16000] float32 at 16 kHz. picture: a JPEG file."""
-
-    sound: np.ndarray
-    picture: bytes
-
-
 def warm_up(
     engine: Engine,
     media: WarmUpMedia,
@@ -78,6 +71,7 @@ def warm_up(
     progress: Progress | None = None,
     max_units: int = 10,
     briefly: bool = False,
+    measures: bool = False,
     units: list[WarmUpUnit] | None = None,
 ) -> WarmUpReport:
     """Run the warm-up session on a running engine without sessions.
@@ -90,13 +84,15 @@ def warm_up(
         max_units: at most so many seconds of the file.
         briefly: end the units once the model has spoken, and run all sessions at once only once. Enough where nothing
             is compiled or captured: only the first unit of a kind costs more than later ones.
+        measures: also measure units that are forced to speak, for an engine in which units that start at different
+            times share no call; needs two slots.
         units: of the file, from `extract`; None: read the file.
 
     Raises: MediaError, with a remedy, for a file that is missing or has no sound or frames; AudioError for the
         reference sound; WarmUpError naming the failed unit or step. The engine is in its former state then.
     """
     start, n_graphs = time.perf_counter(), compile_counters()["graphs"]
-    run = _Run(engine, log, progress or (lambda what, done, total: None), briefly=briefly)
+    run = _Run(engine, log, progress or (lambda what, done, total: None), briefly=briefly, measures=measures)
     run.step(1, f"extract sound and pictures of {media.video}")
     units = units or extract(media.video, max_units)
     if engine.n_free() != engine.n_slots:
@@ -152,61 +148,14 @@ def named(what: str) -> Iterator[None]:
         raise WarmUpError(f"warm-up: {what}", expected="success", got=got) from error
 
 
-class WarmUpSession:
-    """One session of the warm-up."""
-
-    def __init__(self, engine: Engine, name: str, config: SessionConfig, prompt: SystemPrompt):
-        self._engine, self._events, self._prompt = engine, queue.SimpleQueue[Event](), prompt
-        self._max_rows = engine.max_context_len - config.unit_rows
-        self.handle = engine.open(name, config, self._events.put).result()
-
-    def begin_preparing(self) -> Future[int]:
-        """Feed the prompt. Returns: its context rows, once units may be sent."""
-        return self.handle.prepare(self._prompt)
-
-    def prepare(self) -> None:
-        self.begin_preparing().result()
-
-    def send(self, unit: WarmUpUnit, *, has_picture: bool = True, speaks: bool | None = None) -> float:
-        """Send a unit. Returns: ms on this thread until the engine has it.
-
-        has_picture: with its picture. speaks: whether it has to speak; None: the model decides.
-        """
-        if self.handle.context_len > self._max_rows:
-            self.prepare()  # the context is full: units do not leave it, and the file has more seconds
-        start = time.perf_counter()
-        taken = self.handle.send(
-            unit.sound,
-            [unit.picture] if has_picture else [],
-            force_listen=speaks is False,
-            force_speak=speaks is True,
-        )
-        spent = 1000 * (time.perf_counter() - start)
-        taken.result()
-        return spent
-
-    def result(self) -> UnitResult:
-        """The next result. Raises: the error of a failed unit."""
-        while isinstance(event := self._events.get(), PartialResult):
-            pass
-        # This call runs after the unit is closed; a failure of closing it is in the queue by then.
-        self._engine.submit(lambda: None).result()
-        while not self._events.empty():
-            event = self._events.get()
-        if isinstance(event, Failure):
-            raise event.error
-        assert isinstance(event, UnitResult), event
-        return event
-
-
 class _Run:
     """The steps of one warm-up."""
 
-    def __init__(self, engine: Engine, log: Log, progress: Progress, *, briefly: bool):
+    def __init__(self, engine: Engine, log: Log, progress: Progress, *, briefly: bool, measures: bool):
         self._engine, self._log, self._progress = engine, log, progress
         self._sessions: list[WarmUpSession] = []
         self._has_sound = False
-        self._briefly = briefly
+        self._briefly, self._measures = briefly, measures
 
     def step(self, number: int, what: str) -> None:
         self._log(f"[warmup] ({number}/6) {what}")
@@ -233,6 +182,8 @@ class _Run:
         self._run_units(session, units, report)
         if self._engine.n_slots > 1:
             self._burst(units, config, prompt, report)
+            if self._measures:
+                self._measure(units, report)
         self._speak(report)
         return report
 
@@ -296,6 +247,27 @@ class _Run:
             f"[warmup] burst: {listed} sessions at once, {report.n_burst_units} units, {n_spoken} of them spoken, "
             f"in {time.perf_counter() - start:.1f}s"
         )
+
+    def _measure(self, units: list[WarmUpUnit], report: WarmUpReport) -> None:
+        """Measure the cost of units that speak, whatever the model decides, with the sessions of the burst."""
+        self._progress("units that speak", 0, 0)
+        with named("units that speak"):
+            alone = [self._spoken(self._sessions[:1], units[number % len(units)], report) for number in range(N_LONE)]
+            together = self._spoken(self._sessions, units[0], report)
+        report.cost = UnitCost.fitted(alone[-1].seconds, together, shares_calls=False)
+        self._log(
+            f"[warmup] units that speak: alone {alone[-1].seconds:.2f}s, {together.n} at once {together.seconds:.2f}s: "
+            f"{report.cost.most(TARGET_S)} sessions in time"
+        )
+
+    def _spoken(self, sessions: Sequence[WarmUpSession], unit: WarmUpUnit, report: WarmUpReport) -> Burst:
+        for session in sessions:
+            session.send(unit, speaks=True)
+        results = [session.result() for session in sessions]
+        for result in results:
+            self._record_speech(result, report)
+        seconds = [result.times.load.seconds for result in results if result.times.load is not None]
+        return Burst(len(results), max(seconds), len(results))
 
     def _speak(self, report: WarmUpReport) -> None:
         """Run the speech regions that no unit has run, on example input in scratch slots."""

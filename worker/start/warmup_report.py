@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Self
 
-from worker.admission.unit_cost import Burst
+from worker.admission.unit_cost import Burst, UnitCost
 from worker.loop.results import StageTimes, UnitLoad, UnitResult
 
 LISTEN, SPEAK = "LISTEN", "SPEAK"
@@ -73,6 +73,7 @@ class WarmUpReport:
         n_burst_units: further units, of several sessions at once.
         lone: load of each unit that ran alone, and whether it spoke.
         bursts: times of units of several sessions at once.
+        cost: of units that were forced to speak; None if it was not measured.
         compiled_graphs: graphs that torch compiled during the warm-up; 0 if everything was compiled before.
     """
 
@@ -85,6 +86,7 @@ class WarmUpReport:
     n_burst_units: int = 0
     lone: list[tuple[UnitLoad, bool]] = field(default_factory=list)
     bursts: list[Burst] = field(default_factory=list)
+    cost: UnitCost | None = None
     compiled_graphs: int = 0
 
     @property

@@ -151,6 +151,15 @@ def test_cost_passes_through_the_burst() -> None:
     assert UnitCost(0.1, 0.1).most(0.8) == 7 and UnitCost(0.9, 0.1).most(0.8) == 0
 
 
+def test_units_that_share_no_call_fit_one_after_the_other() -> None:
+    burst = Burst(4, 1.0, 4)
+    assert UnitCost.fitted(0.34, burst).most(0.9) == 3
+    cost = UnitCost.fitted(0.34, burst, shares_calls=False)
+    assert cost.seconds(4) == pytest.approx(1.0) and cost.most(0.9) == 2 and cost.most(0.3) == 0
+    assert UnitCost.fitted(0.34, None, shares_calls=False).most(0.9) == 2
+    assert SessionCapacity(4, cost).capacity == 2
+
+
 def test_the_warm_ups_first_units_do_not_count() -> None:
     lone = [(UnitLoad(s, 1), spoke) for s, spoke in ((5.0, False), (0.02, False), (9.0, True), (0.1, True))]
     assert measured_cost(lone, [Burst(2, 3.0, 2), Burst(4, 0.4, 4)]) == UnitCost(0.0, pytest.approx(0.1))

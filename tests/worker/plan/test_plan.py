@@ -18,7 +18,7 @@ from worker.plan.measure import KINDS, measure, time_lines
 from worker.plan.memory import graphs_line, plan_memory
 from worker.report.compile_report import CompileReport, Header, Memory, Row, write_report
 from worker.start.starting import REPORT_FILE
-from worker.start.warmup import WarmUpUnit
+from worker.start.warmup_session import WarmUpUnit
 
 SECOND = WarmUpUnit(make_sound(0), b"")
 

@@ -37,6 +37,7 @@ from worker.media import MediaError
 from worker.start.voices import ReferenceSound
 from worker.start.warmup import SOUND_REGIONS, SPEECH_REGIONS, WarmUpError, WarmUpMedia, warm_up
 from worker.start.warmup_report import UnitTimes, WarmUpReport
+from worker.start.warmup_session import WarmUpSession
 
 ROOT = Path(__file__).parents[3]
 MEDIA = WarmUpMedia(ROOT / "assets" / "warmup.mp4", ROOT / "assets" / "ref_audio" / "default.wav")
@@ -174,6 +175,21 @@ def test_a_brief_one_ends_once_the_model_has_spoken() -> None:
         assert_clean(engine)
     assert report.decisions == ["LISTEN", "SPEAK"] and report.n_burst_units == 2, report
     assert report.tts_triggered and not report.fallback_used
+
+
+def test_units_that_are_measured_are_forced_to_speak() -> None:
+    """The first session only listens unless it is forced. Units that start at different times share no call."""
+    session = TALKING.model_copy(update={"force_listen_count": 100})
+    with make_engine(Director(listen=0.0, turn_end=0.0), n_slots=3, session=session) as engine:
+        with mock.patch.object(WarmUpSession, "send", autospec=True, side_effect=WarmUpSession.send) as send:
+            report, lines = warm(engine, 2, briefly=True, measures=True)
+        assert_clean(engine)
+    forced = [one.args[0] for one in send.call_args_list if one.kwargs.get("speaks")]
+    assert [forced.count(one) for one in dict.fromkeys(forced)] == [3, 1, 1], "expected 2 units alone, then 3 at once"
+    assert set(report.decisions) == {"LISTEN"} and report.tts_triggered and not report.fallback_used, report
+    assert report.cost is not None and 0 < report.cost.alone_s < report.cost.seconds(3), report.cost
+    (line,) = [line for line in lines if "units that speak" in line]
+    assert "alone" in line and "3 at once" in line and "sessions in time" in line, line
 
 
 def test_burst_runs_once_if_every_size_is_captured() -> None:
