@@ -24,14 +24,19 @@ def drawn(*shape: int, device: str) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "tiles",
-    [LinearTiles(16, 16, 128, 4, 4, 1), LinearTiles(16, 32, 32, 2, 4, 1), LinearTiles(16, 32, 16, 1, 4, 2)],
-    ids=["one-tile", "tiles-at-once", "loop"],
+    [
+        LinearTiles(16, 16, 128, 8, 8, 1),
+        LinearTiles(16, 32, 32, 2, 4, 1),
+        LinearTiles(16, 32, 256, 16, 16, 1),
+        LinearTiles(16, 32, 16, 1, 4, 2),
+    ],
+    ids=["one-tile", "four-at-once", "sixteen-parts", "loop"],
 )
 @pytest.mark.parametrize("activation", ["", "gelu", "silu"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_activation_gate_and_base(device: str, activation: str, tiles: LinearTiles):
     """Rows, columns and the inner axis are not multiples of their tiles."""
-    M, N, K = 21, 40, 84
+    M, N, K = 21, 40, 116
     a, weight = drawn(M, K, device=device), drawn(N, K, device=device) / K**0.5
     bias, gate, base = drawn(N, device=device), drawn(N + 1, device=device)[1:], drawn(M, N, device=device)
     expected = ACTIVATIONS[activation](F.linear(a, weight, bias))
@@ -88,10 +93,11 @@ def test_input_rows_repeat_for_the_second_half(device: str):
 @pytest.mark.parametrize("n_bytes", [2, 4])
 @pytest.mark.parametrize("is_large", [True, False])
 @pytest.mark.parametrize("norm", [True, False])
-@pytest.mark.parametrize("K", [20, 80, 512])
+@pytest.mark.parametrize("K", [20, 80, 512, 600, 3000])
 @pytest.mark.parametrize("M", [2, 64, 128])
 def test_tiles_are_valid_for_the_kernel(M: int, K: int, norm: bool, is_large: bool, n_bytes: int):
     """At least sixteen elements of the inner axis per part, and the whole inner axis in one tile after a norm."""
     tiles = product_tiles(M, K, n_bytes, norm=norm, is_large=is_large)
     assert tiles.inner // tiles.split >= 16 and tiles.inner % tiles.split == 0
     assert not norm or tiles.inner >= K
+    assert tiles.stages > 1 or tiles.inner >= K or 4 * tiles.inner >= K, "expected a pipelined loop"
