@@ -122,8 +122,8 @@ def _run(options: argparse.Namespace) -> int:
         document: dict[str, Any] = {"model": engines[0].model_path.name, "set": options.set, "card": card.to_json()}
         document |= {"reference": options.reference, "too_few": too_few}
         options.json.write_text(json.dumps(document, indent=1) + "\n")
-    for one in too_few:
-        print(f"error: too little was compared: {one}", file=sys.stderr)
+    for shortage in too_few:
+        print(f"error: too little was compared: {shortage}", file=sys.stderr)
     return TOO_FEW if too_few else 0
 
 

@@ -66,7 +66,7 @@ class Card:
         return asdict(self)
 
     def too_few(self, *, has_speech: bool) -> list[str]:
-        """What was compared too seldom, with the least number and that of the card. has_speech: the runs had a voice."""
+        """What was compared too seldom, expected and got. has_speech: the runs had a voice."""
         counts = [
             ("decisions", MIN_DECISIONS, self.n_units),
             ("text tokens", MIN_TEXT_TOKENS, self.text_kl.n),

@@ -1,8 +1,8 @@
 """A conversation at one precision: what the model chooses at every step of it, and the distributions it chooses from.
 
-The reference precision chooses for itself, except that every SPEAKS_EVERY-th unit has to speak: how much is said does not
-depend on when the model would speak. Every other precision is fed the reference's tokens, so that all choices are made in
-the same context. Logits are those before a choice is forced. Contains runs of an engine; `card` compares them.
+The reference precision chooses for itself, except that every second unit has to speak: a model that only listened would
+give nothing else to compare. Every other precision is fed the reference's tokens, so that all choices are made in the
+same context. Logits are those before a choice is forced. Contains runs of an engine; `card` compares them.
 """
 
 import gc
@@ -197,7 +197,7 @@ def _turns(
 ) -> list[list[tuple[Tensor, list[int]]]]:
     """Own conditioning rows and speech tokens of the teacher's calls, divided where the speech cache was empty.
 
-    Both have the same calls with text. How many calls without text follow them, for the rest of a turn's speech, depends on
+    Both have the same calls with text. How many calls without text follow, for the rest of a turn's speech, depends on
     the speech tokens that a run draws. begin: [1, D], the only row of a call without text.
     """
     turns: list[list[tuple[Tensor, list[int]]]] = []
