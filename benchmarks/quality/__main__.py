@@ -4,7 +4,8 @@
     python -m benchmarks.quality --model-path openbmb/MiniCPM-o-4_5 --set model.weights=fp8 --asr "asr --plain"
 
 The reference has the settings of the file and of `--reference`; the tested precision has those of `--set` beside them.
-The conversation is a media file, second by second. Both run without compilation.
+The conversation is a media file, second by second; every second unit has to speak. Both run without compilation.
+Exit status: 1 if too little was compared, 2 for an error.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from worker.loop.results import SOUND_RATE
 from worker.start.voices import ReferenceSound, Voices
 from worker.start.warmup import extract
 
-USAGE = 2
+TOO_FEW, USAGE = 1, 2
 
 
 def parser() -> argparse.ArgumentParser:
@@ -114,12 +115,16 @@ def _run(options: argparse.Namespace) -> int:
     reference = record(engines[0], units, voice, audio_16k=audio_16k)
     forced = record(engines[1], units, voice, audio_16k=audio_16k, forced=reference)
     card = compare(reference, forced, transcriber_of(options.asr) if options.asr else None)
+    too_few = card.too_few(has_speech=voice is not None and engines[0].session.generate_audio)
     title = f"{', '.join(options.set) or 'the same settings'} against {', '.join(options.reference) or 'the settings'}"
     print("\n".join([f"{engines[0].model_path.name}: {title}", *card.lines()]))
     if options.json is not None:
         document: dict[str, Any] = {"model": engines[0].model_path.name, "set": options.set, "card": card.to_json()}
-        options.json.write_text(json.dumps({**document, "reference": options.reference}, indent=1) + "\n")
-    return 0
+        document |= {"reference": options.reference, "too_few": too_few}
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    for shortage in too_few:
+        print(f"error: too little was compared: {shortage}", file=sys.stderr)
+    return TOO_FEW if too_few else 0
 
 
 if __name__ == "__main__":

@@ -11,6 +11,10 @@ from torch import Tensor
 from benchmarks.quality.quality_run import QualityRun, VoicedTurn
 
 Transcriber = Callable[[VoicedTurn], str]
+MIN_DECISIONS, MIN_TEXT_TOKENS, MIN_SPEECH_TOKENS = 6, 20, 100  # a card of fewer says too little
+MEL_NOTE = (
+    "mel: the flow's alone, of the reference's speech tokens; 0 for every model.weights, which leaves the flow as it is"
+)
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,12 @@ class Card:
 
     Attributes:
         decisions: share of units in which the larger one of the logits of listen and speak is the same.
-        n_units: units.
+        n_units: units with these logits.
         text_ids: share of text tokens with the same largest logit.
         text_kl: divergence of the distribution of text tokens from the reference's, nats.
         speech_ids, speech_kl: the same for speech tokens after the reference's.
-        mel: mean difference of a mel value of the reference's speech tokens; the mel is a natural logarithm.
+        mel: mean difference of a mel value that the flow makes of the reference's speech tokens; the mel is a natural
+            logarithm. 0 if both have the same flow: no `model.weights` changes it.
         mel_relative: norm of the difference divided by that of the reference.
         wer: word errors of the sound against its text; None without a transcriber.
         wer_reference: the same for the reference's sound.
@@ -60,6 +65,15 @@ class Card:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def too_few(self, *, has_speech: bool) -> list[str]:
+        """What was compared too seldom, expected and got. has_speech: the runs had a voice."""
+        counts = [
+            ("decisions", MIN_DECISIONS, self.n_units),
+            ("text tokens", MIN_TEXT_TOKENS, self.text_kl.n),
+            ("speech tokens", MIN_SPEECH_TOKENS if has_speech else 0, self.speech_kl.n),
+        ]
+        return [f"{name}: expected at least {least}, got {got}" for name, least, got in counts if got < least]
+
     def lines(self) -> list[str]:
         """The card as text."""
         rows = [
@@ -72,7 +86,7 @@ class Card:
             ("mel distance, relative", _number(self.mel_relative)),
             ("word errors (reference)", f"{_percent(self.wer)} ({_percent(self.wer_reference)})"),
         ]
-        return [f"  {name:<46}{value}" for name, value in rows]
+        return [*(f"  {name:<46}{value}" for name, value in rows), f"  {MEL_NOTE}"]
 
 
 def compare(reference: QualityRun, tested: QualityRun, transcriber: Transcriber | None = None) -> Card:

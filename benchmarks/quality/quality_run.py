@@ -1,7 +1,8 @@
 """A conversation at one precision: what the model chooses at every step of it, and the distributions it chooses from.
 
-The reference precision chooses for itself. Every other precision is fed the reference's tokens, so that all choices are
-made in the same context. Contains runs of an engine; `card` compares them.
+The reference precision chooses for itself, except that every second unit has to speak: a model that only listened would
+give nothing else to compare. Every other precision is fed the reference's tokens, so that all choices are made in the
+same context. Logits are those before a choice is forced. Contains runs of an engine; `card` compares them.
 """
 
 import gc
@@ -26,6 +27,7 @@ from worker.loop.results import UnitResult
 from worker.start.warmup import SYSTEM, WarmUpSession, WarmUpUnit
 
 NAME = "quality"
+SPEAKS_EVERY = 2  # units; the first one speaks
 MAX_MEL_TOKENS = 500  # speech tokens whose mel is computed in one pass
 Step = tuple[int, int]  # unit and token of the unit, from 0; token 0 decides whether the unit speaks
 
@@ -54,7 +56,7 @@ class QualityRun:
     Attributes:
         tokens: fed, by step.
         logits: [V] float32 that the choice of a step is made from, before penalties.
-        decisions: logits of listen and speak at token 0, by unit.
+        decisions: logits of listen and speak at token 0, by unit; also of units that have to speak.
         calls: of the speech model, in order.
         speech_logits: [n, C] of each call's speech tokens, in the model's dtype; all but the first are after the token
             before.
@@ -136,8 +138,8 @@ def record(
         session = WarmUpSession(engine, NAME, config.session, SystemPrompt.of(SYSTEM, audio_16k, voice))
         session.prepare()
         results = []
-        for unit in units:
-            session.send(unit)
+        for number, unit in enumerate(units):
+            session.send(unit, speaks=True if number % SPEAKS_EVERY == 0 else None)
             results.append(session.result())
         session.handle.close().result()
         recording.turns = spoken_turns(results)
@@ -165,12 +167,13 @@ def _speech_logits(parts: EngineParts, calls: Sequence[SpokenCall], teacher: Seq
     """Logits of the teacher's speech tokens after the own conditioning rows, turn by turn."""
     model, found = parts.model, []
     tts, config = model.tts, model.config.tts_config
-    for turn in _turns(calls, teacher):
+    begin = model.backend.embed(tts.emb_text, torch.tensor([config.audio_bos_token_id], device=model.device))
+    for turn in _turns(calls, teacher, begin):
         rows, wanted, end = [], [], 0
-        for own, other in turn:
-            tokens = torch.tensor(other.speech_tokens, device=model.device)
-            rows += [own.rows.to(model.device, model.dtype), tts.emb_code[0](tokens)]
-            end += len(own.rows)
+        for own, speech_tokens in turn:
+            tokens = torch.tensor(speech_tokens, device=model.device)
+            rows += [own.to(model.device, model.dtype), tts.emb_code[0](tokens)]
+            end += len(own)
             wanted.append((end - 1, len(tokens)))
             end += len(tokens)
         cache = KVCache(
@@ -189,14 +192,23 @@ def _speech_logits(parts: EngineParts, calls: Sequence[SpokenCall], teacher: Seq
     return found
 
 
-def _turns(calls: Sequence[SpokenCall], teacher: Sequence[SpokenCall]) -> list[list[tuple[SpokenCall, SpokenCall]]]:
-    """Calls and the teacher's, divided where the speech cache was empty."""
-    turns: list[list[tuple[SpokenCall, SpokenCall]]] = []
-    for own, other in zip(calls, teacher, strict=True):
-        if other.start == 0 or not turns:
+def _turns(
+    calls: Sequence[SpokenCall], teacher: Sequence[SpokenCall], begin: Tensor
+) -> list[list[tuple[Tensor, list[int]]]]:
+    """Own conditioning rows and speech tokens of the teacher's calls, divided where the speech cache was empty.
+
+    Both have the same calls with text. How many calls without text follow, for the rest of a turn's speech, depends on
+    the speech tokens that a run draws. begin: [1, D], the only row of a call without text.
+    """
+    turns: list[list[tuple[Tensor, list[int]]]] = []
+    own = iter([call.rows for call in calls if len(call.rows) > 1])
+    for call in teacher:
+        rows = next(own) if len(call.rows) > 1 else begin
+        if call.start == 0 or not turns:
             turns.append([])
-        if other.speech_tokens:
-            turns[-1].append((own, other))
+        if call.speech_tokens:
+            turns[-1].append((rows, call.speech_tokens))
+    assert next(own, None) is None, "expected as many calls with text as the teacher's, got more"
     return [turn for turn in turns if turn]
 
 

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.quality.__main__ import given, main, transcriber_of
-from benchmarks.quality.card import Spread, compare, divergence, edit_distance, word_errors, words
-from benchmarks.quality.quality_run import QualityRun, VoicedTurn, record
+from benchmarks.quality import __main__ as program
+from benchmarks.quality import card as cards
+from benchmarks.quality.__main__ import TOO_FEW, given, main, transcriber_of
+from benchmarks.quality.card import MEL_NOTE, Spread, compare, divergence, edit_distance, word_errors, words
+from benchmarks.quality.quality_run import SPEAKS_EVERY, QualityRun, VoicedTurn, record
 from models.errors import SettingsError
 from tests.worker.loop.engines import TINY, make_config, short_speech, voice
 from worker.config.session import SessionConfig, WindowConfig
@@ -21,7 +23,7 @@ SESSION = SessionConfig(force_listen_count=0, seed=3, listen_prob_scale=0.01, wi
 N_UNITS = 3
 
 
-def recorded(root: Path, forced: QualityRun | None = None, **settings: str) -> QualityRun:
+def recorded(root: Path, forced: QualityRun | None = None, **settings: str | SessionConfig) -> QualityRun:
     config = make_config(1, 512, session=SESSION).model_copy(update=settings)
     assert config.model_path == TINY
     with short_speech():
@@ -57,6 +59,53 @@ def test_a_lower_precision_is_close_in_the_same_context(
     text = "\n".join(card.lines())
     assert f"decisions agree ({N_UNITS} units)" in text and "KL of speech tokens" in text, text
     assert json.loads(json.dumps(card.to_json()))["n_units"] == N_UNITS
+
+
+def test_own_draws_of_the_tested_run_do_not_matter(root: Path) -> None:
+    """Other speech tokens end the speech of a turn earlier or later, which takes another number of calls."""
+    session = SESSION.model_copy(update={"length_penalty": 0.1})  # turns end
+    reference = recorded(root, session=session)
+    tested = recorded(root, reference, session=session.model_copy(update={"seed": 4, "drain_s": 0}))
+    assert len(reference.calls) > len(tested.calls) > 1, f"got {len(reference.calls)} and {len(tested.calls)} calls"
+    assert reference.calls[0].speech_tokens != tested.calls[0].speech_tokens, "expected other draws"
+    assert compare(reference, tested) == compare(reference, reference)
+
+
+def test_units_speak_whatever_the_model_decides(root: Path) -> None:
+    """The decisions of the card are the model's own, also where it has to speak."""
+    listens = SESSION.model_copy(update={"listen_prob_scale": 100.0, "force_listen_count": 1})
+    made = recorded(root, session=listens)
+    spoken = {unit for unit, step in made.tokens if step > 0}
+    assert spoken >= set(range(0, N_UNITS, SPEAKS_EVERY)), f"expected speech in every second unit, got {spoken}"
+    assert set(made.decisions) == set(range(N_UNITS)), made.decisions
+    for unit, (listen, speak) in made.decisions.items():
+        assert np.isfinite([listen, speak]).all(), f"unit {unit}: expected the model's logits, got {listen}, {speak}"
+
+
+def test_the_talker_speaks_and_too_little_is_an_error(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "card.json"
+    settings = ["--set", "model.weights=int8", "--units", "3", "--json", str(file)]
+    status = main(["--model-path", str(root / "assets" / "talker"), "--device", "cpu", *settings])
+    card, shown = json.loads(file.read_text()), capsys.readouterr()
+    assert card["card"]["text_kl"]["n"] >= 4 and card["card"]["speech_kl"]["n"] >= 30, f"two units speak: {card}"
+    assert card["card"]["mel"] == 0 and MEL_NOTE in shown.out, shown.out
+    assert status == TOO_FEW, f"expected {TOO_FEW}, got {status}"
+    assert "too little was compared: decisions: expected at least 6, got 2" in shown.err, shown.err
+    assert [one.split(":")[0] for one in card["too_few"]] == ["decisions", "text tokens", "speech tokens"], card
+
+
+def test_enough_is_a_success(reference: QualityRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = compare(reference, reference)
+    counts = {"MIN_DECISIONS": card.n_units, "MIN_TEXT_TOKENS": card.text_kl.n, "MIN_SPEECH_TOKENS": card.speech_kl.n}
+    monkeypatch.setattr(program, "record", lambda *_, **__: reference)
+    for name, count in counts.items():
+        monkeypatch.setattr(cards, name, count)
+    assert card.too_few(has_speech=True) == [] and main(["--model-path", str(TINY), "--units", "1"]) == 0
+    monkeypatch.setattr(cards, "MIN_SPEECH_TOKENS", card.speech_kl.n + 1)
+    expected = f"speech tokens: expected at least {card.speech_kl.n + 1}, got {card.speech_kl.n}"
+    assert card.too_few(has_speech=True) == [expected] and card.too_few(has_speech=False) == []
 
 
 def test_the_speech_models_own_tokens_are_likely_under_its_logits(reference: QualityRun) -> None:
