@@ -24,7 +24,8 @@ from worker.loop.job import Job
 from worker.loop.observer import Observer
 from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import UnitResult
-from worker.start.warmup import SYSTEM, WarmUpSession, WarmUpUnit
+from worker.start.warmup import SYSTEM
+from worker.start.warmup_session import WarmUpSession, WarmUpUnit
 
 NAME = "quality"
 SPEAKS_EVERY = 2  # units; the first one speaks
