@@ -1,9 +1,10 @@
-"""Compiles the kernels of quantised weights for other GPUs, without a device: registers, stack and shared memory.
+"""Compiles the project's kernels for other GPUs, without a device: registers, stack and shared memory.
 
-`python -m benchmarks.kernels.targets` compiles every kernel for every target; a kernel that does not compile, or needs
-more shared memory than a target has, is an error. A stack has the registers that did not fit. Sizes of tiles are those
-of the released language model. Kernels of pairs are those of its layers on targets that have them, and of words on the
-others; the rest multiply weights of other sizes.
+`python -m benchmarks.kernels.targets` compiles every kernel for every target, with the tiles and options that the code
+chooses there; a kernel that does not compile, or needs more shared memory than a target has, is an error. A stack has
+the registers that did not fit. Sizes are the released ones. Of the kernels of quantised weights, those of pairs are
+those of the language model's layers on targets that have them, and of words on the others; the rest multiply weights of
+other sizes. All other kernels are those that `launches` records.
 """
 
 import argparse
@@ -13,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 os.environ["TRITON_INTERPRET"] = "0"  # before Triton is imported
@@ -23,6 +25,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from benchmarks.kernels.launches import GROUPS, compiling_for, launches
 from models.checkpoint.precision import Kind
 from models.checkpoint.quantized import KINDS, QuantizedMatrix
 from models.kernels import paired_gemm, quantized_gemm, word_gemm
@@ -31,10 +34,11 @@ from models.kernels.quantized_gemm import dequantize_tiles, many_tiles, quantize
 from models.kernels.word_gemm import word_tiles
 
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}  # of a program, by compute capability
-KERNELS = ("pairs", "gated pairs", "words", "gated words", "few", "gated", "many", "dequantize")
+QUANTISED = ("pairs", "gated pairs", "words", "gated words", "few", "gated", "many", "dequantize")
+KERNELS = (*QUANTISED, *GROUPS)
 PAIR_TARGETS = (90,)
 GATE_UP, DOWN = (24576, 4096), (4096, 12288)
-SHAPES = {name: GATE_UP if "gated" in name else DOWN for name in KERNELS} | {"many": (4096, 4096)}  # N, K
+SHAPES = {name: GATE_UP if "gated" in name else DOWN for name in QUANTISED} | {"many": (4096, 4096)}  # N, K
 FEW_ROWS, WORD_ROWS, PAIR_ROWS = (1, 64), (1, 16, 32, 64), (1, 8, 16, 32, 64)
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 
@@ -136,25 +140,15 @@ def _pair_cases(weight: QuantizedMatrix, kernel: str, types: dict[str, str]) -> 
         yield TargetKernel(name, paired_gemm.paired_kernel, constants, signature, plan.warps, plan.stages)
 
 
-def compiled(case: TargetKernel, capability: int) -> dict[str, int]:
-    """Registers of a thread, and bytes of its stack, of machine code and of shared memory.
-
-    Raises: what Triton or the assembler raise.
-    """
+def _compile(case: TargetKernel, capability: int) -> Any:
+    """Raises: what Triton or the assembler raise."""
     names = list(case.kernel.arg_names)
     signature = {name: case.signature.get(name, "constexpr") for name in names}
     constants = {(names.index(name),): value for name, value in case.constants.items()}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in case.signature if name not in ("M", "TILES")}
     source = ASTSource(fn=case.kernel, signature=signature, constexprs=constants, attrs=aligned)
     options = {"num_warps": case.warps, "num_stages": case.stages}
-    found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    registers, stack = _usage(found.asm["cubin"])
-    return {
-        "registers": registers,
-        "stack_bytes": stack,
-        "code_bytes": len(found.asm["cubin"]),
-        "shared_bytes": found.metadata.shared,
-    }
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 def _usage(code: bytes) -> tuple[int, int]:
@@ -188,29 +182,49 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS))
     args = parser.parse_args(argv)
-    n_failed = 0
-    print(f"{'kernel':28}{'target':>8}{'registers':>11}{'stack':>8}{'code':>10}{'shared':>10}{'s':>8}")
+    results: list[bool] = []
+    print(f"{'kernel':72}{'target':>8}{'registers':>11}{'stack':>8}{'code':>10}{'shared':>10}{'s':>8}")
     for capability in args.targets:
         for kernel in args.kernels:
+            if kernel in GROUPS:
+                results += _report_launches(kernel, capability)
+                continue
             for kind in args.kinds:
                 for case in cases(kernel, kind, capability):
-                    n_failed += not _report(case, capability)
+                    results += _report(case.name, capability, partial(_compile, case, capability), set())
+    n_failed = results.count(False)
+    print(f"{len(results)} kernels, {n_failed} failed")
     return 1 if n_failed else 0
 
 
-def _report(case: TargetKernel, capability: int) -> bool:
+def _report_launches(group: str, capability: int) -> list[bool]:
+    """For each kernel that the launches of a group need, whether it fits."""
+    found: list[bool] = []
+    known: set[int] = set()
+    with compiling_for(capability):
+        for one in launches(group, capability, SHARED_BYTES[capability]):
+            found += _report(one.name, capability, one.compile, known)
+    return found
+
+
+def _report(name: str, capability: int, compile_kernel: Callable[[], Any], known: set[int]) -> list[bool]:
+    """Print a kernel's figures. known: ids of kernels that are left out; it is added. Returns: whether it fits."""
     start = time.perf_counter()
-    label = f"{case.name:28}{f'sm_{capability}':>8}"
+    label = f"{name:72}{f'sm_{capability}':>8}"
     try:
-        found = compiled(case, capability)
+        found = compile_kernel()
+        if id(found) in known:
+            return []
+        registers, stack = _usage(found.asm["cubin"])
     except Exception as error:  # of the compiler or the assembler: reported, and the others still compile
         print(f"{label} {type(error).__name__}: {str(error)[-300:]}")
-        return False
-    fits = found["shared_bytes"] <= SHARED_BYTES[capability]
-    figures = f"{found['registers']:>11}{found['stack_bytes']:>8}"
-    figures += f"{found['code_bytes']:>10}{found['shared_bytes']:>10}{time.perf_counter() - start:>8.1f}"
+        return [False]
+    known.add(id(found))
+    shared = found.metadata.shared
+    fits = shared <= SHARED_BYTES[capability]
+    figures = f"{registers:>11}{stack:>8}{len(found.asm['cubin']):>10}{shared:>10}{time.perf_counter() - start:>8.1f}"
     print(label + figures + ("" if fits else f"  expected at most {SHARED_BYTES[capability]} bytes"))
-    return fits
+    return [fits]
 
 
 if __name__ == "__main__":
