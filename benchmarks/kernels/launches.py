@@ -17,12 +17,20 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction, MockTensor
 
-from benchmarks.kernels.attention import SHAPES, VISION, AttentionShape, Operands
+from benchmarks.kernels.attention import SHAPES, AttentionShape, Operands
 from benchmarks.kernels.rows import EPS, N_SPEECH_TOKENS, N_TOKENS
 from benchmarks.kernels.timing import Meter
 from models.kernels import launch
 from models.kernels.attention import AttentionInputs, slot_attention_pairs
-from models.kernels.rows import CacheRows, HeadNorms, add_layer_norm, add_rms_norm, add_rms_norm_pairs, qkv_rows, silu_mul
+from models.kernels.rows import (
+    CacheRows,
+    HeadNorms,
+    add_layer_norm,
+    add_rms_norm,
+    add_rms_norm_pairs,
+    qkv_rows,
+    silu_mul,
+)
 from models.kernels.samplers.code_sampler import CodeSamplerSettings, draw_code
 from models.kernels.samplers.speech_sampler import draw_speech_tokens
 from models.kernels.samplers.text_sampler import choose_tokens
@@ -43,6 +51,7 @@ BF16 = torch.bfloat16
 Call = tuple[str, Callable[[], object]]
 # Packed gate and up weights (N, K): of the language model, the `tts` model, and Qwen3-TTS of 1.7B and 0.6B.
 GATED = ((24576, 4096), (6144, 768), (12288, 2048), (6144, 1024))
+TALKER_HEAD = (3072, 2048)  # of Qwen3-TTS 1.7B, with the tiles of other weights
 # Heads, key heads, head width, with head norms: of the language model, the `tts` model and Qwen3-TTS.
 HEADS = ((32, 8, 128, True), (12, 12, 64, False), (16, 8, 128, True))
 QWEN_DECODE = AttentionShape("talker", 1, H=16, KV=8, D=128, L=4096)
@@ -112,12 +121,13 @@ def launches(group: str, capability: int, shared_bytes: int) -> list[KernelLaunc
 
     def record(kernel: JITFunction[Any], *args: Any, grid: object, warmup: bool, **options: Any) -> None:
         mocked = tuple(MockTensor(one.dtype) if isinstance(one, Tensor) else one for one in args)
-        columns = f", {options['K']} columns" if "K" in options else ""
+        columns = "".join(f", {options[key]} columns" for key in ("K", "C") if key in options)
         short = kernel.__name__.strip("_").removesuffix("_kernel")
         found.append(KernelLaunch(f"{short} {name}{columns}", kernel, mocked, options))
 
     with torch.no_grad(), _standing_for(capability, shared_bytes), patch.object(JITFunction, "run", record):
-        for name, call in GROUPS[group](capability):
+        for call_name, call in GROUPS[group](capability):
+            name = call_name
             call()
     return found
 
@@ -127,13 +137,13 @@ def _empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
 
 
 def _products(capability: int) -> Iterator[Call]:
-    for N, K in TILE_SIZES:
+    for N, K in (*TILE_SIZES, TALKER_HEAD):
         for rows in (1, MAX_ROWS):
             if (N, K) not in GATED:
                 yield f"{N} x {K}, {rows} rows", partial(skinny_linear, _empty(rows, K), _empty(N, K))
     for N, K in GATED:
         for rows in (1, MAX_ROWS):
-            yield f"gated {N} x {K}, {rows} rows", partial(skinny_gated_linear, _empty(rows, K), _empty(N, K))
+            yield f"gate and up {N} x {K}, {rows} rows", partial(skinny_gated_linear, _empty(rows, K), _empty(N, K))
 
 
 def _attention(capability: int) -> Iterator[Call]:
@@ -158,7 +168,10 @@ def _rows(capability: int) -> Iterator[Call]:
             added = _empty(parts, 1, width, dtype=torch.float32) if parts > 1 else x if parts else None
             yield f"{width} columns, {parts} parts", partial(add_rms_norm, x, added, weight, EPS)
             if capability == 90 and width == 4096:
-                yield f"{width} columns, {parts} parts, pairs", partial(add_rms_norm_pairs, x, added, weight, EPS, "fp8")
+                yield (
+                    f"{width} columns, {parts} parts, pairs",
+                    partial(add_rms_norm_pairs, x, added, weight, EPS, "fp8"),
+                )
     for width in (1152, 1024):
         x, weight = _empty(1, width), _empty(width)
         yield f"layer norm, {width} columns", partial(add_layer_norm, x, x, weight, weight, EPS)
@@ -203,7 +216,7 @@ def _flow(capability: int) -> Iterator[Call]:
         slots, counts = ChunkSlots(_empty(n, dtype=torch.int64), KEYS), _empty(n, dtype=torch.int64)
         ids = _empty(n, n_tokens + flow.config.encoder.lookahead, dtype=torch.int64)
         tokens = ChunkTokens(ids, counts, _empty(n, dtype=torch.bool))
-        name = f"{n} sessions of {n_tokens} tokens"
+        name = f"{n} x {n_tokens} speech tokens"
         yield f"encoder, {name}", partial(backend.encode, state, slots, tokens)
         noise = _empty(4096, flow.config.n_mels, dtype=torch.float32)
         mu = _empty(n, FRAMES_PER_TOKEN * n_tokens, flow.config.n_mels)
@@ -218,7 +231,7 @@ def _hift(capability: int) -> Iterator[Call]:
         T = FRAMES_PER_TOKEN * n_tokens
         mel, waves = _empty(n, 80, T, dtype=torch.float32), _empty(n, 2 * N_BINS, 120 * T + 1, dtype=torch.float32)
         counts = _empty(n, dtype=torch.int64)
-        yield f"{n} sessions of {n_tokens} tokens", partial(backend.spectrum, mel, waves, counts)
+        yield f"{n} x {n_tokens} speech tokens", partial(backend.spectrum, mel, waves, counts)
 
 
 GROUPS: dict[str, Callable[[int], Iterator[Call]]] = {

@@ -14,8 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from functools import partial
+from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 os.environ["TRITON_INTERPRET"] = "0"  # before Triton is imported
@@ -52,6 +55,14 @@ class TargetKernel(NamedTuple):
     signature: dict[str, str]
     warps: int
     stages: int
+
+
+class Result(NamedTuple):
+    """What is printed of a kernel. kernel: its id, or the line of one that does not compile."""
+
+    line: str
+    fits: bool
+    kernel: int | str
 
 
 def cases(kernel: str, kind: Kind, capability: int) -> Iterator[TargetKernel]:
@@ -181,50 +192,56 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--targets", nargs="+", type=int, choices=SHARED_BYTES, default=list(SHARED_BYTES))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS))
+    parser.add_argument("--names", default="", metavar="TEXT", help="only kernels whose printed name contains it")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes; default: as many as cores")
     args = parser.parse_args(argv)
-    results: list[bool] = []
-    print(f"{'kernel':72}{'target':>8}{'registers':>11}{'stack':>8}{'code':>10}{'shared':>10}{'s':>8}")
-    for capability in args.targets:
-        for kernel in args.kernels:
-            if kernel in GROUPS:
-                results += _report_launches(kernel, capability)
-                continue
-            for kind in args.kinds:
-                for case in cases(kernel, kind, capability):
-                    results += _report(case.name, capability, partial(_compile, case, capability), set())
-    n_failed = results.count(False)
-    print(f"{len(results)} kernels, {n_failed} failed")
+    parts = [(kernel, capability, args.kinds, args.names) for capability in args.targets for kernel in args.kernels]
+    print(f"{'kernel':64}{'target':>8}{'registers':>11}{'stack':>8}{'code':>10}{'shared':>10}{'s':>8}")
+    n_kernels = n_failed = 0
+    with ExitStack() as stack:
+        each: Callable[..., Iterable[list[Result]]] = map
+        if args.jobs > 1:
+            context = get_context("spawn")  # torch has threads, which a forked process would lack
+            each = stack.enter_context(ProcessPoolExecutor(args.jobs, mp_context=context)).map
+        for results in each(_results, parts):
+            n_kernels += len(results)
+            n_failed += sum(not one.fits for one in results)
+            for one in results:
+                print(one.line, flush=True)
+    print(f"{n_kernels} kernels, {n_failed} failed")
     return 1 if n_failed else 0
 
 
-def _report_launches(group: str, capability: int) -> list[bool]:
-    """For each kernel that the launches of a group need, whether it fits."""
-    found: list[bool] = []
-    known: set[int] = set()
+def _results(part: tuple[str, int, list[Kind], str]) -> list[Result]:
+    """The results of one entry of KERNELS on one target."""
+    kernel, capability, kinds, text = part
+    if kernel not in GROUPS:
+        named = [case for kind in kinds for case in cases(kernel, kind, capability) if text in case.name]
+        return [_result(case.name, capability, partial(_compile, case, capability)) for case in named]
+    # Launches with the same types and constants have the same kernel, and its first result counts.
+    results: dict[int | str, Result] = {}
     with compiling_for(capability):
-        for one in launches(group, capability, SHARED_BYTES[capability]):
-            found += _report(one.name, capability, one.compile, known)
-    return found
+        for one in launches(kernel, capability, SHARED_BYTES[capability]):
+            if text in one.name:
+                result = _result(one.name, capability, one.compile)
+                results.setdefault(result.kernel, result)
+    return list(results.values())
 
 
-def _report(name: str, capability: int, compile_kernel: Callable[[], Any], known: set[int]) -> list[bool]:
-    """Print a kernel's figures. known: ids of kernels that are left out; it is added. Returns: whether it fits."""
+def _result(name: str, capability: int, compile_kernel: Callable[[], Any]) -> Result:
     start = time.perf_counter()
-    label = f"{name:72}{f'sm_{capability}':>8}"
+    label = f"{name:64}{f'sm_{capability}':>8}"
     try:
         found = compile_kernel()
-        if id(found) in known:
-            return []
         registers, stack = _usage(found.asm["cubin"])
     except Exception as error:  # of the compiler or the assembler: reported, and the others still compile
-        print(f"{label} {type(error).__name__}: {str(error)[-300:]}")
-        return [False]
-    known.add(id(found))
+        line = f"{label} {type(error).__name__}: {str(error)[-300:]}"
+        return Result(line, False, line)
     shared = found.metadata.shared
     fits = shared <= SHARED_BYTES[capability]
     figures = f"{registers:>11}{stack:>8}{len(found.asm['cubin']):>10}{shared:>10}{time.perf_counter() - start:>8.1f}"
-    print(label + figures + ("" if fits else f"  expected at most {SHARED_BYTES[capability]} bytes"))
-    return [fits]
+    expected = "" if fits else f"  expected at most {SHARED_BYTES[capability]} bytes"
+    return Result(f"{label}{figures}{expected}", fits, id(found))
 
 
 if __name__ == "__main__":
