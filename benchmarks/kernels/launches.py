@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -20,8 +21,12 @@ from triton.runtime.jit import JITFunction, MockTensor
 from benchmarks.kernels.attention import SHAPES, AttentionShape, Operands
 from benchmarks.kernels.rows import EPS, N_SPEECH_TOKENS, N_TOKENS
 from benchmarks.kernels.timing import Meter
-from models.kernels import launch
+from models.kernels import frame_state, launch
 from models.kernels.attention import AttentionInputs, slot_attention_pairs
+from models.kernels.lookup import newest_rows, store_rows, table_rows
+from models.kernels.moved_rows import close_gaps, restore_keys
+from models.kernels.new_rows import new_rows
+from models.kernels.paired_rows import paired_rows
 from models.kernels.rows import (
     CacheRows,
     HeadNorms,
@@ -56,6 +61,7 @@ TALKER_HEAD = (3072, 2048)  # of Qwen3-TTS 1.7B, with the tiles of other weights
 HEADS = ((32, 8, 128, True), (12, 12, 64, False), (16, 8, 128, True))
 QWEN_DECODE = AttentionShape("talker", 1, H=16, KV=8, D=128, L=4096)
 CODE_VOCABULARIES = ((3072, 2048), (2048, 1024))  # codes, width of their rows
+GROUPS_OF_CODES = 16  # of a frame
 CHUNKS = ((1, 8), (1, 16), (1, 17), (2, 17), (32, 28))  # sessions and speech tokens of one call of the vocoder
 KEYS = 400  # cached mel frames that a chunk attends to
 
@@ -206,6 +212,54 @@ def _samplers(capability: int) -> Iterator[Call]:
             yield name, partial(draw_code, _empty(1, n_codes), slots, settings, slots, 0, table)
 
 
+def _steps(capability: int) -> Iterator[Call]:
+    """Between the passes of a step: lookups, and addresses of new and moved rows."""
+    slots, flags = _empty(1, dtype=torch.int64), _empty(2, dtype=torch.bool)
+    for V, W in ((N_TOKENS, 4096), (N_SPEECH_TOKENS, 768)):
+        table = _empty(V, W)
+        yield f"{W} columns", partial(table_rows, table, slots)
+        yield f"{W} columns", partial(newest_rows, table, slots, _empty(2, dtype=torch.int64), flags)
+    target = _empty(2, 64, 4096)
+    yield "4096 columns", partial(store_rows, target, slots, slots, flags[:1], _empty(1, 4096))
+    for _, kv_heads, D, _ in HEADS:
+        cache = KVCache(
+            n_layers=1, n_slots=1, max_len=4096, kv_heads=kv_heads, head_dim=D, dtype=BF16, device=META
+        )  # fmt: skip
+        frequencies = _empty(D // 2, dtype=torch.float32)
+        name = f"{kv_heads} heads of {D}"
+        yield name, partial(new_rows, cache, slots, slots, 1, 2048, frequencies)
+        yield name, partial(close_gaps, cache, slots, slots, slots)
+        yield name, partial(restore_keys, cache, 0, _empty(1, kv_heads, 4096, D), 64, 64, frequencies)
+    for kind in ("int8", "fp8") if capability == 90 else ():
+        yield f"of 4096 columns, {kind}", partial(paired_rows, _empty(1, 4096), kind)
+
+
+def _frames(capability: int) -> Iterator[Call]:
+    """Of a frame of Qwen3-TTS 1.7B, whose code predictor is as wide as the talker of 0.6B."""
+
+    def whole(*shape: int) -> Tensor:
+        return _empty(*shape, dtype=torch.int64)
+
+    def flags(*shape: int) -> Tensor:
+        return _empty(*shape, dtype=torch.bool)
+
+    (V, W), (K, _) = CODE_VOCABULARIES
+    state = SimpleNamespace(
+        hidden=_empty(2, W), row=_empty(2, W), frames=whole(2), limit=whole(2), seen=flags(2, V), done=flags(2),
+        text=whole(2, 4096), text_len=whole(2), text_open=flags(2),
+        repetition_penalty=_empty(2, dtype=torch.float32),
+    )  # fmt: skip
+    cache = KVCache(n_layers=1, n_slots=1, max_len=16, kv_heads=8, head_dim=128, dtype=BF16, device=META)
+    slots, hidden, rows, drawn, active = whole(1), _empty(1, W), _empty(V, W), (whole(1), flags(1)), flags(1)
+    tables = rows, _empty(GROUPS_OF_CODES - 1, K, W)
+    yield "frame", partial(frame_state.begin_frame, state, slots, _empty(N_TOKENS, W), 0)
+    yield "frame", partial(frame_state.keep_hidden, state, slots, hidden, slots)
+    yield "frame", partial(frame_state.first_scores, state, slots, _empty(1, V), 1, 2, 2, GROUPS_OF_CODES)
+    yield "frame", partial(frame_state.begin_codes, cache, slots, hidden, rows, drawn, active, 1)
+    codes, usable = whole(1, GROUPS_OF_CODES), flags(1)
+    yield "frame", partial(frame_state.end_frame, state, slots, codes, slots, active, drawn, usable, tables, 1)
+
+
 def _flow(capability: int) -> Iterator[Call]:
     with META:
         flow = Flow(FlowConfig()).to(BF16)
@@ -239,6 +293,8 @@ GROUPS: dict[str, Callable[[int], Iterator[Call]]] = {
     "attention": _attention,
     "rows": _rows,
     "samplers": _samplers,
+    "steps": _steps,
+    "frames": _frames,
     "flow": _flow,
     "hift": _hift,
 }
