@@ -42,6 +42,7 @@ from models.kernels.samplers.text_sampler import choose_tokens
 from models.kernels.skinny_gemm import MAX_ROWS, TILE_SIZES, skinny_gated_linear, skinny_linear
 from models.layers.kv_cache import KVCache
 from models.layers.speech_state import SpeechState
+from models.qwen3_tts.state import GROUPS as CODES
 from models.sampling.text import SamplerState, TokenSet, TokenSets
 from models.token2wav.flow.flow import Flow
 from models.token2wav.flow.flow_fused import FusedFlow
@@ -61,7 +62,6 @@ TALKER_HEAD = (3072, 2048)  # of Qwen3-TTS 1.7B, with the tiles of other weights
 HEADS = ((32, 8, 128, True), (12, 12, 64, False), (16, 8, 128, True))
 QWEN_DECODE = AttentionShape("talker", 1, H=16, KV=8, D=128, L=4096)
 CODE_VOCABULARIES = ((3072, 2048), (2048, 1024))  # codes, width of their rows
-GROUPS_OF_CODES = 16  # of a frame
 CHUNKS = ((1, 8), (1, 16), (1, 17), (2, 17), (32, 28))  # sessions and speech tokens of one call of the vocoder
 KEYS = 400  # cached mel frames that a chunk attends to
 
@@ -184,13 +184,13 @@ def _rows(capability: int) -> Iterator[Call]:
     places = _empty(1, 1, dtype=torch.int64)
     for heads, kv_heads, D, has_norms in HEADS:
         cache = CacheRows(places, places, *(_empty(2, kv_heads, 4096, D) for _ in range(2)))
-        angles = tuple(_empty(1, 1, D // 2, dtype=torch.float32) for _ in range(2))
+        cos = _empty(1, 1, D // 2, dtype=torch.float32)
         norms = HeadNorms(_empty(D), _empty(D), EPS) if has_norms else None
         for parts in (1, 2, 3, 4, 8):
             qkv = _empty(1, 1, (heads + 2 * kv_heads) * D)
             qkv = qkv if parts == 1 else qkv.float().expand(parts, -1, -1, -1)
             name = f"{heads} heads of {D}, {parts} parts"
-            yield name, partial(qkv_rows, qkv, heads, kv_heads, cache, angles, norms)
+            yield name, partial(qkv_rows, qkv, heads, kv_heads, cache, (cos, cos), norms)
     cache = CacheRows(places, places, *(_empty(2, 16, 1501, 64) for _ in range(2)))
     yield "16 heads of 64", partial(qkv_rows, _empty(1, 1, 48 * 64), 16, 16, cache)
     yield "12288 columns", partial(silu_mul, _empty(96, 2 * 12288))
@@ -251,12 +251,12 @@ def _frames(capability: int) -> Iterator[Call]:
     )  # fmt: skip
     cache = KVCache(n_layers=1, n_slots=1, max_len=16, kv_heads=8, head_dim=128, dtype=BF16, device=META)
     slots, hidden, rows, drawn, active = whole(1), _empty(1, W), _empty(V, W), (whole(1), flags(1)), flags(1)
-    tables = rows, _empty(GROUPS_OF_CODES - 1, K, W)
+    tables = rows, _empty(CODES - 1, K, W)
     yield "frame", partial(frame_state.begin_frame, state, slots, _empty(N_TOKENS, W), 0)
     yield "frame", partial(frame_state.keep_hidden, state, slots, hidden, slots)
-    yield "frame", partial(frame_state.first_scores, state, slots, _empty(1, V), 1, 2, 2, GROUPS_OF_CODES)
+    yield "frame", partial(frame_state.first_scores, state, slots, _empty(1, V), 1, 2, 2, CODES)
     yield "frame", partial(frame_state.begin_codes, cache, slots, hidden, rows, drawn, active, 1)
-    codes, usable = whole(1, GROUPS_OF_CODES), flags(1)
+    codes, usable = whole(1, CODES), flags(1)
     yield "frame", partial(frame_state.end_frame, state, slots, codes, slots, active, drawn, usable, tables, 1)
 
 

@@ -57,7 +57,7 @@ class TargetKernel(NamedTuple):
     stages: int
 
 
-class Result(NamedTuple):
+class KernelReport(NamedTuple):
     """What is printed of a kernel. kernel: its id, or the line of one that does not compile."""
 
     line: str
@@ -199,7 +199,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{'kernel':64}{'target':>8}{'registers':>11}{'stack':>8}{'code':>10}{'shared':>10}{'s':>8}")
     n_kernels = n_failed = 0
     with ExitStack() as stack:
-        each: Callable[..., Iterable[list[Result]]] = map
+        each: Callable[..., Iterable[list[KernelReport]]] = map
         if args.jobs > 1:
             context = get_context("spawn")  # torch has threads, which a forked process would lack
             each = stack.enter_context(ProcessPoolExecutor(args.jobs, mp_context=context)).map
@@ -212,14 +212,14 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if n_failed else 0
 
 
-def _results(part: tuple[str, int, list[Kind], str]) -> list[Result]:
+def _results(part: tuple[str, int, list[Kind], str]) -> list[KernelReport]:
     """The results of one entry of KERNELS on one target."""
     kernel, capability, kinds, text = part
     if kernel not in GROUPS:
         named = [case for kind in kinds for case in cases(kernel, kind, capability) if text in case.name]
         return [_result(case.name, capability, partial(_compile, case, capability)) for case in named]
     # Launches with the same types and constants have the same kernel, and its first result counts.
-    results: dict[int | str, Result] = {}
+    results: dict[int | str, KernelReport] = {}
     with compiling_for(capability):
         for one in launches(kernel, capability, SHARED_BYTES[capability]):
             if text in one.name:
@@ -228,7 +228,7 @@ def _results(part: tuple[str, int, list[Kind], str]) -> list[Result]:
     return list(results.values())
 
 
-def _result(name: str, capability: int, compile_kernel: Callable[[], Any]) -> Result:
+def _result(name: str, capability: int, compile_kernel: Callable[[], Any]) -> KernelReport:
     start = time.perf_counter()
     label = f"{name:64}{f'sm_{capability}':>8}"
     try:
@@ -236,12 +236,12 @@ def _result(name: str, capability: int, compile_kernel: Callable[[], Any]) -> Re
         registers, stack = _usage(found.asm["cubin"])
     except Exception as error:  # of the compiler or the assembler: reported, and the others still compile
         line = f"{label} {type(error).__name__}: {str(error)[-300:]}"
-        return Result(line, False, line)
+        return KernelReport(line, False, line)
     shared = found.metadata.shared
     fits = shared <= SHARED_BYTES[capability]
     figures = f"{registers:>11}{stack:>8}{len(found.asm['cubin']):>10}{shared:>10}{time.perf_counter() - start:>8.1f}"
     expected = "" if fits else f"  expected at most {SHARED_BYTES[capability]} bytes"
-    return Result(f"{label}{figures}{expected}", fits, id(found))
+    return KernelReport(f"{label}{figures}{expected}", fits, id(found))
 
 
 if __name__ == "__main__":
