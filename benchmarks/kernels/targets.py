@@ -1,9 +1,10 @@
-"""Compiles the kernels of quantised weights for other GPUs, without a device: registers, stack and shared memory.
+"""Compiles the project's kernels for other GPUs, without a device: registers, stack and shared memory.
 
-`python -m benchmarks.kernels.targets` compiles every kernel for every target; a kernel that does not compile, or needs
-more shared memory than a target has, is an error. A stack has the registers that did not fit. Sizes of tiles are those
-of the released language model. Kernels of pairs are those of its layers on targets that have them, and of words on the
-others; the rest multiply weights of other sizes.
+`python -m benchmarks.kernels.targets` compiles every kernel for every target, with the tiles and options that the code
+chooses there; a kernel that does not compile, or needs more shared memory than a target has, is an error. A stack has
+the registers that did not fit. Sizes are the released ones. Of the kernels of quantised weights, those of pairs are
+those of the language model's layers on targets that have them, and of words on the others; the rest multiply weights of
+other sizes. All other kernels are those that `launches` records.
 """
 
 import argparse
@@ -13,7 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 os.environ["TRITON_INTERPRET"] = "0"  # before Triton is imported
@@ -23,6 +28,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from benchmarks.kernels.launches import GROUPS, compiling_for, launches
 from models.checkpoint.precision import Kind
 from models.checkpoint.quantized import KINDS, QuantizedMatrix
 from models.kernels import paired_gemm, quantized_gemm, word_gemm
@@ -31,10 +37,11 @@ from models.kernels.quantized_gemm import dequantize_tiles, many_tiles, quantize
 from models.kernels.word_gemm import word_tiles
 
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}  # of a program, by compute capability
-KERNELS = ("pairs", "gated pairs", "words", "gated words", "few", "gated", "many", "dequantize")
+QUANTISED = ("pairs", "gated pairs", "words", "gated words", "few", "gated", "many", "dequantize")
+KERNELS = (*QUANTISED, *GROUPS)
 PAIR_TARGETS = (90,)
 GATE_UP, DOWN = (24576, 4096), (4096, 12288)
-SHAPES = {name: GATE_UP if "gated" in name else DOWN for name in KERNELS} | {"many": (4096, 4096)}  # N, K
+SHAPES = {name: GATE_UP if "gated" in name else DOWN for name in QUANTISED} | {"many": (4096, 4096)}  # N, K
 FEW_ROWS, WORD_ROWS, PAIR_ROWS = (1, 64), (1, 16, 32, 64), (1, 8, 16, 32, 64)
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 
@@ -48,6 +55,14 @@ class TargetKernel(NamedTuple):
     signature: dict[str, str]
     warps: int
     stages: int
+
+
+class KernelReport(NamedTuple):
+    """What is printed of a kernel. kernel: its id, or the line of one that does not compile."""
+
+    line: str
+    fits: bool
+    kernel: int | str
 
 
 def cases(kernel: str, kind: Kind, capability: int) -> Iterator[TargetKernel]:
@@ -136,25 +151,15 @@ def _pair_cases(weight: QuantizedMatrix, kernel: str, types: dict[str, str]) -> 
         yield TargetKernel(name, paired_gemm.paired_kernel, constants, signature, plan.warps, plan.stages)
 
 
-def compiled(case: TargetKernel, capability: int) -> dict[str, int]:
-    """Registers of a thread, and bytes of its stack, of machine code and of shared memory.
-
-    Raises: what Triton or the assembler raise.
-    """
+def _compile(case: TargetKernel, capability: int) -> Any:
+    """Raises: what Triton or the assembler raise."""
     names = list(case.kernel.arg_names)
     signature = {name: case.signature.get(name, "constexpr") for name in names}
     constants = {(names.index(name),): value for name, value in case.constants.items()}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in case.signature if name not in ("M", "TILES")}
     source = ASTSource(fn=case.kernel, signature=signature, constexprs=constants, attrs=aligned)
     options = {"num_warps": case.warps, "num_stages": case.stages}
-    found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    registers, stack = _usage(found.asm["cubin"])
-    return {
-        "registers": registers,
-        "stack_bytes": stack,
-        "code_bytes": len(found.asm["cubin"]),
-        "shared_bytes": found.metadata.shared,
-    }
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 def _usage(code: bytes) -> tuple[int, int]:
@@ -187,30 +192,56 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--targets", nargs="+", type=int, choices=SHARED_BYTES, default=list(SHARED_BYTES))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS))
+    parser.add_argument("--names", default="", metavar="TEXT", help="only kernels whose printed name contains it")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes; default: as many as cores")
     args = parser.parse_args(argv)
-    n_failed = 0
-    print(f"{'kernel':28}{'target':>8}{'registers':>11}{'stack':>8}{'code':>10}{'shared':>10}{'s':>8}")
-    for capability in args.targets:
-        for kernel in args.kernels:
-            for kind in args.kinds:
-                for case in cases(kernel, kind, capability):
-                    n_failed += not _report(case, capability)
+    parts = [(kernel, capability, args.kinds, args.names) for capability in args.targets for kernel in args.kernels]
+    print(f"{'kernel':64}{'target':>8}{'registers':>11}{'stack':>8}{'code':>10}{'shared':>10}{'s':>8}")
+    n_kernels = n_failed = 0
+    with ExitStack() as stack:
+        each: Callable[..., Iterable[list[KernelReport]]] = map
+        if args.jobs > 1:
+            context = get_context("spawn")  # torch has threads, which a forked process would lack
+            each = stack.enter_context(ProcessPoolExecutor(args.jobs, mp_context=context)).map
+        for results in each(_results, parts):
+            n_kernels += len(results)
+            n_failed += sum(not one.fits for one in results)
+            for one in results:
+                print(one.line, flush=True)
+    print(f"{n_kernels} kernels, {n_failed} failed")
     return 1 if n_failed else 0
 
 
-def _report(case: TargetKernel, capability: int) -> bool:
+def _results(part: tuple[str, int, list[Kind], str]) -> list[KernelReport]:
+    """The results of one entry of KERNELS on one target."""
+    kernel, capability, kinds, text = part
+    if kernel not in GROUPS:
+        named = [case for kind in kinds for case in cases(kernel, kind, capability) if text in case.name]
+        return [_result(case.name, capability, partial(_compile, case, capability)) for case in named]
+    # Launches with the same types and constants have the same kernel, and its first result counts.
+    results: dict[int | str, KernelReport] = {}
+    with compiling_for(capability):
+        for one in launches(kernel, capability, SHARED_BYTES[capability]):
+            if text in one.name:
+                result = _result(one.name, capability, one.compile)
+                results.setdefault(result.kernel, result)
+    return list(results.values())
+
+
+def _result(name: str, capability: int, compile_kernel: Callable[[], Any]) -> KernelReport:
     start = time.perf_counter()
-    label = f"{case.name:28}{f'sm_{capability}':>8}"
+    label = f"{name:64}{f'sm_{capability}':>8}"
     try:
-        found = compiled(case, capability)
+        found = compile_kernel()
+        registers, stack = _usage(found.asm["cubin"])
     except Exception as error:  # of the compiler or the assembler: reported, and the others still compile
-        print(f"{label} {type(error).__name__}: {str(error)[-300:]}")
-        return False
-    fits = found["shared_bytes"] <= SHARED_BYTES[capability]
-    figures = f"{found['registers']:>11}{found['stack_bytes']:>8}"
-    figures += f"{found['code_bytes']:>10}{found['shared_bytes']:>10}{time.perf_counter() - start:>8.1f}"
-    print(label + figures + ("" if fits else f"  expected at most {SHARED_BYTES[capability]} bytes"))
-    return fits
+        line = f"{label} {type(error).__name__}: {str(error)[-300:]}"
+        return KernelReport(line, False, line)
+    shared = found.metadata.shared
+    fits = shared <= SHARED_BYTES[capability]
+    figures = f"{registers:>11}{stack:>8}{len(found.asm['cubin']):>10}{shared:>10}{time.perf_counter() - start:>8.1f}"
+    expected = "" if fits else f"  expected at most {SHARED_BYTES[capability]} bytes"
+    return KernelReport(f"{label}{figures}{expected}", fits, id(found))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from models.kernels.tile_ops import add_dot, silu_product
 
 MAX_ROWS = 64
 MAX_AHEAD = 4  # most tiles that a program of a gated product reads ahead
+GATED_TILE = 8192  # most bytes of each of a gated product's two tiles where programs may not hold large tiles
 SUM_BLOCK = 1024  # elements per program of the sum
 
 
@@ -192,10 +193,13 @@ def tile_sizes(N: int, K: int, n_bytes: int = 2) -> TileSizes:
     return plan._replace(columns=narrow)
 
 
-def _tiles_of(weight: Tensor) -> TileSizes:
+def _tiles_of(weight: Tensor, *, gated: bool = False) -> TileSizes:
     N, K = weight.shape
     plan = tile_sizes(N, K, weight.element_size())
-    return plan if has_large_tiles(weight.device) else plan._replace(columns=min(plan.columns, 128))
+    if has_large_tiles(weight.device):
+        return plan
+    most = GATED_TILE // (plan.rows * weight.element_size()) if gated else 128
+    return plan._replace(columns=min(plan.columns, most))
 
 
 def _product(x: Tensor, weight: Tensor, out: Tensor, plan: TileSizes, gated: bool = False) -> None:
@@ -281,7 +285,7 @@ def skinny_gated_linear(x: Tensor, weight: Tensor) -> Tensor:
         weight: [2 I, K] contiguous, the gate's rows first.
     Returns: [M, I] in x's dtype.
     """
-    plan = _tiles_of(weight)._replace(splits=1)
+    plan = _tiles_of(weight, gated=True)._replace(splits=1)
     out = torch.empty(len(x), len(weight) // 2, dtype=x.dtype, device=x.device)
     if len(x):
         if _is_ahead(weight, plan):

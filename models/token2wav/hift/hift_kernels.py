@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.kernels.launch import launch_options
+from models.kernels.launch import has_large_tiles, launch_options
 
 SMALL_GRID = 264  # programs: two per multiprocessor of an H200
 BLOCK_ROWS = 16  # rows per program of the element-wise kernels
@@ -148,17 +148,18 @@ def _average_kernel(
     tl.store(out + place, y.to(out.dtype.element_ty), mask=stored)
 
 
-def conv_tiles(L: int, C: int, n_groups: int, n_bytes: int) -> ConvTiles:
+def conv_tiles(L: int, C: int, n_groups: int, n_bytes: int, *, is_large: bool) -> ConvTiles:
     """Tile sizes for rows of L frames and C channels.
 
     Args:
         n_groups: batch rows times blocks.
         n_bytes: size of one weight element.
+        is_large: programs may hold large tiles, see `has_large_tiles`.
     """
     width = max(triton.next_power_of_2(C), 16)
     inner = min(width, 64 if n_bytes > 2 else 128)
     if triton.cdiv(L, 64) * triton.cdiv(C, 64) * n_groups > SMALL_GRID:
-        return ConvTiles(128, min(width, 128), min(inner, 64), 8, 3)
+        return ConvTiles(128, min(width, 128), min(inner, 64 if n_bytes <= 2 or is_large else 32), 8, 3)
     if triton.cdiv(L, 64) * triton.cdiv(C, 64) * n_groups > SMALL_GRID // 3:
         return ConvTiles(64, min(width, 64), inner, 4, 3)
     return ConvTiles(32, min(width, 32), inner, 4, 4)
@@ -186,7 +187,7 @@ def conv(
     """
     _, B, L, C = x.shape
     J = len(step.taps)
-    tiles = tiles or conv_tiles(L, C, B * J, x.element_size())
+    tiles = tiles or conv_tiles(L, C, B * J, x.element_size(), is_large=has_large_tiles(x.device))
     out = None if alpha is None else torch.empty_like(x)
     total = None if stream is None else torch.empty(J, B, L, C, dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(L, tiles.rows), triton.cdiv(C, tiles.columns), J * B)

@@ -99,6 +99,10 @@ def test_older_gpus_read_narrower_tiles(cut, monkeypatch):
     assert skinny_gemm._tiles_of(weight).columns == 128
     assert_same(skinny_gated_linear(x, weight), ahead)
     assert_same(skinny_linear(x, weight), F.linear(x, weight))
+    cut(weight, TileSizes(64, 128))
+    assert_same(skinny_gated_linear(x, weight), ahead)
+    got = [skinny_gemm._tiles_of(weight, gated=gated).columns for gated in (False, True)]
+    assert got == [128, 64], f"columns of a tile, of a gated one: expected [128, 64], got {got}"
 
 
 def check_rounding(device: str) -> None:

@@ -27,7 +27,7 @@ def snake(x: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large tiles, because the interpreter's time is proportional to the programs."""
-    monkeypatch.setattr(hift_kernels, "conv_tiles", lambda *_: ConvTiles(512, 16, 16, 4, 2))
+    monkeypatch.setattr(hift_kernels, "conv_tiles", lambda *_, **__: ConvTiles(512, 16, 16, 4, 2))
     monkeypatch.setattr(hift_kernels, "BLOCK_ROWS", 512)
 
 
