@@ -1,4 +1,4 @@
-"""The launches of the project's kernels at the released sizes, as its functions make them on a target, without one.
+"""The launches of the project's kernels at the released sizes, as its functions make them on a target, without a GPU.
 
 Contains the calls, on tensors without data, and what stands for the device in them. Does not contain the kernels of
 quantised weights, whose types depend on the target, nor the compiler (`targets`).

@@ -37,8 +37,10 @@ class UnitCost:
 
     def most(self, limit_s: float) -> int:
         """The largest number of units that take at most `limit_s`, whenever they start; 0 if not even one does."""
-        together = (limit_s - self.base_s) / self.each_s
-        return max(0, math.floor(min(together, limit_s / self.alone_s if self.alone_s else together) + 1e-9))
+        n = (limit_s - self.base_s) / self.each_s
+        if self.alone_s:
+            n = min(n, limit_s / self.alone_s)
+        return max(0, math.floor(n + 1e-9))
 
     @classmethod
     def fitted(cls, lone_s: float, burst: Burst | None, *, shares_calls: bool = True) -> Self:

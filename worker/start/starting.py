@@ -17,6 +17,7 @@ from models.errors import AudioError
 from worker.assembly.backend_flags import resolve_compile
 from worker.assembly.hub import with_local_checkpoint
 from worker.assembly.parts import EngineParts, build, pick_device
+from worker.assembly.sizes import runs_eager
 from worker.assembly.solver_steps import with_solver_steps
 from worker.assembly.talker_session import with_talker_session
 from worker.compile.cache import REPORTS, CacheReport, CompileCache, cache_facts
@@ -134,7 +135,7 @@ def start_engine(
                 cache=cache_dir / VOICES_FOLDER,
                 compile=config.compile,
             )
-        is_eager = device.type == "cpu" and not config.compile.enabled
+        is_eager = runs_eager(parts.model, config)
         report = with_seconds(
             "warm_up",
             lambda: warm_up(

@@ -31,7 +31,7 @@ from worker.loop.results import UnitResult
 from worker.loop.sessions import SessionsMark
 from worker.media import MediaError, read_units
 from worker.start.voices import ReferenceSound
-from worker.start.warmup_report import UnitTimes, WarmUpReport
+from worker.start.warmup_report import UnitTimes, WarmUpReport, burst_of
 from worker.start.warmup_session import WarmUpSession, WarmUpUnit
 
 LOG = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def warm_up(
         briefly: end the units once the model has spoken, and run all sessions at once only once. Enough where nothing
             is compiled or captured: only the first unit of a kind costs more than later ones.
         measures: also measure units that are forced to speak, for an engine in which units that start at different
-            times share no call; needs two slots.
+            times share no call; not with a single slot.
         units: of the file, from `extract`; None: read the file.
 
     Raises: MediaError, with a remedy, for a file that is missing or has no sound or frames; AudioError for the
@@ -266,8 +266,9 @@ class _Run:
         results = [session.result() for session in sessions]
         for result in results:
             self._record_speech(result, report)
-        seconds = [result.times.load.seconds for result in results if result.times.load is not None]
-        return Burst(len(results), max(seconds), len(results))
+        burst = burst_of(results)
+        assert burst is not None, "load: expected one of each unit"
+        return burst
 
     def _speak(self, report: WarmUpReport) -> None:
         """Run the speech regions that no unit has run, on example input in scratch slots."""

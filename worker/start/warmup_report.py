@@ -4,6 +4,7 @@ The line has the stages of the public implementation; `UnitTimes.of` describes t
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Self
 
@@ -62,6 +63,15 @@ class UnitTimes:
         return self.llm + self.tts_prep + self.tts + self.token2wav
 
 
+def burst_of(results: Sequence[UnitResult]) -> Burst | None:
+    """The time of units that were sent at once; None if no result has a load."""
+    loads = [result.times.load for result in results if result.times.load is not None]
+    if not loads:
+        return None
+    n_spoken = sum(not result.is_listen for result in results)
+    return Burst(len(results), max(load.seconds for load in loads), n_spoken)
+
+
 @dataclass
 class WarmUpReport:
     """Decision, text and times of each unit, and facts about the whole warm-up.
@@ -102,11 +112,9 @@ class WarmUpReport:
 
     def add_burst(self, results: list[UnitResult]) -> None:
         """Count units that were sent at once."""
-        loads = [result.times.load for result in results if result.times.load is not None]
         self.n_burst_units += len(results)
-        if loads:
-            n_spoken = sum(not result.is_listen for result in results)
-            self.bursts.append(Burst(len(results), max(load.seconds for load in loads), n_spoken))
+        if (burst := burst_of(results)) is not None:
+            self.bursts.append(burst)
 
     def line(self, n_units: int, elapsed_s: float) -> str:
         """The log line of the latest unit. n_units: the maximum number of units."""
