@@ -16,6 +16,7 @@ from models.qwen3_tts.codec.config import SAMPLE_RATE
 from models.qwen3_tts.codec.load import SpeechTokenizer
 from models.qwen3_tts.codec.region_table import CodecShapes
 from models.qwen3_tts.model import Qwen3TTS
+from models.qwen3_tts.prompt import Array
 from models.qwen3_tts.region_table import TalkerShapes
 from models.qwen3_tts.runaway import RunawayLimits
 from models.qwen3_tts.runner import TalkerRunner
@@ -23,6 +24,7 @@ from models.qwen3_tts.streams import SpeechStreams, SpokenRequest
 
 USED_BY_CODEC = ["codec_begin", "codec_decode"]  # its other regions read reference sounds
 POLL_S = 0.0002  # between polls for an arrival
+AUDIBLE = 10 ** (-40 / 20)  # of full scale
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,9 @@ def drop(streams: SpeechStreams) -> None:
 
 @dataclass
 class _Answer:
-    """One request on its way. arrived, first: seconds of the run. played_until: when its sound so far has been played.
+    """One request on its way. arrived: seconds of the run. first: those of the first part with an audible sample.
 
-    late: how often a part came after its predecessor had been played.
+    played_until: when its sound so far has been played. late: how often a part came after that.
     """
 
     arrived: float
@@ -87,19 +89,19 @@ class _Answer:
     samples: int = 0
     late: int = 0
 
-    def take(self, now: float, n_samples: int) -> None:
-        if n_samples == 0:
+    def take(self, now: float, samples: Array) -> None:
+        if len(samples) == 0:
             return
-        if self.first is None:
-            self.first = self.played_until = now
-        self.late += now > self.played_until
-        self.played_until = max(now, self.played_until) + n_samples / SAMPLE_RATE
-        self.samples += n_samples
+        if self.first is None and np.abs(samples).max() > AUDIBLE:
+            self.first = now
+        self.late += self.samples > 0 and now > self.played_until
+        self.played_until = max(now, self.played_until) + len(samples) / SAMPLE_RATE
+        self.samples += len(samples)
 
 
 @dataclass
 class _Run:
-    """Requests of one run, driven by one thread."""
+    """Requests of one run, driven by one thread: at most one start before each frame, as in a worker."""
 
     streams: SpeechStreams
     sizes: Sizes
@@ -124,7 +126,7 @@ class _Run:
     def step(self) -> None:
         parts, now = self.streams.step(), self.now
         for part in parts:
-            self.active[part.slot].take(now, len(part.samples))
+            self.active[part.slot].take(now, part.samples)
             if part.end is not None:
                 del self.active[part.slot]
 
@@ -135,7 +137,7 @@ class _Run:
 
 
 def first_sounds(streams: SpeechStreams, sizes: Sizes, *, rate: float, seconds: float, seed: int = 0) -> dict[str, Any]:
-    """Milliseconds from arrival to the first samples on the host, for requests that arrive independently.
+    """Milliseconds from arrival to the first audible samples on the host, for requests that arrive independently.
 
     Args:
         rate: requests a second on average.
@@ -145,10 +147,9 @@ def first_sounds(streams: SpeechStreams, sizes: Sizes, *, rate: float, seconds: 
     arrivals, run = np.cumsum(gaps).tolist(), _Run(streams, sizes)
     n_started = 0
     while n_started < len(arrivals) or run.active:
-        free = len(streams.runner.free_slots)
-        while n_started < len(arrivals) and arrivals[n_started] <= run.now and free:
+        if n_started < len(arrivals) and arrivals[n_started] <= run.now and streams.runner.free_slots:
             run.start(arrivals[n_started])
-            n_started, free = n_started + 1, free - 1
+            n_started += 1
         if run.active:
             run.step()
         else:
@@ -165,10 +166,10 @@ def first_sounds(streams: SpeechStreams, sizes: Sizes, *, rate: float, seconds: 
 
 
 def full_slots(streams: SpeechStreams, sizes: Sizes, *, n: int, seconds: float) -> dict[str, Any]:
-    """Seconds of sound a second while `n` slots are never free. late_parts: underruns of a player without a buffer."""
+    """Seconds of sound a second with `n` requests at any time. late_parts: underruns of a player without a buffer."""
     run = _Run(streams, sizes)
     while run.now < seconds:
-        while len(run.active) < n:
+        if len(run.active) < n:
             run.start(run.now)
         run.step()
     elapsed = run.now
@@ -182,7 +183,7 @@ def full_slots(streams: SpeechStreams, sizes: Sizes, *, n: int, seconds: float) 
 
 
 def real_time_factor(streams: SpeechStreams, sizes: Sizes) -> dict[str, float]:
-    """One request alone: milliseconds to its first samples, and seconds of computation for a second of sound."""
+    """One request alone: milliseconds to its first audible samples, and seconds of computation for one of sound."""
     run = _Run(streams, sizes)
     run.start(0.0)
     while run.active:

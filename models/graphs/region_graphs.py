@@ -170,7 +170,7 @@ class RegionTable:
                 raise SettingsError("compile by layer", expected=expected, got=[region.name for region in chosen])
             self.compile_parts(sorted(parts), **options)
             return
-        options = self._compile_options(options)
+        options = self._compile_options(options, 1)
         for region in chosen:
             self._runners[region.name] = torch.compile(region.run, **options)
 
@@ -187,11 +187,12 @@ class RegionTable:
         """
         if not parts:  # avoids the import of the compiler
             return
-        options = self._compile_options(options)
-        dynamic = options.pop("dynamic")
         for part in parts:
             if part not in self._known_parts():
                 raise SettingsError("part", expected=f"one of {sorted(self._known_parts())}", got=part)
+        options = self._compile_options(options, self._n_widths(parts))
+        dynamic = options.pop("dynamic")
+        for part in parts:
             self._uncompile_part(part)  # start from the plain methods again
             if part in self._shared_functions:
                 self._shared_functions[part].compile(**options, dynamic=automatic_dynamic(dynamic))
@@ -202,10 +203,19 @@ class RegionTable:
     def _known_parts(self) -> set[str]:
         return self.stacks.keys() | self._shared_functions.keys()
 
-    def _compile_options(self, options: dict[str, Any]) -> dict[str, Any]:
-        # Each bucket is one more graph of the same code, and several regions share a layer's code: the default limits
-        # are too low.
+    def _n_widths(self, parts: Sequence[str]) -> int:
+        """The largest number of sizes that layers of one class have, such as activations of narrowing convolutions."""
+        sizes: dict[type[nn.Module], set[tuple[torch.Size, ...]]] = {}
+        for part in parts:
+            for layer, _ in self._methods(part) if part in self.stacks and self._has(part) else ():
+                sizes.setdefault(type(layer), set()).add(tuple(weight.shape for weight in layer.parameters()))
+        return max((len(found) for found in sizes.values()), default=1)
+
+    def _compile_options(self, options: dict[str, Any], n_widths: int) -> dict[str, Any]:
+        # Each bucket is one more graph of the same code, several regions share a layer's code, and so do layers of
+        # other widths, some of them in two graphs: the default limits are too low.
         n_graphs = sum(len(region.variants) for region in self.table.values() for _ in region.buckets(self.shapes))
+        n_graphs *= n_widths if n_widths == 1 else 2 * n_widths
         limits = torch._dynamo.config
         limits.recompile_limit = max(limits.recompile_limit, n_graphs)
         limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 4 * n_graphs)

@@ -57,6 +57,12 @@ def test_budget_and_errors_leave_the_other_rows(tmp_path: Path, monkeypatch: pyt
     assert status == 1 and result["parts"]["equivalence"]["error"] == "RuntimeError: no device memory"
     toggles = result["parts"]["toggles_s3gen"]
     assert [row["error"] for row in (toggles["eager"], toggles["bf16"])] == ["RuntimeError: no device memory"] * 2
+    status, _, _ = run(tmp_path, "--parts toggles_s3gen --toggles eager")
+    assert status == 1, "the row of a toggle fails"
+    (tmp_path / "summary.json").write_text('{"s3gen_speedup": 4.0, "command_s3gen": "earlier"}')
+    status, result, figures = run(tmp_path, "--parts toggles_s3gen --toggles eager --budget-s 1")
+    assert (figures["s3gen_speedup"], figures["command_s3gen"]) == (4.0, "earlier"), "of another command"
+    (tmp_path / "summary.json").unlink()
     status, result, figures = run(tmp_path, "--parts streams,s3gen --budget-s 1")
     skipped = [part["skipped"] for part in result["parts"].values()]
     assert skipped == ["budget of 1 s"] * 2, "each part has a share of the budget"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -114,6 +114,47 @@ def test_refuses_region_without_shared_functions_or_layers():
     expected = r"compile by layer: expected a region of \['middle'\], got \['untouched'\]"
     with pytest.raises(SettingsError, match=expected):
         Table().compile(["untouched"], by_layer=True)
+
+
+class Scale(nn.Module):
+    """A layer whose graph is of its width."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, : len(self.weight)] * self.weight
+
+
+class Narrowing(RegionTable):
+    """One region through layers of one class and many widths, more than the compiler allows graphs of one function."""
+
+    stacks: ClassVar = {"scales": ((Scale, ("forward",)),)}
+
+    def __init__(self) -> None:
+        root, widths = nn.Module(), range(torch._dynamo.config.recompile_limit + 4, 0, -1)
+        root.scales = nn.Sequential(*(Scale(width) for width in widths))
+
+        def example(bucket: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+            return (torch.randn(bucket["batch"], widths[0]),), {}
+
+        def run(x: Tensor) -> Tensor:
+            return root.scales(x)
+
+        super().__init__(root, [Region("narrowing", "scales", run, (), {"batch": "batch"}, example)], ShapeTable((2,)))
+
+    def clear_scratch(self) -> None:
+        pass
+
+
+@torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256)
+def test_layers_of_many_widths_compile_within_the_limit() -> None:
+    table = Narrowing()
+    n_widths = len(table.root.scales)
+    table.compile(by_layer=True, backend="eager", dynamic=True)
+    assert n_compiled(table, "narrowing") >= n_widths - 1 and n_compiled(table, "narrowing") == 0
+    assert torch._dynamo.config.recompile_limit == 2 * n_widths, "the limit still ends endless compilation"
 
 
 def test_prefill_and_step_share_the_graph_of_choose(tiny):
