@@ -83,7 +83,7 @@ def build(out: Path, kind: ModelKind = "custom_voice") -> Path:
         "tts_model_size": "1b7",
         "tokenizer_type": "qwen3_tts_tokenizer_12hz",
         "talker_config": {**TALKER, **({"spk_id": SPEAKERS} if kind == "custom_voice" else {})},
-        **{f"{name}_token_id": N_TEXT_TOKENS - len(IDS) + index for index, name in enumerate(IDS)},
+        **text_ids(),
     }
     weights = {
         name: _talker_weight(name, shape) for name, shape in talker_tensors(parse_qwen3_tts_config(config)).items()
@@ -93,17 +93,23 @@ def build(out: Path, kind: ModelKind = "custom_voice") -> Path:
         with on_meta():
             speaker = SpeakerEncoder(parse_speaker_encoder_config(SPEAKER_ENCODER))
         weights |= {SPEAKER_PREFIX + name: _codec_weight(name, shape) for name, shape in tensor_shapes(speaker).items()}
-    _write(out, config, weights)
+    write_folder(out, config, weights)
     with on_meta():
         tokenizer = SpeechTokenizer(SpeechTokenizerConfig.model_validate(CODEC))
     codec = {name: _codec_weight(name, shape) for name, shape in tensor_shapes(tokenizer).items()}
-    _write(out / TOKENIZER_FOLDER, CODEC, codec)
+    write_folder(out / TOKENIZER_FOLDER, CODEC, codec)
     for name in ("vocab.json", "merges.txt"):
         shutil.copyfile(HERE / "tiny" / name, out / name)
     return out
 
 
-def _write(folder: Path, config: Mapping[str, object], weights: dict[str, Tensor]) -> None:
+def text_ids() -> dict[str, int]:
+    """Keys of the configuration with the text tokens that frame a prompt, behind the vocabulary of `assets/tiny`."""
+    return {f"{name}_token_id": N_TEXT_TOKENS - len(IDS) + index for index, name in enumerate(IDS)}
+
+
+def write_folder(folder: Path, config: Mapping[str, object], weights: dict[str, Tensor]) -> None:
+    """Write a configuration and weights."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     save_file(weights, folder / "model.safetensors")

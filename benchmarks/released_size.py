@@ -1,7 +1,8 @@
 """`python -m benchmarks.released_size DIR`: a checkpoint folder of the released size with random weights, 19 GB.
 
 For benchmarks of programs that load from disk. Tokenizer, image settings and the networks that prepare voices are those
-of the embedded checkpoint; every network that runs in a conversation has its released size.
+of the embedded checkpoint; every network that runs in a conversation has its released size. With `--model speech` the
+folder has Qwen3-TTS 1.7B CustomVoice with the embedded checkpoint's tokenizer, 4.5 GB.
 """
 
 import argparse
@@ -16,7 +17,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from assets import build_tiny_speech as speech
 from assets import build_tiny_vocoder as vocoder
+from models.layers.weights import on_meta, tensor_shapes
+from models.qwen3_tts.codec.load import TOKENIZER_FOLDER, SpeechTokenizer
+from models.qwen3_tts.codec.random_weights import RELEASED_TOKENIZER, mean_and_std
+from models.qwen3_tts.config import parse_qwen3_tts_config
+from models.qwen3_tts.load import talker_tensors
+from models.qwen3_tts.random_weights import released_config
 from models.token2wav.settings import FlowConfig, HiftConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,12 +95,35 @@ def write_vocoder(folder: Path) -> None:
     torch.save(vocoder.hift_weights(vocoder.on_meta(vocoder.Hift, HiftConfig())), folder / "hift.pt")
 
 
+def write_speech(folder: Path, device: str) -> None:
+    """Language models of Qwen3-TTS in bfloat16 and its codec in float32."""
+    generator = torch.Generator(device).manual_seed(0)
+    config = {**released_config("1b7").model_dump(), **speech.text_ids(), "tokenizer_type": "qwen3_tts_tokenizer_12hz"}
+    shapes = talker_tensors(parse_qwen3_tts_config(config))
+    speech.write_folder(folder, config, {name: draw(name, shape, device, generator) for name, shape in shapes.items()})
+    with on_meta():
+        codec = tensor_shapes(SpeechTokenizer(RELEASED_TOKENIZER))
+
+    def drawn(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty(shape, device=device).normal_(*mean_and_std(name, shape), generator=generator)
+
+    about = {**RELEASED_TOKENIZER.model_dump(), "model_type": "qwen3_tts_tokenizer_12hz"}
+    weights = {name: drawn(name, shape) for name, shape in codec.items()}
+    speech.write_folder(folder / TOKENIZER_FOLDER, about, weights)
+    for name in ("vocab.json", "merges.txt"):
+        shutil.copyfile(TINY / name, folder / name)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.released_size", description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--model", choices=("omni", "speech"), default="omni")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where to draw")
     options = parser.parse_args()
     options.folder.mkdir(parents=True)
+    if options.model == "speech":
+        write_speech(options.folder, options.device)
+        return
     write_model(options.folder, options.device)
     write_vocoder(options.folder / "assets" / "token2wav")
 
