@@ -102,7 +102,7 @@ class Engine:
         )
         given = unit_steps, language, voices, self._loop, config
         self._sessions = Sessions(*given) if recorder is None else TracedSessions(*given, recorder=recorder)
-        self._answers = Answers(self._sessions, unit_steps, language, voices, self._loop)
+        self._answers = Answers(self._sessions, unit_steps, language, voices, self._loop, config.session)
         template = partial(template_of, config.model_path)
         self._reader = MessageReader(parts.model.config, language.tokenizer, parts.pictures, template)
         self._cutter = ImageCutter(parts.pictures, parts.model.config.vision_config.table_side)

@@ -152,6 +152,8 @@ class OmniConfig(_Section):
     audio_config: AudioConfig
     tts_config: TTSConfig = TTSConfig()
     side_lane: SideLaneConfig | None = None
+    # A small model whose speech was trained on duplex units alone: its answers are spoken in units too.
+    talker: bool = False
 
     @property
     def resampler_heads(self) -> int:

@@ -32,7 +32,7 @@ TABLES = ("embed_tokens", "embed_positions", "position_embedding", "emb_text", "
 
 def talker_config() -> dict[str, Any]:
     """`config.json` of the talker. Weights are stored in bfloat16."""
-    return config_json(talker_lexicon().ids, TALKER, dtype="bfloat16")
+    return config_json(talker_lexicon().ids, TALKER, dtype="bfloat16") | {"talker": True}
 
 
 def part_weights() -> dict[str, Counter[str]]:

@@ -1,4 +1,4 @@
-"""Session defaults that suit the embedded talker."""
+"""Session defaults that suit the talker."""
 
 from typing import Any
 

@@ -10,8 +10,9 @@ from models.errors import ContextOverflowError
 from models.stages.message_reader import Content
 from models.stages.unit_steps import UnitSteps
 from models.token2wav.voice.voice import Voice
-from worker.chat.config import HalfDuplexConfig, ReplyConfig
+from worker.chat.config import USUAL, HalfDuplexConfig, ReplyConfig
 from worker.chat.reply_job import ReplyJob, RoundJob
+from worker.config.session import SessionConfig
 from worker.loop.language import Language
 from worker.loop.results import Event
 from worker.loop.rounds import Rounds
@@ -25,8 +26,16 @@ class Answers:
     """Starts replies. voice: None everywhere for a reply without sound."""
 
     def __init__(
-        self, sessions: Sessions, unit_steps: UnitSteps, language: Language, voices: VoiceManager, loop: UnitLoop
+        self,
+        sessions: Sessions,
+        unit_steps: UnitSteps,
+        language: Language,
+        voices: VoiceManager,
+        loop: UnitLoop,
+        usual: SessionConfig = USUAL,
     ):
+        """usual: the worker's settings of duplex sessions, for replies without settings of their speech."""
+        self._usual = usual
         self._sessions, self._unit_steps, self._loop = sessions, unit_steps, loop
         self._language, self._voices = language, voices
 
@@ -125,7 +134,8 @@ class Answers:
             # Without a voice the sampler allows tokens that cannot be voiced.
             config = config.model_copy(update={"speak": self._voices.can_speak(session)})
             seed = self._sessions.seed(session.config)
-            self._unit_steps.configure(session.slot, config.text_sampling(), config.speech_sampling(), seed)
+            speech = config.speech_sampling(self._usual, in_units=self._voices.speaks_in_units(session))
+            self._unit_steps.configure(session.slot, config.text_sampling(), speech, seed)
             session.move("prepare")
         except BaseException:
             self._sessions.close(session)

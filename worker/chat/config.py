@@ -14,6 +14,7 @@ from models.inputs.chat_template import ToolSchema
 from models.inputs.prompts import PromptOptions
 from models.sampling.beams import MAX_BEAMS, BeamSettings
 from models.sampling.settings import (
+    DUPLEX_SPEECH,
     HALF_DUPLEX_TEXT,
     MAX_COUNT,
     MIN_TEMPERATURE,
@@ -28,6 +29,8 @@ from worker.describe import shown
 from worker.protocol.chat_messages import MAX_STOPS, Priority
 
 SEGMENT_ROWS = 450  # maximum context rows of a user's turn: 30 s of sound with marks and the template around it
+
+USUAL = SessionConfig()
 
 
 class ReplyConfig(Settings):
@@ -67,11 +70,17 @@ class ReplyConfig(Settings):
         128, ge=0, le=4096, description="tokens before a text chunk that count as recent; with beams all tokens do"
     )
     speak: bool = Field(False, description="voice the answer; false: text only")
-    tts_temperature: float = Field(
-        0.8, ge=MIN_TEMPERATURE, le=2, description="of speech tokens, which are drawn with decode_mode greedy too"
+    tts_temperature: float | None = Field(
+        None,
+        ge=MIN_TEMPERATURE,
+        le=2,
+        description="of speech tokens, which are drawn with decode_mode greedy too; null: that of duplex sessions",
     )
-    tts_repetition_penalty: float = Field(
-        1.05, ge=0.1, le=10, description="above 1: recent speech tokens are less likely"
+    tts_repetition_penalty: float | None = Field(
+        None,
+        ge=0.1,
+        le=10,
+        description="above 1: recent speech tokens are less likely; null: that of duplex sessions",
     )
     euler_steps: int | None = Field(
         None, ge=1, le=50, description="solver steps of the flow; null: the engine's default"
@@ -170,9 +179,19 @@ class ReplyConfig(Settings):
             set_index=REPLY_SET if speaks else REPLY_TEXT_SET,
         )
 
-    def speech_sampling(self) -> SpeechSampling:
-        """How speech tokens are drawn."""
-        return replace(TURN_SPEECH, temperature=self.tts_temperature, repetition_penalty=self.tts_repetition_penalty)
+    def speech_sampling(self, usual: SessionConfig = USUAL, *, in_units: bool = False) -> SpeechSampling:
+        """How speech tokens are drawn.
+
+        Args:
+            usual: the worker's settings of duplex sessions.
+            in_units: the answer is spoken in units.
+        """
+        temperature, penalty = self.tts_temperature, self.tts_repetition_penalty
+        return replace(
+            DUPLEX_SPEECH if in_units else TURN_SPEECH,
+            temperature=usual.tts_temperature if temperature is None else temperature,
+            repetition_penalty=usual.tts_repetition_penalty if penalty is None else penalty,
+        )
 
     def _conflicts(self) -> list[SettingProblem]:
         found = []

@@ -15,10 +15,14 @@ from models.sampling.beams import BeamSettings, Found
 from models.stages.message_reader import Content, MediaPiece
 from models.stages.speech_stream import SpeechStream
 from models.stages.unit_steps import UnitSteps
+from models.token2wav.settings import SILENCE_TOKEN
 from models.token2wav.stream.windows import Window
 from worker.chat.config import ReplyConfig
 from worker.chat.reply import Reply
+from worker.chat.sound_end import LIMITS, SoundEnd
+from worker.chat.spoken_units import SpokenUnits
 from worker.chat.stop_texts import StopTexts
+from worker.loop.duplex_job import DRAWN_PER_UNIT
 from worker.loop.job import Job, Layout, SpeechCall
 from worker.loop.language import Language
 from worker.loop.results import Event, PartialResult, Prefilled, ReplyResult, StopReason
@@ -28,6 +32,7 @@ from worker.loop.voice_manager import VoiceManager
 from worker.loop.window import Drop
 
 NO_TOKEN = -1  # in place of a sampled token
+PAUSE_TOKENS = 6  # of silence between two turns of a reply that is spoken in units
 
 
 @dataclass(eq=False)
@@ -38,6 +43,9 @@ class ReplyJob(Job):
     reference mode it is emitted with the first sound of its text chunk. With beams the text comes from a search, whole:
     it is emitted at once, or token by token while it is fed for speech or for a later round. The tokens of a given text
     take the place of sampled ones, so its speech is that of a generated answer.
+
+    A model that has learned to speak in units alone reads a second's text at a time, and without its hidden states,
+    which are those of another kind of conversation.
 
     Attributes:
         content: the messages to answer.
@@ -60,11 +68,14 @@ class ReplyJob(Job):
     _n_written: int = field(default=0, init=False)  # tokens
     _unsent: str = field(default="", init=False)
     _call_tokens: list[int] = field(default_factory=list, init=False)  # speech tokens of the running call
-    _n_chunks: int = field(default=0, init=False)
+    _n_calls: int = field(default=0, init=False)
     _is_interrupted: bool = field(default=False, init=False)
     _ends: frozenset[int] = field(default=frozenset(), init=False)
     _found: Found | None = field(default=None, init=False)  # the text, once a search has chosen it, or a given one
     _stops: StopTexts | None = field(default=None, init=False)
+    _units: SpokenUnits | None = field(default=None, init=False)  # of a reply that is spoken in units
+    _n_drained: int = field(default=0, init=False)  # seconds after those of a turn's text
+    _sound_end: SoundEnd = field(default_factory=SoundEnd, init=False)
 
     def __post_init__(self) -> None:
         self.is_low_priority = self.config.priority == "low"
@@ -96,6 +107,8 @@ class ReplyJob(Job):
     def begin(self) -> Layout:
         reference = self.session.reference
         self._stream = self.voices.begin_answer(self.session)
+        if self._stream is not None and self.voices.speaks_in_units(self.session):
+            self._units = SpokenUnits(self.language)
         # The public implementation decodes special tokens too, and continues after the end-of-text token.
         self._writer = self.language.stream(skip_special=not reference)
         self._ends = self.language.reply_terminators
@@ -160,6 +173,8 @@ class ReplyJob(Job):
             self.step = self.reply.take(token)
             if self._stops is not None:
                 self._stops.push(token)
+        if self._units is not None:
+            self.step = self.step._replace(place=None)
         self.begins_text_chunk = self.reply.begins_chunk
         chunk = self.reply.take_chunk()
         if chunk is not None and self._stream is not None and self.error is None:
@@ -193,34 +208,63 @@ class ReplyJob(Job):
     # --- speech --------------------------------------------------------------------------------
 
     def _plan_speech(self, stream: SpeechStream, ids: list[int], is_finished: bool) -> None:
-        is_early = self._n_chunks == 0 and not self.session.reference
-        call = SpeechCall(
-            ids,
-            text_eos=is_finished,
-            max_tokens=stream.max_speech_tokens,
-            pieces=self.session.config.sound_ramp[:1] if is_early else (),
-            per_call=False,
-            stream=stream,
+        if self._units is not None:
+            for unit in self._units.push(ids, last=is_finished):
+                least = 0 if unit.ends_turn else DRAWN_PER_UNIT
+                pieces = self._first_pieces
+                self._add_call(SpeechCall(unit.ids, min_tokens=least, max_tokens=DRAWN_PER_UNIT, pieces=pieces))
+            return
+        most = stream.max_speech_tokens
+        if not self.session.reference:
+            most = min(most, LIMITS.frame_cap(len(ids)))
+        self._add_call(
+            SpeechCall(
+                ids,
+                text_eos=is_finished,
+                max_tokens=most,
+                pieces=self._first_pieces,
+                per_call=False,
+                stream=stream,
+            )
         )
+
+    @property
+    def _first_pieces(self) -> tuple[int, ...]:
+        is_early = self._n_calls == 0 and not self.session.reference
+        return self.session.config.sound_ramp[:1] if is_early else ()
+
+    def _add_call(self, call: SpeechCall) -> None:
         self.calls.append(call)
-        self._n_chunks += 1
+        self._n_calls += 1
 
     def on_speech_tokens(self, call: SpeechCall, speech_tokens: list[int], over: bool, ended: bool) -> None:
         is_first = call.n_taken == len(speech_tokens)
         is_last = over and self.is_text_done and len(self.calls) == 1
         if self._waits_for_sound and is_first:
             self._write(self._n_written + len(call.ids))
-        self._call_tokens += speech_tokens
         self.n_speech_tokens += len(speech_tokens)
-        if over:
-            assert self._stream is not None, "expected a reply with speech, got one without"
-            self._stream.close(self._call_tokens, ended)
-            self._call_tokens = []
+        if call.stream is not None:
+            self._call_tokens += speech_tokens
+            if over:
+                call.stream.close(self._call_tokens, ended)
+                self._call_tokens = []
+        elif over and call.may_end:
+            if self._goes_on(ended):
+                self.calls.insert(1, SpeechCall([], max_tokens=DRAWN_PER_UNIT, is_drain=True))
+                is_last = False
+            elif not is_last:
+                self.voices.begin_spoken_turn(self.session)
+                speech_tokens = speech_tokens + [SILENCE_TOKEN] * PAUSE_TOKENS
         self.windows.extend(self._cut(speech_tokens, is_last))
         if is_last:
             if self._waits_for_sound:
                 self.emit_partial(self._writer.flush())
             self.voices.end_tokens(self.session)
+
+    def _goes_on(self, ended: bool) -> bool:
+        """Whether a further second belongs to the turn whose text has been read."""
+        self._n_drained = 0 if ended or self._n_drained >= self.session.config.drain_s else self._n_drained + 1
+        return self._n_drained > 0
 
     def _cut(self, speech_tokens: list[int], is_last: bool) -> list[Window]:
         cutter = self.session.speech.windows
@@ -234,14 +278,25 @@ class ReplyJob(Job):
             cutter.grow()
         return windows
 
+    def emit_sound(self, pcm: np.ndarray, launched: float, now: float) -> None:
+        if not self.session.reference:
+            pcm = self._sound_end.push(pcm, text_is_read=self.is_text_done and len(self.calls) <= 1)
+        if len(pcm):
+            super().emit_sound(pcm, launched, now)
+        if self._sound_end.is_over:
+            self._end_speech()
+
     def interrupt(self) -> bool:
         self._is_interrupted = True
+        self._end_speech()
+        return True
+
+    def _end_speech(self) -> None:
         if self._stream is not None:
             self._stream = None
             self.calls.clear()
             self.windows.clear()
             self.voices.cut(self.session)
-        return True
 
     # --- outcome -------------------------------------------------------------------------------
 

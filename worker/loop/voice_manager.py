@@ -96,6 +96,10 @@ class VoiceManager:
         able = self._unit_steps.speaker is not None and session.speech.is_on
         return able and (session.reference or session.speech.vocoder_slot is not None)
 
+    def speaks_in_units(self, session: Session) -> bool:
+        """Whether turn-based replies of the session are spoken in calls of one second, as turns of duplex sessions."""
+        return self._unit_steps.runner.model.config.talker and not session.reference
+
     def is_fresh(self, session: Session) -> bool:
         """Whether no speech of the turn has been drawn."""
         return self._unit_steps.speech_rows(session.slot) == 0
@@ -110,6 +114,10 @@ class VoiceManager:
         if n_voiced < 0:  # all tokens of the turn wait
             return tokens, waiting
         return tokens, ((SILENCE_TOKEN,) * HELD_TOKENS + tokens[:n_voiced])[-HELD_TOKENS:] + waiting
+
+    def begin_spoken_turn(self, session: Session) -> None:
+        """Let the next call begin a turn whose sound continues that of the last one."""
+        self._unit_steps.end_turn(session.slot)
 
     def end_tokens(self, session: Session) -> None:
         """End the turn's speech tokens: the next call begins a turn."""

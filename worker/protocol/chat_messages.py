@@ -50,8 +50,16 @@ class GenerationFields(FieldGroup):
 class SpeechSamplingFields(FieldGroup):
     """How the answer's speech tokens are drawn."""
 
-    temperature: float = Field(0.8, ge=0.001, le=2, description="of speech tokens")
-    repetition_penalty: float = Field(1.05, ge=0.1, le=10, description="above 1: recent tokens are less likely")
+    temperature: float | None = Field(
+        None, ge=0.001, le=2, description="of speech tokens; null: `tts_temperature` of the worker's duplex sessions"
+    )
+    repetition_penalty: float | None = Field(
+        None,
+        ge=0.1,
+        le=10,
+        description="above 1: recent tokens are less likely; null: `tts_repetition_penalty` of the worker's duplex "
+        "sessions",
+    )
 
 
 SPEECH_SAMPLING = SpeechSamplingFields()

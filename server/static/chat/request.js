@@ -14,7 +14,7 @@ export const CHAT_SETTINGS = [
   { key: "top_k", kind: "number", min: 0, max: 2147483647, step: 1, usual: 100 },
   { key: "max_slice_nums", kind: "number", min: 1, max: 16, step: 1, usual: null },
   { key: "stack_frames", kind: "number", min: 1, max: 10, step: 1, usual: 1 },
-  { key: "tts_temperature", kind: "number", min: 0.001, max: 2, step: "any", usual: 0.8 },
+  { key: "tts_temperature", kind: "number", min: 0.001, max: 2, step: "any", usual: null },
 ];
 const MAX_NEW_TOKENS = 1024;
 

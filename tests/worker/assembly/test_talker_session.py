@@ -1,5 +1,7 @@
 """Session defaults of the embedded talker, unless the settings name others."""
 
+from pathlib import Path
+
 import pytest
 
 from models.checkpoint.embedded import DEFAULT, TINY
@@ -28,6 +30,12 @@ def test_defaults(
     got = with_talker_session(config, device).session
     assert (got.sound_ramp, got.tts_temperature, got.temperature) == (ramp, speech, text)
     assert got.listen_prob_scale == (LISTEN_SCALE if model == DEFAULT else USUAL.listen_prob_scale)
+
+
+def test_a_copy_of_the_talker_is_the_talker(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((ROOT / DEFAULT / "config.json").read_bytes())
+    got = with_talker_session(EngineConfig(model_path=tmp_path), "cpu").session
+    assert got.tts_temperature == SPEECH_TEMPERATURE
 
 
 def test_the_odds_of_listening_are_those_that_are_given_or_of_the_public_reference() -> None:

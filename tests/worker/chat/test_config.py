@@ -8,7 +8,7 @@ from models.errors import SettingsError
 from models.inputs.prompts import PromptOptions
 from models.sampling.settings import HALF_DUPLEX_TEXT, TURN_SPEECH
 from worker.chat.config import SEGMENT_ROWS, HalfDuplexConfig, ReplyConfig
-from worker.config.session import REPLY_SET, REPLY_TEXT_SET
+from worker.config.session import REPLY_SET, REPLY_TEXT_SET, SessionConfig
 from worker.config.settings import SettingError
 
 
@@ -68,6 +68,10 @@ def test_speech_session_and_prompt_settings() -> None:
     config = ReplyConfig(tts_temperature=0.5, tts_repetition_penalty=1.2, euler_steps=4, speak=True, seed=9)
     speech_tokens = config.speech_sampling()
     assert (speech_tokens.temperature, speech_tokens.repetition_penalty) == (0.5, 1.2)
+    usual = SessionConfig(tts_temperature=0.4, tts_repetition_penalty=1.1)
+    assert config.speech_sampling(usual) == speech_tokens, "expected settings of the answer to come first"
+    by_default = ReplyConfig().speech_sampling(usual)
+    assert (by_default.temperature, by_default.repetition_penalty) == (0.4, 1.1)
     session = config.session_config()
     assert (session.generate_audio, session.euler_steps, session.seed, session.compat) == (True, 4, 9, "fixed")
     assert session.window.mode == "off"

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from models.inputs.messages import ChatMessage
-from worker.chat.requests import INSTRUCTIONS, INTRODUCTIONS, reply_config, with_voice_message
+from worker.chat.requests import INSTRUCTIONS, INTRODUCTIONS, reply_config, speech_config, with_voice_message
 from worker.config.settings import SettingError
 from worker.protocol.chat_messages import PromptLanguage, VoiceMode, read_chat
+from worker.protocol.speech_messages import SpeechRequest
 
 VOICE = np.zeros(16_000, np.float32)
 QUESTION = ChatMessage("user", ("Hi",))
@@ -36,6 +37,8 @@ def test_defaults_are_those_of_the_public_implementation() -> None:
     assert (got.top_p, got.top_k, got.decode_mode, got.speak) == (0.8, 100, "sampling", False)
     assert (got.max_slice_nums, got.use_image_id) == (None, None)
     assert (got.num_beams, got.repetition_penalty) == (1, 1.02)
+    spoken = speech_config(SpeechRequest(text="Hi"))
+    assert (got.tts_temperature, spoken.tts_temperature) == (None, None), "expected the worker's own"
 
 
 @pytest.mark.parametrize(("num_beams", "penalty"), [(1, 1.02), (4, 1.2)])

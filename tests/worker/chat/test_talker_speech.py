@@ -1,0 +1,93 @@
+"""The talker speaks answers as it has learned to speak in units: word by word, and to an end."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from models.checkpoint.embedded import DEFAULT
+from models.inputs.tokens import Tokenizer
+from tests.worker.chat.reply_engine import AnsweringEngine
+from tests.worker.loop.engines import voice
+from training.timelines.pacing import pace
+from worker.assembly import parts as building
+from worker.assembly.talker_session import SPEECH_TEMPERATURE
+from worker.chat.config import ReplyConfig
+from worker.chat.spoken_units import MAX_TOKENS, SpokenUnits
+from worker.config.service import ROOT
+from worker.config.session import EngineConfig
+from worker.loop.language import Language
+from worker.loop.results import ReplyResult
+
+TALKER = ROOT / DEFAULT
+SPOKEN_S = {"I see a red cup.": 1.1, "See you tomorrow.": 0.9, "I will tell you when I see a yellow car.": 2.2}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[AnsweringEngine]:
+    config = EngineConfig(model_path=TALKER, device="cpu", max_sessions=1)
+    engine = AnsweringEngine(building.build(config))
+    yield engine
+    engine.sessions.close_all()
+
+
+def speak(engine: AnsweringEngine, text: str, seed: int) -> ReplyResult:
+    config = ReplyConfig(text=text, speak=True, tts_temperature=SPEECH_TEMPERATURE, seed=seed)
+    answer = tuple(engine.language.tokenizer.encode_plain(text))
+    content = replace(engine.content(text, config=config), answer=answer)
+    engine.answers.chat("a", content, config, engine.events["a"].append, voice=voice(0), arrived=0.0)
+    got = engine.outcome("a")
+    assert isinstance(got, ReplyResult) and got.voice_error is None
+    return got
+
+
+@pytest.mark.parametrize(("text", "seconds"), SPOKEN_S.items())
+def test_a_given_text_takes_as_long_as_a_person_needs_for_it(
+    engine: AnsweringEngine, text: str, seconds: float
+) -> None:
+    got = speak(engine, text, seed=1)
+    assert got.text == text
+    assert got.n_speech_tokens / 25 == pytest.approx(seconds, rel=0.3)
+
+
+def test_a_talker_that_draws_no_end_is_ended(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    speaker = engine.unit_steps.speaker
+    assert speaker is not None
+    begin = speaker.start_turn
+    monkeypatch.setattr(speaker, "start_turn", lambda slot, settings, *, seed: begin(slot, settings, seed=seed, eos=0))
+    assert speak(engine, "See you tomorrow.", seed=1).n_speech_tokens <= 25 * (2 + 4)
+
+
+@pytest.fixture(scope="module")
+def language() -> Language:
+    return Language(Tokenizer.load(TALKER), image_rows=64)
+
+
+def units_of(language: Language, text: str, size: int = 100) -> list[list[int]]:
+    """Units of a text that arrives in parts of `size` tokens. A turn's last ends with its token."""
+    ids, pieces = language.tokenizer.encode_plain(text), SpokenUnits(language)
+    parts = [ids[start : start + size] for start in range(0, len(ids), size)]
+    units = [unit for n, part in enumerate(parts) for unit in pieces.push(part, last=n == len(parts) - 1)]
+    assert all(unit.ends_turn == (unit.ids[-1] == language.special.turn_eos) for unit in units)
+    return [unit.ids for unit in units]
+
+
+def test_words_belong_to_the_second_in_which_they_begin(language: Language) -> None:
+    text = "I can hear you and I can tell you what has changed."
+    units = units_of(language, text)
+    assert units_of(language, text, size=1) == units, "expected the same units whichever way the text arrives"
+    assert units[-1].pop() == language.special.turn_eos
+    assert units == pace([text], language.tokenizer.encode_plain), "expected units as in training"
+
+
+def test_a_long_text_is_several_turns(language: Language) -> None:
+    long = "I will tell you when I see a yellow car."
+    one, several = units_of(language, long), units_of(language, f"{long} {long}  \n")
+    assert several == one + one, "expected each sentence as if it were alone"
+    short = units_of(language, "Hello! I am listening.")
+    assert sum(unit[-1] == language.special.turn_eos for unit in short) == 1
+
+
+def test_a_unit_has_no_more_text_than_in_training(language: Language) -> None:
+    units = units_of(language, "x" * 60)
+    assert len(units) > 1 and all(len(unit) <= MAX_TOKENS + 1 for unit in units)
