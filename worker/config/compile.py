@@ -57,8 +57,8 @@ class CompileConfig(Settings):
     cudnn_benchmark: bool = Field(False, description="let cuDNN benchmark its convolutions at each new shape")
     attention: Literal["auto", "flash", "sdpa", "eager"] = Field(
         "auto",
-        description="attention kernels; flash: flash attention where it applies; sdpa: all of PyTorch's; eager: plain "
-        "matrix products",
+        description="attention kernels; flash: PyTorch's flash kernels where they apply, not the package flash-attn; "
+        "sdpa: all of PyTorch's; eager: plain matrix products",
     )
 
     def enabled_on(self, device_type: str) -> bool:

@@ -24,6 +24,10 @@ TF32_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 # Library -> its major version, and its minor version minus x, in the release made for torch 2.x.
 RELEASED_WITH_TORCH = {"torchvision": (0, 15), "torchaudio": (2, 0)}
 WHEELS = "https://download.pytorch.org/whl"
+NO_FLASH_ATTN = (
+    "slots of different lengths share a call and have a mask, which its functions do not take; the project's own "
+    "kernels read the length of each slot instead"
+)
 
 REINSTALL = "remove .venv/base and run start_all.sh, which installs versions that fit each other"
 # Part of an error text -> cause, remedy.
@@ -223,7 +227,7 @@ def attention(machine: Machine) -> Finding:
     if not used:
         return ok("attention", "no GPU is used")
     package = machine.torch.libraries.get("flash-attn")
-    unused = f"; the package flash-attn {package} is not used" if package else ""
+    unused = f"; the package flash-attn {package} is not used: {NO_FLASH_ATTN}" if package else ""
     if chosen != "flash":
         return ok("attention", f"{chosen}{unused}")
     if machine.config.model.dtype == "float32":
