@@ -10,6 +10,7 @@ from models.checkpoint.precision import PRESETS, Place, Weights
 from worker.doctor.facts import TorchGpu
 from worker.doctor.findings import GIB, Finding, note, ok, problem, size
 from worker.doctor.machine import Machine
+from worker.doctor.model_memory import model_bytes, s3gen_bytes, speech_bytes
 from worker.doctor.versions import numbers
 
 MATCHED_TRITON = ((2, 10), (3, 6))  # torch from this version on requires at least this Triton
@@ -284,23 +285,32 @@ def weights(machine: Machine) -> Finding:
 def _profile(machine: Machine, gpu: TorchGpu) -> Weights | None:
     """The most exact `model.weights` whose weights and one session fit into a GPU's free memory."""
     free = gpu.free - (COMPILE_ROOM if machine.compiles else 0)
-    return next((weights for weights in PROFILES if machine.model_bytes(PRESETS[weights]) <= free), None)
+    return next((weights for weights in PROFILES if model_bytes(machine, PRESETS[weights]) <= free), None)
 
 
 def gpu_memory(machine: Machine) -> Finding:
     if not (used := _used(machine)):
         return ok("gpu-memory", "no GPU is used")
     room = COMPILE_ROOM if machine.compiles else 0
-    needed = machine.model_bytes() + room
+    needed = model_bytes(machine) + room
     lines = [f"{index}: {size(gpu.free)} free" for index, gpu in used.items()]
-    found = "\n".join([*lines, f"at least {size(needed)} needed for weights and one session"])
+    found = "\n".join([*lines, f"at least {size(needed)} needed for weights and one session{_others(machine)}"])
     if any(gpu.free < needed for gpu in used.values()):
         remedy = "stop other processes on it (nvidia-smi lists them), lower duplex.context_rows, or take another GPU"
         profiles = [_profile(machine, gpu) for gpu in used.values()]
+        if machine.config.model.speech_path is not None:
+            remedy = f"lower model.speech_sessions, {remedy}"
         if smallest := max((PROFILES.index(one) for one in profiles if one), default=0):
             remedy = f"set model.weights to {PROFILES[smallest]}, {remedy}"
         return problem("gpu-memory", found, remedy)
     return ok("gpu-memory", found)
+
+
+def _others(machine: Machine) -> str:
+    """What other models than the omni model need, in words; "" without them."""
+    needs = {"the speech model with its slots": speech_bytes(machine), "voice conversion": s3gen_bytes(machine)}
+    words = [f"{size(n_bytes)} for {name}" for name, n_bytes in needs.items() if n_bytes]
+    return f"; of it {', '.join(words)}" if words else ""
 
 
 def _used(machine: Machine) -> dict[int, TorchGpu]:

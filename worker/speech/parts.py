@@ -19,8 +19,6 @@ from worker.assembly.backend_flags import apply_backend_flags, uses_kernels
 from worker.assembly.parts import pick_dtype
 from worker.config.session import EngineConfig
 
-CPU_SESSIONS, GPU_SESSIONS = 4, 32
-
 
 @dataclass(frozen=True)
 class SpeechParts:
@@ -70,7 +68,7 @@ def build_speech(folder: Path, config: EngineConfig, device: torch.device) -> Sp
     apply_backend_flags(config.compile, device)  # beside the omni model they are the same, of the same settings
     if by_kernels:
         model.use_kernels(True)
-    n_slots = config.speech_sessions or (GPU_SESSIONS if device.type == "cuda" else CPU_SESSIONS)
+    n_slots = config.speech_slots(device.type)
     # Kernels read only the valid rows, so one size is enough.
     shapes = TalkerShapes(kv=(config.speech_rows,)) if by_kernels else None
     runner = TalkerRunner(model, n_slots=n_slots, max_len=config.speech_rows, shapes=shapes)
