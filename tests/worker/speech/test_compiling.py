@@ -108,3 +108,20 @@ def test_flags_apply_with_compile_off(parts: SpeechParts, monkeypatch: pytest.Mo
     config = settings(enabled=False, attention="eager", cudnn_benchmark=True)
     build_speech(parts.folder, config, CPU)
     assert applied == [config.compile]
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_compiled_layers_are_captured_on_a_gpu(parts: SpeechParts) -> None:
+    config = settings(enabled=True, kernels="off")
+    made = build_speech(parts.folder, config, torch.device("cuda", 0))
+    try:
+        with torch.no_grad():
+            found = compile_speech(made, config, lambda *_: None)
+        assert found and all(one.n_graphs and one.reason is None for one in found.values()), found
+        before = compile_counters()
+        assert np.isfinite(spoken(made)).all()
+        assert compile_counters() == before, "expected that nothing compiles after the start"
+    finally:
+        release_speech(made)
+        backend_flags.reset_backend_flags()
