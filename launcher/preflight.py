@@ -23,6 +23,7 @@ from worker.doctor import checks
 from worker.doctor.facts import UnknownFact
 from worker.doctor.findings import Finding, Level, size
 from worker.doctor.machine import Machine
+from worker.doctor.model_memory import model_bytes
 
 CHECKS = (checks.model, checks.tokenizer, checks.vocoder, checks.ffmpeg, checks.warmup, checks.voice)
 NEEDS_MODEL = (checks.tokenizer, checks.vocoder)
@@ -194,9 +195,11 @@ def _no_password() -> str:
 
 
 def memory_problems(machine: Machine, devices: Sequence[Device]) -> list[str]:
-    """Problems if the weights, in their later precision, and the context of one session exceed the free memory."""
+    """Problems if the weights, in their later precision, the slots of the speech model, and the context of one session
+    exceed the free memory.
+    """
     try:
-        weights = machine.model_bytes()
+        weights = model_bytes(machine)
         free = machine.free_memory
     except UnknownFact:
         return []
@@ -210,7 +213,7 @@ def memory_problems(machine: Machine, devices: Sequence[Device]) -> list[str]:
     found = []
     for device in devices:
         if (gpu := device.gpu) is not None and gpu.total and gpu.free < weights:
-            room = f"{size(gpu.free)} of {size(gpu.total)} free, the model needs at least {size(weights)}"
+            room = f"{size(gpu.free)} of {size(gpu.total)} free, the models need at least {size(weights)}"
             remedy = "stop other programs on it (nvidia-smi), or exclude it with CUDA_VISIBLE_DEVICES"
             found.append(f"{device.label} ({gpu.name}): {room}; {remedy}")
     return found

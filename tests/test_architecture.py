@@ -48,7 +48,7 @@ compile
 speech engine report
 start
 conversion
-slots
+slots model_changes
 loaded
 service doctor
 http

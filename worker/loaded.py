@@ -5,18 +5,14 @@ import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from models.errors import ContextOverflowError
-from models.qwen3_tts.codec.config import load_speech_tokenizer_config
-from models.qwen3_tts.codec.load import TOKENIZER_FOLDER
-from models.qwen3_tts.config import load_qwen3_tts_config
 from worker.admission.session_capacity import SessionCapacity
 from worker.admission.unit_cost import measured_cost
 from worker.assembly.parts import pick_device
 from worker.compile.compile_engine import RecompileWatch, uncompile_engine
 from worker.compile.state import TargetState
-from worker.config.hub_id import hub_id
 from worker.config.session import EngineConfig
 from worker.engine import Engine
 from worker.engine_thread import EngineThread
@@ -31,8 +27,6 @@ from worker.start.uploaded_voices import Reference, VoiceShelf
 from worker.status import Status
 from worker.trace.files import recorder_for
 
-ModelName = Literal["omni", "speech"]
-SPEECH_FIELDS = {"speech_path", "speech_sessions", "speech_rows"}
 MAX_CHARS_PER_ROW = 16  # of a prompt; real text has about four characters for each token
 LOG = logging.getLogger(__name__)
 
@@ -134,14 +128,6 @@ class Loaded:
         self.engine.close()
         self.watch.stop()
         uncompile_engine(self.engine.parts)
-
-
-def check_speech(engine: EngineConfig) -> None:
-    """Check the configuration of a speech model in a folder. Raises: ConfigError, SettingsError."""
-    path = engine.speech_path
-    if path is not None and hub_id(path) is None:
-        load_qwen3_tts_config(path)
-        load_speech_tokenizer_config(path / TOKENIZER_FOLDER)
 
 
 def load_speech(settings: WorkerSettings, status: Status, thread: EngineThread) -> SpeechModel:

@@ -1,7 +1,6 @@
 """A worker's models over time: start in the background, lease slots to sessions, unload, load other models, drain.
 
-Owns the status, the omni engine, the speech model, the engine thread that both use, and the threads that start them.
-Messages and sockets are in `http`.
+Owns the status, the models, their engine thread, and the threads that start them. Messages and sockets are in `http`.
 """
 
 import asyncio
@@ -9,6 +8,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,15 +18,16 @@ from worker.admission.session_capacity import AdmissionReport
 from worker.assembly.backend_flags import reset_backend_flags
 from worker.assembly.parts import pick_device
 from worker.compile.state import TargetState
-from worker.config.session import EngineConfig, SessionConfig
+from worker.config.session import SessionConfig
 from worker.conversion.conversions import Conversions
 from worker.conversion.converter import Converter
 from worker.decoding import DecodingThreads
 from worker.engine_thread import EngineError, EngineThread
-from worker.loaded import SPEECH_FIELDS, Loaded, ModelName, WorkerSettings, check_speech, load_omni, load_speech
+from worker.loaded import Loaded, WorkerSettings, load_omni, load_speech
 from worker.loop.observer import Observer
 from worker.loop.results import UnitResult
 from worker.memory_limit import MemoryLimit
+from worker.model_changes import MODEL_NAMES, ModelName, changed_engine, check_load, close_all, replaced_models
 from worker.slots import SlotLease, SlotUse, with_slot
 from worker.speech.model import SpeechModel
 from worker.start.memory import release_cached, release_memory
@@ -79,28 +80,26 @@ class Service:
 
     def start(self) -> None:
         """Load, compile and warm up in the background; `status` has the progress."""
-        self._start_after(None)
+        self._start_after([])
 
-    def _start_after(self, replaced: SpeechModel | None) -> None:
-        """Start as `start` does. replaced: a model that is closed before."""
-        threading.Thread(target=self._start, args=(replaced,), name="starter", daemon=True).start()
+    def _start_after(self, closing: list[Callable[[], None]]) -> None:
+        """Start as `start` does. closing: of `_detach`."""
+        threading.Thread(target=self._start, args=(closing,), name="starter", daemon=True).start()
 
-    def _start(self, replaced: SpeechModel | None) -> None:
+    def _start(self, closing: list[Callable[[], None]]) -> None:
         with self._changing:
-            self._start_engine(replaced)
+            self._start_engine(closing)
 
-    def _start_engine(self, replaced: SpeechModel | None) -> None:
+    def _start_engine(self, closing: list[Callable[[], None]]) -> None:
         try:
-            if replaced is not None:
-                replaced.close()
+            close_all(closing)
             speech, loaded = self._load_models(self.settings)
         except Exception as error:
             if self.status.state is not State.DRAINING:  # a stopped start is not a failure
                 known = isinstance(error, ModelError)
                 LOG.error("the worker cannot start: %s", error, exc_info=None if known else error)
                 self._fail(error)
-            self._close_thread()
-            return
+            return self._close_thread()
         if self._priority is not None:
             self._priority.restore()
         with self._lock:
@@ -116,6 +115,7 @@ class Service:
     def _load_models(self, settings: WorkerSettings) -> tuple[SpeechModel | None, Loaded | None]:
         """What the settings name, also what is loaded already; omni slots take the memory that is left."""
         engine, speech, loaded, thread = settings.engine, self.speech, self.loaded, self._thread
+        is_serving = bool(self._loaded_names)
         if thread is None:
             thread = self._thread = EngineThread(pick_device(engine.device))
             thread.start()
@@ -125,13 +125,18 @@ class Service:
                 self.speech_error = None
             except Exception as error:
                 self.speech_error = str(error)
-                if loaded is None:
+                if not is_serving:
                     raise
-                LOG.exception("the speech model cannot start; the omni model is served on")
+                LOG.exception("the speech model cannot start; the others are served on")
+        self.conversions.load(engine, thread, self.status.progress, may_fail=is_serving)
         if engine.omni and loaded is None:
-            self.conversions.load(engine, thread, self.status.progress)
             loaded = load_omni(settings, self.status, self.targets, self._observer, thread)
         return speech, loaded
+
+    @property
+    def _loaded_names(self) -> set[ModelName]:
+        parts = self.loaded, self.speech, self.conversions.is_loaded or None
+        return {name for name, part in zip(MODEL_NAMES, parts, strict=True) if part is not None}
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
@@ -298,24 +303,13 @@ class Service:
         try:
             with self._lock:
                 self._check_unused("unload", State.IDLE, State.FAILED)
-                others = {"omni": self.speech, "speech": self.loaded}
-                is_last = model is None or others[model] is None
+                unloaded = set(MODEL_NAMES) if model is None else {model}
+                is_last = self._loaded_names <= unloaded
                 if is_last:
                     self.status.move(State.UNLOADED)
-                loaded = speech = None
-                if model != "speech":
-                    loaded, self.loaded = self.loaded, None
-                    self.targets.clear()
-                if model != "omni":
-                    speech, self.speech = self.speech, None
-            if model != "speech":
-                self.conversions.unload()
+                closing = self._detach(unloaded)
             device = None if self._thread is None else self._thread.device
-            if speech is not None:
-                speech.close()
-            if loaded is not None:
-                loaded.close()
-            del loaded, speech
+            close_all(closing)
             if not is_last:
                 return release_cached(device)
             self._close_thread()
@@ -326,6 +320,19 @@ class Service:
             raise
         finally:
             self._changing.release()
+
+    def _detach(self, models: set[ModelName]) -> list[Callable[[], None]]:
+        """Serve these models no more. Returns: what frees each, for `close_all`."""
+        closing = [self.conversions.detach()] if "conversion" in models else []
+        if "speech" in models and self.speech is not None:
+            closing.append(self.speech.close)
+            self.speech = None
+        if "omni" in models:
+            self.targets.clear()
+            if self.loaded is not None:
+                closing.append(self.loaded.close)
+            self.loaded = None
+        return closing
 
     def _check_unused(self, what: str, *states: State) -> None:
         """Raises: StateError in another state, or with open sessions."""
@@ -338,28 +345,20 @@ class Service:
 
         Args:
             changes: fields of EngineConfig; `compile` as true or false. A new `model_path` resets `token2wav_path` and
-                `pt_path`, which belong to the former checkpoint. A new `speech_path` replaces a speech model that is
-                loaded; until the new one is ready, no session begins.
+                `pt_path`, which belong to the former checkpoint. A new `speech_path` or `s3gen_path` replaces a model
+                that is loaded; until the new one is ready, no session begins.
 
         Raises: StateError while sessions are open, or with changes of an omni model that is loaded; SettingError.
         """
-        if "compile" in changes:
-            changes["compile"] = self.settings.engine.compile.model_copy(update={"enabled": changes["compile"]})
-        own_parts = {"token2wav_path": None, "pt_path": None} if "model_path" in changes else {}
-        engine = EngineConfig(**{**dict(self.settings.engine), **own_parts, **changes})
-        check_speech(engine)
-        replaced = None
+        engine = changed_engine(self.settings.engine, changes)
         with self._lock:
-            if self.loaded is not None or self.speech is not None:
+            if self._loaded_names:
                 self._check_unused("load", State.IDLE)
-                is_missing = (engine.omni and self.loaded is None) or (engine.speech_path and self.speech is None)
-                if (self.loaded is not None and not SPEECH_FIELDS.issuperset(changes)) or not (changes or is_missing):
-                    raise StateError("worker: load", expected="changes of models that are not loaded", got="others")
+                check_load(engine, changes, self._loaded_names)
             self.status.move(State.LOADING)
             self.settings = replace(self.settings, engine=engine)
-            if changes:
-                replaced, self.speech = self.speech, None
-        self._start_after(replaced)
+            closing = self._detach(replaced_models(changes))
+        self._start_after(closing)
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -390,11 +389,12 @@ class Service:
     def shut_down(self) -> None:
         """Close the engine and its sessions."""
         self.decoders.close()
-        self.conversions.unload()
         self._close_thread()
 
     def _close_thread(self) -> None:
-        """End the engine thread with all sessions."""
+        """End the engine thread with all sessions, and the voice conversion beside it."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.close()
+        with suppress(EngineError):  # of a thread that does not answer
+            self.conversions.detach()()

@@ -273,7 +273,15 @@ class FakeWorker:
                 }
                 for conversation in self._conversations
             ],
-            "models": {"omni": True, "speech": None, "speech_path": None, "speech_error": None, "conversion": None},
+            "models": {
+                "omni": True,
+                "speech": None,
+                "speech_path": None,
+                "speech_error": None,
+                "conversion": None,
+                "conversion_path": None,
+                "conversion_error": None,
+            },
             "model": {
                 "path": "null",
                 "random_weights": False,

@@ -43,13 +43,13 @@ def missing_model(workers: Workers, model: Model) -> MissingModel | None:
 def _may_serve_soon(worker: Worker, model: Model) -> bool:
     """Whether it starts, or drains and starts again after it, with settings that may name the model."""
     models = worker.health.get("models")
-    is_named = model != "speech" or not isinstance(models, dict) or models.get("speech_path", "") is not None
+    is_named = not isinstance(models, dict) or models.get(f"{model}_path", "") is not None
     return is_named and (worker.is_starting or worker.state == State.DRAINING)
 
 
 def _problem(worker: Worker, model: Model) -> str:
     """Why the worker could not load the model."""
     models = worker.health.get("models")
-    of_speech = models.get("speech_error") if model == "speech" and isinstance(models, dict) else None
-    found = of_speech or worker.health.get("error")
+    of_model = models.get(f"{model}_error") if isinstance(models, dict) else None
+    found = of_model or worker.health.get("error")
     return clean(found)[:MAX_WORDS] if isinstance(found, str) else ""

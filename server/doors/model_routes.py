@@ -6,18 +6,22 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from server.dispatch.queue import Model
 from server.dispatch.workers import Workers
 from server.doors.errors import NOT_FOUND
 from server.doors.model_names import ModelNames
 
 
 class ModelCard(BaseModel):
-    """A model. created: Unix s of the gateway's start. loaded: whether a worker that is ready serves it."""
+    """A model. created: Unix s of the gateway's start. task: `omni`: live sessions and chats, `speech`: texts,
+    `conversion`: sounds in other voices. loaded: whether a worker that is ready serves it.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "duologue"
+    task: Model
     loaded: bool
 
 
@@ -32,8 +36,8 @@ def model_routes(names: ModelNames, workers: Workers) -> APIRouter:
     created = int(time.time())
 
     def card(name: str, served: str) -> ModelCard:
-        is_loaded = workers.n_slots_of("speech" if served == names.speech else "omni") > 0
-        return ModelCard(id=name, created=created, loaded=is_loaded)
+        task = names.task_of(served)
+        return ModelCard(id=name, created=created, task=task, loaded=workers.n_slots_of(task) > 0)
 
     @router.get("/v1/models")
     async def models() -> ModelCards:

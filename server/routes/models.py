@@ -1,12 +1,13 @@
 """Routes that show, load and unload the models of a worker, and shut it down. For administrators."""
 
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.dispatch.dispatcher import Dispatcher
+from server.dispatch.queue import Model
 from server.dispatch.workers import Worker
 from server.live.moves.move_watch import MoveWatch
 from server.routes.bodies import Problem, RequestBody
@@ -25,7 +26,7 @@ class WorkerModels(BaseModel):
     """The models of a worker.
 
     omni: whether it is loaded. speech: the worker's report on its speech model. speech_path: in its settings.
-    speech_error: why the latest one was not loaded.
+    speech_error: why the latest one was not loaded. conversion, conversion_path, conversion_error: of voice conversion.
     """
 
     worker_id: str
@@ -34,6 +35,9 @@ class WorkerModels(BaseModel):
     speech: dict[str, Any] | None
     speech_path: str | None
     speech_error: str | None
+    conversion: dict[str, Any] | None
+    conversion_path: str | None
+    conversion_error: str | None
 
 
 class ModelList(BaseModel):
@@ -46,7 +50,7 @@ class ModelUnload(RequestBody):
     model_config = ConfigDict(protected_namespaces=())
 
     worker_id: str
-    model: Literal["omni", "speech"] | None = None
+    model: Model | None = None
 
 
 class ModelLoad(RequestBody):
@@ -60,6 +64,7 @@ class ModelLoad(RequestBody):
     worker_id: str
     model_path: str | None = Field(None, min_length=1, max_length=1000)
     speech_path: str | None = Field(None, min_length=1, max_length=1000)
+    s3gen_path: str | None = Field(None, min_length=1, max_length=1000)
 
 
 class ModelChanged(BaseModel):
@@ -129,12 +134,19 @@ def model_admin_routes(dispatcher: Dispatcher, http: httpx.AsyncClient, moves: M
 def _models_of(worker: Worker) -> WorkerModels:
     models = worker.health.get("models")
     models = models if isinstance(models, dict) else {"omni": worker.is_ready}
-    path, error = models.get("speech_path"), models.get("speech_error")
+
+    def text(key: str) -> str | None:
+        value = models.get(key)
+        return value if isinstance(value, str) else None
+
     return WorkerModels(
         worker_id=worker.name,
         state=worker.state,
         omni=models.get("omni") is True,
         speech=worker.about("speech") or None,
-        speech_path=path if isinstance(path, str) else None,
-        speech_error=error if isinstance(error, str) else None,
+        speech_path=text("speech_path"),
+        speech_error=text("speech_error"),
+        conversion=worker.about("conversion") or None,
+        conversion_path=text("conversion_path"),
+        conversion_error=text("conversion_error"),
     )

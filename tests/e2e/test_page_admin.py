@@ -128,33 +128,41 @@ def test_admin_switches_apps_and_stores_durations(browser: Browser, server: Serv
 
 
 class SpeechModels:
-    """Answers of `/api/admin/models` of a worker whose speech model is unloaded. changes: what was asked."""
+    """Answers of `/api/admin/models` of a worker with two models that are unloaded. changes: what was asked."""
 
     def __init__(self, page: Page):
         self.changes: list[tuple[str, dict[str, Any]]] = []
         slots, kind = {"total": 4, "free": 3}, "CustomVoice"
         counts = {"texts": 1234, "frames": 5678, "late_sounds": 0, "graphs": 9, "bytes": 4_520_000_000}
         self._speech: dict[str, Any] | None = {"path": "voices", "kind": kind, "slots": slots, **counts}
+        slots = {"total": 16, "free": 14}
+        self._conversion: dict[str, Any] | None = {"path": "s3gen", "slots": slots, "pieces": 4321}
         page.route("**/api/admin/models**", self._answer)
 
     def _answer(self, route: Route) -> None:
         if route.request.method == "POST":
             self.changes.append((route.request.url.rpartition("/")[2], route.request.post_data_json))
-            self._speech = None
+            if route.request.post_data_json.get("model") == "conversion":
+                self._conversion = None
+            else:
+                self._speech = None
             route.fulfill(json={"state": "IDLE", "memory": None})
             return
         states = {"speech_path": "voices", "speech_error": None if self._speech else "no memory"}
         worker = {"worker_id": "worker_0", "state": "IDLE", "omni": True, "speech": self._speech, **states}
+        worker |= {"conversion": self._conversion, "conversion_path": "s3gen", "conversion_error": None}
         route.fulfill(json={"workers": [worker]})
 
 
 def test_admin_unloads_and_loads_models_and_adds_and_deletes_voice(browser: Browser, server: ServerProcess) -> None:
     with opened(browser, server, "/admin?lang=en") as page:
         assert page.is_hidden("#models"), "the worker has no speech model"
-        models, row = SpeechModels(page), page.locator("#models li")
+        models, rows = SpeechModels(page), page.locator("#models li")
+        row, conversion = rows.nth(0), rows.nth(1)
         page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # refreshes
         used = "CustomVoice · 1 of 4 slots in use · 1,234 texts · 5,678 frames, 0 late sounds"
         expect(row).to_contain_text(f"{used} · 9 graphs · weights 4.52 GB")
+        expect(conversion).to_contain_text("voice conversion · 2 of 16 slots in use · 4,321 pieces of sound")
         row.get_by_role("button", name="Unload: worker_0").click()
         page.click("dialog[open] button:has-text('Unload')")
         expect(row).to_contain_text("no memory")
@@ -162,6 +170,10 @@ def test_admin_unloads_and_loads_models_and_adds_and_deletes_voice(browser: Brow
         expect(page.locator("#said")).to_have_text("worker_0 loads.")
         unloading = ("unload", {"worker_id": "worker_0", "model": "speech"})
         assert models.changes == [unloading, ("load", {"worker_id": "worker_0"})]
+        conversion.get_by_role("button", name="Unload: worker_0, voice conversion").click()
+        page.click("dialog[open] button:has-text('Unload')")
+        expect(conversion).to_contain_text("not loaded")
+        assert models.changes[2:] == [("unload", {"worker_id": "worker_0", "model": "conversion"})]
         page.set_input_files("#voice-file", str(VOICE))
         page.fill("#voice-name", "An added voice")
         page.click("#voice-send")

@@ -125,7 +125,7 @@ def test_reports_too_little_memory(tiny: Path) -> None:
     small, large = Device("0", gpu), Device("1", DriverGpu(1, "GPU-b", "NVIDIA H200", total=100 << 30, free=99 << 30))
     machine = PlannedMachine(config, [small, large], {})
     [got] = memory_problems(machine, [small, large])
-    assert got.startswith("GPU 0 (NVIDIA H200): 1.0 MiB of 100.0 GiB free, the model needs at least "), got
+    assert got.startswith("GPU 0 (NVIDIA H200): 1.0 MiB of 100.0 GiB free, the models need at least "), got
     machine = PlannedMachine(config, [CPU, CPU], {})
     machine.free_memory = 10**9
     [got] = memory_problems(machine, [CPU, CPU])

@@ -66,7 +66,7 @@ class GraphCompiler:
         # cuDNN's benchmark results belong to a thread and a size, and it cannot benchmark during a capture. The calls
         # before captures run on other threads or at a few sizes only, so that each capture warms up by itself.
         self._has_tried_sizes = not (self._has_driver and config.cudnn_benchmark)
-        self._captures = self._is_gpu and (config.cuda_graphs == "on" or (config.cuda_graphs == "auto" and is_default))
+        self._captures = self._is_gpu and config.captures
         mode = UNCAPTURED[config.mode] if self._captures else config.mode
         self._options = {"mode": mode, "dynamic": config.dynamic, "backend": job.backend}
         for table in self._tables.values():

@@ -8,7 +8,8 @@ from worker.config.settings import Settings
 
 Target = Literal["vpm", "llm.model", "resampler", "tts.model", "apm", "token2wav.flow", "token2wav.hift"]
 TARGETS: tuple[Target, ...] = get_args(Target)
-
+SpeechTarget = Literal["talker", "code_predictor", "codec"]
+SPEECH_TARGETS: tuple[SpeechTarget, ...] = get_args(SpeechTarget)
 
 S3Mode = Literal["off", "default", "reduce-overhead", "max-autotune"]
 
@@ -34,6 +35,11 @@ class CompileConfig(Settings):
         "auto", description="compile and capture at start; auto: on a GPU; false: plain eager"
     )
     targets: tuple[Target, ...] = Field(TARGETS, strict=False, description="parts to compile; the others run eagerly")
+    speech_targets: tuple[SpeechTarget, ...] = Field(
+        SPEECH_TARGETS,
+        strict=False,
+        description="parts of the speech model whose layers compile where kernels do not run",
+    )
     mode: Literal["default", "reduce-overhead", "max-autotune"] = Field("default", description="mode of torch.compile")
     dynamic: bool = Field(True, description="true: one graph for all sizes; false: one per bucket")
     cuda_graphs: Literal["auto", "on", "off"] = Field(
@@ -51,13 +57,18 @@ class CompileConfig(Settings):
     cudnn_benchmark: bool = Field(False, description="let cuDNN benchmark its convolutions at each new shape")
     attention: Literal["auto", "flash", "sdpa", "eager"] = Field(
         "auto",
-        description="attention kernels; flash: flash attention where it applies; sdpa: all of PyTorch's; eager: plain "
-        "matrix products",
+        description="attention kernels; flash: PyTorch's flash kernels where they apply, not the package flash-attn; "
+        "sdpa: all of PyTorch's; eager: plain matrix products",
     )
 
     def enabled_on(self, device_type: str) -> bool:
         """Whether a model on a device of this type, `cuda` or `cpu`, is compiled."""
         return device_type == "cuda" if self.enabled == "auto" else self.enabled
+
+    @property
+    def captures(self) -> bool:
+        """Whether regions of a model on a GPU are captured."""
+        return self.cuda_graphs == "on" or (self.cuda_graphs == "auto" and self.mode == "default")
 
     def resolved(self, device_type: str) -> Self:
         """These settings with `enabled` true or false, as `enabled_on` gives it."""

@@ -62,7 +62,8 @@ class ModelSection(Settings):
     )
     s3gen_modes: S3CompileModes = Field(S3CompileModes(), description="modes of torch.compile of its components")
     attn_implementation: Literal["auto", "flash_attention_2", "sdpa", "eager"] = Field(
-        "auto", description="attention kernels; flash_attention_2 takes PyTorch's own flash kernels"
+        "auto",
+        description="attention kernels; flash_attention_2 takes PyTorch's flash kernels, not the package flash-attn",
     )
     device: str = Field(
         "auto",

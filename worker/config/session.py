@@ -41,6 +41,7 @@ VOICES_TEXT = (
 
 TEXT_ROWS = 512  # of inserted texts, for which a session in a pool of rows has room beside its window
 DEFAULT_SOLVER_STEPS = 10
+CPU_SPEECH_SESSIONS, GPU_SPEECH_SESSIONS = 4, 32
 IMAGE_ROWS = 66  # context tokens of one slice, with its two delimiters
 UNIT_ROWS = 14  # <unit>, ten tokens of sound, an inserted turn end, terminator, </unit>
 
@@ -338,6 +339,10 @@ class EngineConfig(Settings):
     def precision(self) -> Precision:
         """The kinds of quantised weights, by part."""
         return self.part_weights.precision(self.weights)
+
+    def speech_slots(self, device_type: str) -> int:
+        """Slots of the speech model on a device of this type, `cuda` or `cpu`."""
+        return self.speech_sessions or (GPU_SPEECH_SESSIONS if device_type == "cuda" else CPU_SPEECH_SESSIONS)
 
     def rows_of(self, session: SessionConfig) -> int:
         """Context rows that a session needs until its end; a longer prompt needs more."""

@@ -1,5 +1,6 @@
 """The voice conversion of a worker, if it has one: when it is loaded, and the voices that it speaks in."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ from worker.engine_thread import EngineThread
 from worker.start.voices import ReferenceSound
 from worker.voice_registry import voice_file
 
+LOG = logging.getLogger(__name__)
 N_SLOTS = 16  # requests; their pieces share batches
 
 
 class Conversions:
     """The converter of the loaded settings.
 
-    slots: of requests that are served at the same time.
+    slots: of requests that are served at the same time. error: why the latest S3Gen was not loaded.
 
     Args:
         default: file of the voice of requests without one; None: they are refused.
@@ -33,36 +35,57 @@ class Conversions:
 
     def __init__(self, default: Path | None, *folders: Path):
         self._default, self._folders = default, folders
+        self.error: str | None = None
         self._converter: Converter | None = None
         self._path: Path | None = None
         self._gate: UnitGate | None = None
         self.slots = LeaseCount("voice conversion", N_SLOTS)
 
-    def load(self, engine: EngineConfig, thread: EngineThread, progress: Callable[[str], None]) -> None:
-        """Load, compile and capture what `engine.s3gen_path` names, in place of what is loaded.
+    def load(
+        self, engine: EngineConfig, thread: EngineThread, progress: Callable[[str], None], *, may_fail: bool = False
+    ) -> None:
+        """Load, compile and capture what `engine.s3gen_path` names, unless one is loaded or the settings name none.
 
-        Call it before the slots of a model are sized: they take the memory that is left. thread: of live units, which
-        come first.
-        Raises: as `Converter`.
+        Call it before the slots of the omni model are sized: they take the memory that is left.
+
+        Args:
+            thread: of live units, which come first.
+            may_fail: log an error, as other models are served on. `error` has it in any case.
+        Raises: as `Converter`, unless it may fail.
         """
-        self.unload()
-        if engine.s3gen_path is None:
+        if (path := engine.s3gen_path) is None or self.is_loaded:
             return
-        progress(f"voice conversion: {engine.s3gen_path.name}")
+        progress(f"voice conversion: {path.name}")
         device = pick_device(engine.device)
         dtype, compiling = pick_dtype(engine.dtype, device), resolve_compile(engine, device.type).compile
-        path, modes = engine.s3gen_path, engine.s3gen_modes
-        self._path = path
-        self._gate = gate = UnitGate(thread)
-        self._converter = Converter(path, device=device, dtype=dtype, compile=compiling, modes=modes, gate=gate)
-
-    def unload(self) -> None:
-        """Free the networks, graphs and compiled code."""
-        converter, self._converter, gate, self._gate = self._converter, None, self._gate, None
-        if converter is not None:
-            converter.close()
-        if gate is not None:
+        gate = UnitGate(thread)
+        try:
+            modes = engine.s3gen_modes
+            converter = Converter(path, device=device, dtype=dtype, compile=compiling, modes=modes, gate=gate)
+        except Exception as error:
+            self.error = str(error)
             gate.close()
+            if not may_fail:
+                raise
+            LOG.exception("the voice conversion cannot start; the others are served on")
+            return
+        self._path, self._gate, self._converter, self.error = path, gate, converter, None
+
+    def detach(self) -> Callable[[], None]:
+        """Give no more slots of what is loaded. Returns: what frees its networks, graphs and compiled code."""
+        converter, self._converter, gate, self._gate = self._converter, None, self._gate, None
+
+        def close() -> None:
+            if converter is not None:
+                converter.close()
+            if gate is not None:
+                gate.close()
+
+        return close
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._converter is not None
 
     @property
     def converter(self) -> Converter:

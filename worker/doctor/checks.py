@@ -7,7 +7,7 @@ from worker.doctor.checkpoint_facts import file_bytes
 from worker.doctor.facts import MediaFacts, ProgramFacts
 from worker.doctor.findings import GIB, Finding, Level, note, ok, problem, size
 from worker.doctor.machine import Machine
-from worker.doctor.speech_facts import speech_facts
+from worker.doctor.model_memory import model_bytes
 from worker.doctor.versions import fits
 
 MIN_PYTHON = (3, 11)
@@ -168,10 +168,9 @@ def conversion(machine: Machine) -> Finding:
 
 def speech(machine: Machine) -> Finding:
     """Whether the speech model's checkpoint, if one is configured, is complete."""
-    path = machine.config.model.speech_path
-    if path is None:
+    path, facts = machine.config.model.speech_path, machine.speech
+    if facts is None:
         return ok("speech", "no speech model: model.speech_path is null")
-    facts = speech_facts(path)
     if facts.problems:
         remedy = "set model.speech_path to a complete Qwen3-TTS folder or to its model id, or to null"
         return problem("speech", "\n".join(facts.problems), facts.remedy or remedy)
@@ -206,7 +205,7 @@ def voice(machine: Machine) -> Finding:
 
 
 def memory(machine: Machine) -> Finding:
-    needed = PROCESS_ROOM if machine.on_gpu else PROCESS_ROOM + machine.model_bytes()
+    needed = PROCESS_ROOM if machine.on_gpu else PROCESS_ROOM + model_bytes(machine)
     found = f"{size(machine.free_memory)} free, at least {size(needed)} needed"
     if machine.free_memory < needed:
         remedy = "stop other programs, raise the container's limit, or take a smaller model"

@@ -10,6 +10,7 @@ from models.checkpoint.precision import PRESETS, Place, Weights
 from worker.doctor.facts import TorchGpu
 from worker.doctor.findings import GIB, Finding, note, ok, problem, size
 from worker.doctor.machine import Machine
+from worker.doctor.model_memory import model_bytes, s3gen_bytes, speech_bytes
 from worker.doctor.versions import numbers
 
 MATCHED_TRITON = ((2, 10), (3, 6))  # torch from this version on requires at least this Triton
@@ -24,6 +25,10 @@ TF32_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 # Library -> its major version, and its minor version minus x, in the release made for torch 2.x.
 RELEASED_WITH_TORCH = {"torchvision": (0, 15), "torchaudio": (2, 0)}
 WHEELS = "https://download.pytorch.org/whl"
+NO_FLASH_ATTN = (
+    "slots of different lengths share a call and have a mask, which its functions do not take; the project's own "
+    "kernels read the length of each slot instead"
+)
 
 REINSTALL = "remove .venv/base and run start_all.sh, which installs versions that fit each other"
 # Part of an error text -> cause, remedy.
@@ -223,7 +228,7 @@ def attention(machine: Machine) -> Finding:
     if not used:
         return ok("attention", "no GPU is used")
     package = machine.torch.libraries.get("flash-attn")
-    unused = f"; the package flash-attn {package} is not used" if package else ""
+    unused = f"; the package flash-attn {package} is not used: {NO_FLASH_ATTN}" if package else ""
     if chosen != "flash":
         return ok("attention", f"{chosen}{unused}")
     if machine.config.model.dtype == "float32":
@@ -280,23 +285,32 @@ def weights(machine: Machine) -> Finding:
 def _profile(machine: Machine, gpu: TorchGpu) -> Weights | None:
     """The most exact `model.weights` whose weights and one session fit into a GPU's free memory."""
     free = gpu.free - (COMPILE_ROOM if machine.compiles else 0)
-    return next((weights for weights in PROFILES if machine.model_bytes(PRESETS[weights]) <= free), None)
+    return next((weights for weights in PROFILES if model_bytes(machine, PRESETS[weights]) <= free), None)
 
 
 def gpu_memory(machine: Machine) -> Finding:
     if not (used := _used(machine)):
         return ok("gpu-memory", "no GPU is used")
     room = COMPILE_ROOM if machine.compiles else 0
-    needed = machine.model_bytes() + room
+    needed = model_bytes(machine) + room
     lines = [f"{index}: {size(gpu.free)} free" for index, gpu in used.items()]
-    found = "\n".join([*lines, f"at least {size(needed)} needed for weights and one session"])
+    found = "\n".join([*lines, f"at least {size(needed)} needed for weights and one session{_others(machine)}"])
     if any(gpu.free < needed for gpu in used.values()):
         remedy = "stop other processes on it (nvidia-smi lists them), lower duplex.context_rows, or take another GPU"
         profiles = [_profile(machine, gpu) for gpu in used.values()]
+        if machine.config.model.speech_path is not None:
+            remedy = f"lower model.speech_sessions, {remedy}"
         if smallest := max((PROFILES.index(one) for one in profiles if one), default=0):
             remedy = f"set model.weights to {PROFILES[smallest]}, {remedy}"
         return problem("gpu-memory", found, remedy)
     return ok("gpu-memory", found)
+
+
+def _others(machine: Machine) -> str:
+    """What other models than the omni model need, in words; "" without them."""
+    needs = {"the speech model with its slots": speech_bytes(machine), "voice conversion": s3gen_bytes(machine)}
+    words = [f"{size(n_bytes)} for {name}" for name, n_bytes in needs.items() if n_bytes]
+    return f"; of it {', '.join(words)}" if words else ""
 
 
 def _used(machine: Machine) -> dict[int, TorchGpu]:

@@ -21,7 +21,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.checkpoint.precision import Precision
 from worker.doctor.checkpoint_facts import checkpoint_facts
 from worker.doctor.facts import (
     FolderFacts,
@@ -34,6 +33,7 @@ from worker.doctor.facts import (
     UnknownFact,
 )
 from worker.doctor.own_server import is_ours
+from worker.doctor.speech_facts import speech_facts
 from worker.version import driver_version
 
 if TYPE_CHECKING:
@@ -216,6 +216,12 @@ class Machine:
         return checkpoint_facts(self.checkpoint)
 
     @cached_property
+    def speech(self) -> ModelFacts | None:
+        """The speech model; None if the settings name none. Raises: as `speech_facts`."""
+        path = self.config.model.speech_path
+        return None if path is None else speech_facts(path)
+
+    @cached_property
     def tokenizer_error(self) -> str | None:
         try:
             from models.inputs.tokens import Tokenizer
@@ -276,12 +282,6 @@ class Machine:
     def compiles(self) -> bool:
         """Whether a worker with these settings compiles on the device that it will use."""
         return self.config.compile.enabled_on("cuda" if self.on_gpu else "cpu")
-
-    def model_bytes(self, precision: Precision | None = None) -> int:
-        """Bytes of the model's weights, of these kinds or of the worker's, and of one session's context."""
-        width = {"float32": 4, "bfloat16": 2, "auto": 2 if self.on_gpu else 4}[self.config.model.dtype]
-        rows = self.model.row_values * self.config.duplex.context_rows
-        return self.model.weight_bytes(width, precision or self.config.model.precision) + width * rows
 
     @cached_property
     def max_open_files(self) -> int:

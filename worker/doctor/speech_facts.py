@@ -35,8 +35,12 @@ def speech_facts(path: Path) -> ModelFacts:
     if folder is None:
         raise UnknownFact(f"{path} is not in the Hugging Face cache; workers download it when they start")
     problems: list[str] = []
+    row_values = 0
     try:
-        PromptTokenizer.load(folder, load_qwen3_tts_config(folder))
+        config = load_qwen3_tts_config(folder)
+        talker = config.talker_config
+        row_values = 2 * talker.num_hidden_layers * talker.num_key_value_heads * talker.head_dim
+        PromptTokenizer.load(folder, config)
         load_speech_tokenizer_config(folder / TOKENIZER_FOLDER)
     except (ModelError, OSError) as error:
         problems.append(str(error))
@@ -45,5 +49,6 @@ def speech_facts(path: Path) -> ModelFacts:
         n_files=sum(one.n_files for one in parts),
         n_bytes=sum(one.n_bytes for one in parts),
         n_values=sum(one.n_values for one in parts),
+        row_values=row_values,
         problems=(*problems, *(text for one in parts for text in one.problems)),
     )

@@ -3,7 +3,7 @@
 import asyncio
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response, WebSocket
 from fastapi.responses import JSONResponse
@@ -26,6 +26,7 @@ from worker.http.socket import WorkerSockets
 from worker.http.speech.given_text import SpeechConversation
 from worker.http.speech.speech_model import SpeakConversation
 from worker.http.streaming_conversation import StreamingConversation
+from worker.model_changes import ModelName
 from worker.protocol.session_id import session_id_of
 from worker.protocol.takeover.slot_messages import KEPT_FIELD, TAKE_QUERY
 from worker.service import Service
@@ -62,6 +63,7 @@ class LoadRequest(BaseModel):
     pt_path: Path | None = None
     compile: bool | None = None
     speech_path: Path | None = None
+    s3gen_path: Path | None = None
 
 
 class UnloadRequest(BaseModel):
@@ -69,7 +71,7 @@ class UnloadRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    model: Literal["omni", "speech"] | None = None
+    model: ModelName | None = None
 
 
 def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) -> FastAPI:

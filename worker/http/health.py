@@ -92,6 +92,8 @@ def health(
             "speech_path": None if settings.engine.speech_path is None else str(settings.engine.speech_path),
             "speech_error": service.speech_error,
             "conversion": service.conversions.body(),
+            "conversion_path": None if settings.engine.s3gen_path is None else str(settings.engine.s3gen_path),
+            "conversion_error": service.conversions.error,
         },
         "device": _device(engine, settings.engine.device),
         "kv": {

@@ -60,6 +60,10 @@ class WorkerMetrics:
         self._spoken_first = histogram("spoken_first_sound_seconds", "from a text's arrival to its first sound")
         self._speech_slots = gauge("speech_slots", "slots of the speech model", "kind")
         self._speech_counts = gauge("speech_steps", "frames of the speech model, and sounds after a gap", "what")
+        self._conversions = counter("conversions_total", "voice conversions that ended", "end")
+        self._converted_seconds = counter("converted_seconds_total", "sound of voice conversions")
+        self._conversion_slots = gauge("conversion_slots", "slots of the voice conversion", "kind")
+        self._conversion_counts = gauge("conversion_steps", "calls of the voice conversion, and pieces in them", "what")
         self._errors = counter("errors_total", "errors sent to clients", "code")
         self._refused = counter("sessions_refused_total", "connections refused without a slot", "why")
         self._sessions = counter("sessions_total", "sessions that got a slot")
@@ -140,6 +144,11 @@ class WorkerMetrics:
         """Count the time to the first sound of such a text."""
         self._spoken_first.observe(seconds)
 
+    def converted(self, end: str, seconds: float) -> None:
+        """Count a voice conversion. end: `stop`, `failed` or `cancelled`. seconds: of its sound."""
+        self._conversions.labels(end).inc()
+        self._converted_seconds.inc(seconds)
+
     def error(self, code: str) -> None:
         self._errors.labels(code).inc()
 
@@ -168,6 +177,11 @@ class WorkerMetrics:
             self._speech_slots.labels(kind).set(speech["slots"][kind] if speech else 0)
         for what in ("frames", "late_sounds"):
             self._speech_counts.labels(what).set(speech[what] if speech else 0)
+        conversion = health["models"]["conversion"]
+        for kind in ("total", "free"):
+            self._conversion_slots.labels(kind).set(conversion["slots"][kind] if conversion else 0)
+        for what in ("batches", "pieces"):
+            self._conversion_counts.labels(what).set(conversion[what] if conversion else 0)
         admission = health["admission"] or {}
         for kind in ("allocated", "capacity", "excess"):
             self._admission.labels(kind).set(admission.get(kind, 0))

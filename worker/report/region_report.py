@@ -248,7 +248,8 @@ def _is_compiled(region: Region, config: EngineConfig, result: CompileResult | N
 def settings(config: EngineConfig) -> dict[str, Scalar]:
     """The compile settings in a report's header."""
     known = config.compile.model_dump(mode="json")
-    known["targets"] = " ".join(known["targets"])
+    for name in ("targets", "speech_targets"):
+        known[name] = " ".join(known[name])
     return {**known, "dtype": config.dtype, "weights": str(config.precision)}
 
 

@@ -12,7 +12,8 @@ from worker.admission.lease_count import LeaseCount
 from worker.compile.state import RegionState
 from worker.engine_thread import EngineThread
 from worker.protocol.speech_messages import SpeakRequest
-from worker.speech.parts import SpeechParts, release_speech
+from worker.speech.compiling import release_speech
+from worker.speech.parts import SpeechParts
 from worker.speech.requests import TASKS, PlannedSpeech, check_request, spoken_request, text_parts
 from worker.speech.speech_loop import Emit, SpeechLoop, SpokenUtterance, submit_call
 from worker.speech.voices import SpeechVoices, VoiceFolders

@@ -1,8 +1,6 @@
-"""Loads a Qwen3-TTS checkpoint, allocates its slots, and compiles it as `service.compile` says."""
+"""Loads a Qwen3-TTS checkpoint, and allocates its slots."""
 
-import logging
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,12 +17,7 @@ from models.qwen3_tts.streams import SpeechStreams
 from models.qwen3_tts.text import PromptTokenizer
 from worker.assembly.backend_flags import apply_backend_flags, uses_kernels
 from worker.assembly.parts import pick_dtype
-from worker.compile.state import RegionState
 from worker.config.session import EngineConfig
-
-LOG = logging.getLogger(__name__)
-CPU_SESSIONS, GPU_SESSIONS = 4, 32
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -72,46 +65,13 @@ def build_speech(folder: Path, config: EngineConfig, device: torch.device) -> Sp
     modules = [model, codec_parts, *([] if speaker is None else [speaker])]
     n_bytes = sum(weight.nbytes for module in modules for weight in module.parameters())
     by_kernels = uses_kernels(config.compile, device)
-    if config.compile.enabled_on(device.type):
-        apply_backend_flags(config.compile, device)
+    apply_backend_flags(config.compile, device)  # beside the omni model they are the same, of the same settings
     if by_kernels:
         model.use_kernels(True)
-    n_slots = config.speech_sessions or (GPU_SESSIONS if device.type == "cuda" else CPU_SESSIONS)
+    n_slots = config.speech_slots(device.type)
     # Kernels read only the valid rows, so one size is enough.
     shapes = TalkerShapes(kv=(config.speech_rows,)) if by_kernels else None
     runner = TalkerRunner(model, n_slots=n_slots, max_len=config.speech_rows, shapes=shapes)
     streams = SpeechStreams(runner, SpeechCodec(codec_parts, speaker, n_slots=n_slots))
     tokenizer = PromptTokenizer.load(folder, model_config)
     return SpeechParts(folder, model_config, tokenizer, load_sampling(folder), streams, n_bytes)
-
-
-def compile_speech(parts: SpeechParts, config: EngineConfig, progress: Progress) -> dict[str, RegionState]:
-    """Capture all regions as CUDA graphs, where `config.compile` captures; call it on the engine thread.
-
-    Returns: the state of each region. One that cannot be captured is logged, and runs as it is.
-    """
-    device, compile = parts.runner.model.device, config.compile
-    if device.type != "cuda" or not compile.enabled_on("cuda") or compile.cuda_graphs == "off":
-        return {}
-    tables = {"talker": parts.runner.table, "codec": parts.streams.codec.regions}
-    names = [(part, name) for part, table in tables.items() for name in table.table]
-    found: dict[str, RegionState] = {}
-    for n_done, (part, name) in enumerate(names):
-        progress(f"graphs of the speech model: {name}", n_done, len(names))
-        table, key = tables[part], f"speech.{name}"
-        try:
-            facts = table.capture_region(name, stage=part)
-            found[key] = RegionState(key, f"speech.{part}", sizes=table.captured_sizes(name), **asdict(facts))
-        except Exception as error:
-            LOG.warning("speech model: region %s runs without graphs: %s", name, error)
-            table.drop_graphs([name])
-            found[key] = RegionState(key, f"speech.{part}", reason=str(error))
-    return found
-
-
-def release_speech(parts: SpeechParts) -> None:
-    """Drop graphs, compiled code and kernels, which hold references to the model."""
-    for table in (parts.runner.table, parts.streams.codec.regions):
-        table.drop_graphs()
-        table.uncompile()
-    parts.runner.model.use_kernels(False)

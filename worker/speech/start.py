@@ -1,4 +1,4 @@
-"""Starts a speech model: load, capture, warm up. Contains the order; the stages are in modules of their own."""
+"""Starts a speech model: load, compile, capture, warm up. Contains the order; each stage is in a module of its own."""
 
 import logging
 import time
@@ -15,8 +15,9 @@ from worker.config.hub_id import hub_id
 from worker.config.session import EngineConfig
 from worker.engine_thread import EngineThread
 from worker.protocol.speech_messages import SpeakRequest
+from worker.speech.compiling import compile_speech
 from worker.speech.model import SpeechModel
-from worker.speech.parts import SpeechParts, build_speech, compile_speech
+from worker.speech.parts import SpeechParts, build_speech
 from worker.speech.requests import PlannedSpeech, spoken_request
 from worker.speech.voices import RequestVoice, VoiceFolders
 
@@ -33,7 +34,7 @@ def start_speech(
     folders: VoiceFolders,
     progress: Progress,
 ) -> SpeechModel:
-    """Load, capture if `config.compile` does so on the device, speak once, and serve.
+    """Load, compile and capture as `config.compile` says for the device, speak once, and serve.
 
     Args:
         path: checkpoint folder or model id.

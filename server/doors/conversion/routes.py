@@ -63,7 +63,7 @@ def conversion_routes(door: ConversionDoor) -> APIRouter:
         parts, identity = await _parts_of(request), identity_of(request)
         order = await run_shared(conversion_order, parts)
         del parts
-        door.names.resolve_for(order.model, identity)
+        door.names.resolve_conversion_for(order.model, identity)
         if (refusal := door.admission.refusal(request, "chat")) is not None:
             raise ApiError(403, refusal)
         turns = door.turns.at(needs_asked(request).labels)

@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,6 +10,7 @@ import pytest
 from fastapi import FastAPI
 
 from models.checkpoint.embedded import DEFAULT
+from server.access.identity import Identity
 from server.app import build_app
 from server.doors.errors import ApiError
 from server.doors.model_names import ModelNames
@@ -95,6 +97,7 @@ def test_every_response_has_request_id() -> None:
 def test_lists_one_model_and_retrieves_aliases() -> None:
     listed = response_to("GET", "/v1/models").json()
     [model] = listed["data"]
+    assert model["task"] == "omni"
     assert listed["object"] == "list" and model["id"] == DEFAULT.name and model["object"] == "model"
     assert isinstance(model["created"], int) and model["owned_by"]
     for name in (DEFAULT.name, "gpt-realtime-2.1", "gpt-4o-mini-tts", "tts-1-hd", "gpt-4o-mini-realtime-preview"):
@@ -109,6 +112,21 @@ def test_name_and_aliases_come_from_settings() -> None:
     assert names.resolve("house/omni") == names.resolve("ours-1") == "house/omni"
     alone = ModelNames("house", speech="house", has_omni=False)
     assert alone.resolve_speech("house") == alone.resolve_any("house") == "house", "no omni model has the name"
+    assert alone.task_of("house") == "speech"
+    sounds = config.model.model_copy(
+        update={"s3gen_path": Path("s3gen_meanflow.safetensors"), "speech_path": Path("voices")}
+    )
+    every, anyone = ModelNames.of(config.model_copy(update={"model": sounds})), Identity()
+    assert {name: every.task_of(name) for name in every.all} == {
+        config.omni_name: "omni",
+        "voices": "speech",
+        "s3gen_meanflow": "conversion",
+    }
+    assert every.resolve_any("s3gen_meanflow") == "s3gen_meanflow"
+    named = [every.resolve_conversion_for(name, anyone) for name in ("s3gen_meanflow", "tts-1")]
+    assert named == ["s3gen_meanflow", config.omni_name]
+    without = ModelNames("house", speech="voices", speech_aliases=("tts-*",), conversion="voices", has_omni=False)
+    assert without.all == ["voices"] and without.resolve_conversion_for("tts-1", anyone) == "voices"
     for other in (DEFAULT.name, "gpt-realtime", "OURS-1", ""):
         with pytest.raises(ApiError) as refused:
             names.resolve(other)

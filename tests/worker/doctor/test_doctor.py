@@ -199,6 +199,18 @@ def test_reads_the_checkpoint_of_the_speech_model(tmp_path: Path) -> None:
     check("speech", machine(alone), OK, f"{folder}: ", " numbers")
     for name in ("model", "tokenizer", "vocoder"):
         check(name, machine(alone), OK, "model.omni is false")
+    # Without the omni model 1 GiB for compiling is most of it; beside it the speech model's slots count too.
+    check("gpu-memory", machine(alone), OK, "at least 1.0 GiB needed", "for the speech model with its slots")
+    large = replace(REAL_MODEL, n_values=1_000_000_000, row_values=2 * 28 * 8 * 128)
+    path = tmp_path / "s3gen.safetensors"
+    path.write_bytes(bytes(MIB))  # of float32 numbers
+    both = settings(model={"speech_path": folder, "s3gen_path": path}, service=EAGER)
+    slots = f"{2 * (1_000_000_000 + 32 * 2048 * 57_344) / GIB:.1f} GiB for the speech model with its slots"
+    check("gpu-memory", machine(both, speech=large), OK, slots, "0.5 MiB for voice conversion")
+    tight = replace(ON_GPU, gpus=(replace(ON_GPU.gpus[0], free=25 * GIB),))
+    check("gpu-memory", machine(both, speech=large, torch=tight), PROBLEM, "lower model.speech_sessions")
+    check("gpu-memory", machine(settings(service=EAGER), torch=tight), OK, "at least 18.4 GiB needed")
+    check("memory", machine(both, speech=large, torch=ON_CPU, free_memory=42 * GIB), PROBLEM, "at least 42.9 GiB")
     weights = folder / "speech_tokenizer" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4])
     (folder / "config.json").unlink()

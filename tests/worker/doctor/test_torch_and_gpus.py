@@ -258,7 +258,13 @@ def test_flash_attention_needs_sixteen_bits_and_a_recent_gpu() -> None:
     check("attention", machine(settings(service=compiling())), OK, "auto")
     wide = settings(service=flash, model={"dtype": "float32"})
     package = replace(ON_GPU, libraries={"flash-attn": "2.8.3"})
-    check("attention", machine(wide, torch=package), NOTE, "model.dtype is float32", "flash-attn 2.8.3 is not used")
+    check(
+        "attention",
+        machine(wide, torch=package),
+        NOTE,
+        "model.dtype is float32",
+        "flash-attn 2.8.3 is not used: slots of",
+    )
     check("torch-libraries", machine(torch=package), OK, "neither")
     old = replace(ON_GPU, gpus=(replace(H200, name="NVIDIA T4", capability=(7, 5)),))
     check("attention", machine(settings(service=flash), torch=old), NOTE, "NVIDIA T4 is older", "attention to auto")

@@ -102,3 +102,5 @@ def test_worker_refuses_two_sources_and_frees_the_slot_of_a_client_that_leaves(s
         client.until("chunk")
         state = worker.health()["models"]["conversion"]
         assert (state["running"], state["jobs"]) == (True, 1) and state["pieces"] > 0, state
+    metrics = worker.ask("/metrics")[1]
+    assert 'worker_conversions_total{end="cancelled"} 1.0' in metrics

@@ -22,7 +22,10 @@ def health(state: str = "IDLE") -> dict:
         "memory": {"resident": 5},
         "kept_sessions": 1,
         "journal_bytes": 4096,
-        "models": {"speech": {"slots": {"total": 4, "free": 3}, "frames": 12, "late_sounds": 1}},
+        "models": {
+            "speech": {"slots": {"total": 4, "free": 3}, "frames": 12, "late_sounds": 1},
+            "conversion": {"slots": {"total": 16, "free": 15}, "batches": 2, "pieces": 5},
+        },
         "early_pictures": {"encoded": 7, "used": 6, "fed": 5, "spent_ms": 80.0},
         "model": {"weights": {"bytes": 6e9, "seconds": 2.0, "gb_per_s": 3.0}},
         "compile": {

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from websockets.sync.client import connect
 
 from assets.build_tiny_speech import SPEAKERS, WIDTH, build
 from server.registry.voices import VoiceRegistry
-from tests.worker.speech.served import FRAME, PATIENCE_S, SpeechWorker, sound_of, speech_worker
+from tests.models.token2wav.s3gen import tiny_s3gen
+from tests.worker.speech.served import FRAME, PATIENCE_S, SpeechWorker, Talk, sound_of, speech_worker
 from worker import engine_thread
 from worker.engine_thread import EngineWork
 from worker.protocol.speech_messages import SpeakRequest
@@ -30,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def worker(data: Path) -> Iterator[SpeechWorker]:
-    with speech_worker(build(data / "custom"), data) as worker:
+    with speech_worker(build(data / "custom"), data, **{"model.s3gen_path": tiny_s3gen.write(data)}) as worker:
         yield worker
 
 
@@ -146,6 +148,21 @@ def test_refusals_name_what_was_expected(worker: SpeechWorker, request_: dict[st
     got = worker.refused(**request_)
     assert got.startswith(error), got
     worker.wait_free()
+
+
+def test_converts_sounds_without_the_omni_model(worker: SpeechWorker) -> None:
+    assert worker.health()["models"]["conversion"]["slots"] == {"total": 16, "free": 16}
+    url = f"ws://127.0.0.1:{worker.port}/ws/conversion?session_id=test"
+    with connect(url, max_size=None, proxy=None) as connection:
+        talk = Talk(connection)
+        talk.send(speech_tokens=list(range(30)))
+        sound, messages = talk.rest()
+    assert messages[-1]["type"] == "done", messages[-1]
+    metrics = worker.client.get("/metrics").text
+    assert 'duologue_worker_conversions_total{end="stop"} 1.0' in metrics
+    assert f"duologue_worker_converted_seconds_total {len(sound) / 24_000}" in metrics and len(sound) > 20_000
+    assert 'duologue_worker_conversion_slots{kind="total"} 16.0' in metrics
+    assert 'duologue_worker_conversion_steps{what="pieces"} 1.0' in metrics
 
 
 def test_models_are_unloaded_and_replaced(worker: SpeechWorker, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

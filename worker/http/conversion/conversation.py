@@ -14,7 +14,7 @@ from worker.protocol.chat_messages import PrefillDone, ReplyChunk
 from worker.protocol.codes import ErrorCode
 from worker.protocol.content import RATE_IN
 from worker.protocol.speech_messages import MAX_SOURCE_S, ConversionRequest, read_conversion
-from worker.protocol.wire import Sound, WireError, read_object
+from worker.protocol.wire import SOUND_RATE, Sound, WireError, read_object
 from worker.service import Service
 
 MIN_SOURCE_S = 0.5
@@ -28,11 +28,24 @@ class ConversionConversation(AnswerConversation[ConversionRequest]):
         self._reports_usage = True
         self._job: ConversionJob | None = None
         self._release: Callable[[], None] | None = None
+        self._n_samples = 0  # sent
 
     def _read(self, text: str) -> ConversionRequest:
         return read_conversion(read_object(text))
 
     async def _respond(self, request: ConversionRequest) -> ReplyResult:
+        outcome = "failed"
+        try:
+            result = await self._convert(request)
+            outcome = result.stopped
+            return result
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        finally:
+            self._metrics.converted(outcome, self._n_samples / SOUND_RATE)
+
+    async def _convert(self, request: ConversionRequest) -> ReplyResult:
         conversions, loop = self._service.conversions, asyncio.get_running_loop()
         source = _source_of(request)
         converter, self._release = await self._service.lease_conversion()
@@ -53,6 +66,7 @@ class ConversionConversation(AnswerConversation[ConversionRequest]):
             self.has_begun = True
             self._send(PrefillDone(input_tokens=part))
         else:
+            self._n_samples += len(part)
             self._send(ReplyChunk(audio_data=Sound(part)))
 
     def leave(self) -> None:

@@ -43,7 +43,7 @@ export const en = {
   done_eta: "Saved.",
   done_deleted: "{name} was deleted.",
   done_loading: "{id} loads.",
-  done_unloaded: "{id} has unloaded its speech model.",
+  done_unloaded: "{id} has unloaded the model.",
   done_added: "{name} was added.",
 
   tile_slots: "Slots in use",
@@ -85,10 +85,12 @@ export const en = {
   model_texts: "{n} texts",
   model_frames: "{n} frames, {late} late sounds",
   model_graphs: "{n} graphs",
+  model_conversion: "voice conversion",
+  model_pieces: "{n} pieces of sound",
   model_load: "Load",
   model_unload: "Unload",
-  model_unload_title: "Unload the speech model?",
-  model_unload_text: "Its memory is freed, and texts are refused until it is loaded. The worker must have no session.",
+  model_unload_title: "Unload the model?",
+  model_unload_text: "Its memory is freed, and requests for it are refused until it is loaded. The worker must have no session.",
   memory_resident: "memory {size}",
 
   kind_chat: "chat",

@@ -43,7 +43,7 @@ export const zh = {
   done_eta: "已保存。",
   done_deleted: "已删除 {name}。",
   done_loading: "{id} 正在加载。",
-  done_unloaded: "{id} 已卸载语音模型。",
+  done_unloaded: "{id} 已卸载该模型。",
   done_added: "已添加 {name}。",
 
   tile_slots: "使用中的席位",
@@ -85,10 +85,12 @@ export const zh = {
   model_texts: "文本 {n} 条",
   model_frames: "{n} 帧，迟到 {late} 次",
   model_graphs: "计算图 {n} 个",
+  model_conversion: "语音转换",
+  model_pieces: "音频片段 {n} 个",
   model_load: "加载",
   model_unload: "卸载",
-  model_unload_title: "卸载语音模型？",
-  model_unload_text: "将释放其内存；重新加载之前会拒绝朗读文本。工作进程不能有会话。",
+  model_unload_title: "卸载该模型？",
+  model_unload_text: "将释放其内存；重新加载之前会拒绝对它的请求。工作进程不能有会话。",
   memory_resident: "内存 {size}",
 
   kind_chat: "聊天",

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import websockets
@@ -18,6 +19,7 @@ from server.doors.core.chat_turn import DoorTurn
 from server.doors.core.sound_formats import FORMAT_NAMES, MEDIA_TYPES
 from server.doors.speech.live_text import LiveTextSocket
 from server.live import slot_wait
+from tests.models.token2wav.s3gen import tiny_s3gen
 from tests.server.doors.core.test_sound_formats import decoded
 from tests.server.garbage import without_garbage
 from tests.server.live_gateway import RunningGateway, running_gateway, wait_until
@@ -265,6 +267,46 @@ def test_benchmark_hears_every_text(worker: SpeechWorker) -> None:
         assert (row["failed"], row["silent"]) == (0, 0) and row["first_audio_p95_ms"] >= row["first_audio_p50_ms"] > 0
 
     run(worker, scenario)
+
+
+def test_administrators_load_and_unload_voice_conversion(worker: SpeechWorker, tmp_path: Path) -> None:
+    """Beside the speech model, which goes on; a file that is no checkpoint takes nothing but the conversion."""
+    path, service = tiny_s3gen.write(tmp_path), worker.service
+    (wrong := tmp_path / "wrong.safetensors").write_bytes(b"no weights")
+    before = service.settings
+
+    async def scenario(gateway: RunningGateway) -> None:
+        http, [held] = gateway.http, gateway.gateway.dispatcher.workers.all
+
+        async def change(what: str, status: int, **body: str) -> dict[str, Any]:
+            response = await http.post(f"/api/admin/models/{what}", json={"worker_id": "worker_0", **body})
+            assert response.status_code == status, response.text
+            await wait_until(lambda: held.state == "IDLE" and not held.is_suspended, "a worker that is ready")
+            [shown] = (await http.get("/api/admin/models")).json()["workers"]
+            assert shown["speech"] is not None
+            return shown
+
+        async def convert() -> httpx.Response:
+            return await http.post("/v1/audio/conversions", files=parts)
+
+        parts = {name: (None, text) for name, text in (("model", "tts-1"), ("speech_tokens", str([5] * 30)))}
+        assert (await convert()).status_code == 503
+        await change("load", 400, s3gen_path=str(tmp_path / "none"))
+        shown = await change("load", 202, s3gen_path=str(wrong))
+        assert shown["conversion"] is None and "wrong.safetensors" in shown["conversion_error"], shown
+        assert "wrong.safetensors" in (await convert()).json()["error"]["message"]
+        shown = await change("load", 202, s3gen_path=str(path))
+        assert shown["conversion"]["running"] and (shown["conversion_path"], shown["conversion_error"]) == (
+            str(path),
+            None,
+        )
+        assert (response := await convert()).status_code == 200 and len(response.content) > 1000, response.text
+        shown = await change("unload", 200, model="conversion")
+        assert shown["conversion"] is None and shown["conversion_path"] == str(path)
+        assert (await convert()).status_code == 503
+
+    run(worker, scenario)
+    service.settings = before
 
 
 def test_administrators_swap_the_model(worker: SpeechWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
