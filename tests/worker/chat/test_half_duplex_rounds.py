@@ -1,4 +1,4 @@
-"""Half-duplex conversations: rounds that are taken back or fail, conversations that close, and concurrent ones."""
+"""Half-duplex conversations: rounds that are taken back or fail, sampling, conversations that close, and concurrent ones."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,9 +10,10 @@ import torch
 from models.stages.runner import Runner
 from models.stages.unit_steps import UnitSteps
 from tests.worker.chat.half_duplex_driver import Conversation, half_duplex_engine, script
-from tests.worker.chat.reply_engine import AnsweringEngine, rows_of
+from tests.worker.chat.reply_engine import AnsweringEngine, make_parts, rows_of
 from tests.worker.loop.engines import assert_same_events
 from worker.assembly.parts import EngineParts
+from worker.chat.config import HalfDuplexConfig, ReplyConfig
 from worker.loop.results import Event, Failure, ReplyResult
 from worker.loop.session import OrderError
 
@@ -123,3 +124,35 @@ def test_concurrent_conversations_stay_independent(
     for conversation in conversations:
         results = [event for event in conversation.events if isinstance(event, ReplyResult)]
         assert_same_events(conversation.name, results, undisturbed)
+
+
+@pytest.fixture(scope="module")
+def drawing_engine() -> Iterator[AnsweringEngine]:
+    engine = AnsweringEngine(make_parts())
+    yield engine
+    engine.sessions.close_all()
+
+
+def answer(engine: AnsweringEngine, name: str, **settings: float) -> tuple[int, ...]:
+    """Ids of the first answer of a half-duplex conversation."""
+    config = HalfDuplexConfig(reply=ReplyConfig(max_new_tokens=12, **settings))
+    messages = [{"role": "system", "content": ["You are kind."]}]
+    system = engine.reader.cut(engine.reader.read(messages, config.reply.prompt_options()))
+    session = engine.answers.converse(name, system, config, engine.events[name].append)
+    engine.answers.answer(session, engine.content("Tell me."), config.reply, 0.0)
+    result = engine.outcome(name)
+    engine.sessions.close(session)
+    assert isinstance(result, ReplyResult), f"expected an answer, got {result}"
+    return result.tokens
+
+
+@pytest.mark.parametrize(
+    ("cold", "hot"), [({"temperature": 0.001}, {"temperature": 2.0}), ({"top_k": 1}, {"top_k": 0})]
+)
+def test_clients_sampling_settings_apply_to_answers(
+    drawing_engine: AnsweringEngine, cold: dict[str, float], hot: dict[str, float]
+) -> None:
+    most_likely = [answer(drawing_engine, f"cold {seed}", seed=seed, **cold) for seed in (1, 2)]
+    assert most_likely[0] == most_likely[1], f"{cold}: expected the most likely tokens for any seed, got {most_likely}"
+    drawn = [answer(drawing_engine, f"hot {seed}", seed=seed, top_p=1.0, **hot) for seed in (1, 2)]
+    assert drawn[0] != drawn[1], f"{hot}: expected different draws for different seeds, got twice {drawn[0]}"
