@@ -1,4 +1,4 @@
-"""Half-duplex conversations: rounds that are taken back or fail, sampling, conversations that close, and concurrent ones."""
+"""Half-duplex conversations: rounds that are taken back or fail, sampling, ends, and concurrent conversations."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
