@@ -64,7 +64,7 @@ def ready_text(name: str, body: Mapping[str, Any], seconds: float) -> str:
     """A worker's start time, slots, device and compile cache hits, from the body of /health, after it became ready."""
     stages = body.get("start_seconds") or {}
     took = ", ".join(f"{STAGES.get(stage, stage.lower())} {_seconds(s)}" for stage, s in stages.items())
-    parts = [_counted(n_slots(body), "slot"), _device(body)]
+    parts = [*_served(body), _device(body)]
     if body.get("model", {}).get("speaks") is False:
         parts.append("without a vocoder: text only")
     compiling = body.get("compile") or {}
@@ -74,6 +74,15 @@ def ready_text(name: str, body: Mapping[str, Any], seconds: float) -> str:
     if fell_back:
         parts.append(f"not compiled: {', '.join(fell_back)} (see /compile_report)")
     return f"{name}  ready in {_seconds(seconds)}{f' ({took})' if took else ''}: {', '.join(parts)}"
+
+
+def _served(body: Mapping[str, Any]) -> list[str]:
+    """The models of a worker with their slots; slots of sessions if nothing names a model."""
+    models = body.get("models") or {}
+    served = [] if models.get("omni") is False else [_counted(n_slots(body), "slot")]
+    if speech := models.get("speech"):
+        served.append(f"speech model with {_counted(int(speech['slots']['total']), 'slot')}")
+    return served
 
 
 def n_slots(body: Mapping[str, Any]) -> int:

@@ -50,6 +50,10 @@ def test_ready_text_shows_start_times_slots_device_and_cache() -> None:
         "worker 0  ready in 9.4 s: 1 slot, cpu"
     )
     assert ready_text("worker 0", {}, 1).endswith("0 slots, unknown device"), "expected no key to be required"
+    speech = {"slots": {"total": 4, "free": 4}}
+    for omni, expected in ((False, ""), (True, "0 slots, ")):
+        body = {"models": {"omni": omni, "speech": speech}, "device": {"type": "cpu"}}
+        assert ready_text("worker 0", body, 1).endswith(f"1.0 s: {expected}speech model with 4 slots, cpu")
 
 
 def test_totals_text() -> None:

@@ -42,6 +42,7 @@ def health(
     service.check()
     standing, loaded, settings = service.status.now, service.loaded, service.settings
     engine, compile_result = (None, None) if loaded is None else (loaded.engine, loaded.started.compile_result)
+    owner = engine or service.speech
     paused = sum(one.paused for one in conversations)
     worker_status = WIRE_NAMES[standing.state]
     if standing.state is State.BUSY:
@@ -95,7 +96,7 @@ def health(
             "conversion_path": None if settings.engine.s3gen_path is None else str(settings.engine.s3gen_path),
             "conversion_error": service.conversions.error,
         },
-        "device": _device(engine, settings.engine.device),
+        "device": _device(None if owner is None else owner.device, settings.engine.device),
         "kv": {
             "used": sum(rows),
             "total": 0 if engine is None else engine.n_context_rows,
@@ -141,10 +142,9 @@ def versions() -> dict[str, str | int | None]:
     }
 
 
-def _device(engine: Engine | None, configured: str) -> dict[str, Any]:
-    if engine is None:
+def _device(device: torch.device | None, configured: str) -> dict[str, Any]:
+    if device is None:
         return {"type": None, "name": None, "asked": configured}
-    device = engine.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {"type": str(device), "name": name, "asked": configured}
 

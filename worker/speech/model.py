@@ -39,7 +39,7 @@ class SpeechModel:
         """name: as configured. thread: runs it from `start` on."""
         self.parts, self.regions = parts, dict(regions)
         self.slots = LeaseCount("speech model", parts.n_slots)
-        self._name, self._thread = name, thread
+        self._name, self._thread, self.device = name, thread, thread.device
         self._loop = SpeechLoop(parts.streams, thread.device)
         self._voices = SpeechVoices(
             parts.config, parts.streams.codec, folders, partial(submit_call, thread.submit, self._loop)
