@@ -1,6 +1,7 @@
 """Registered voices on disk: `<id>.wav` files, and `registry.json` with their names. Torch-free.
 
-The gateway writes the folder, the workers of the same machine read it. Each sound has its name in its own header too:
+The gateway writes the folder, the workers of the same machine read it, and keep what they have made of a voice in
+`prepared`. Each sound has its name in its own header too:
 a damaged or lost index loses nothing.
 """
 
@@ -23,6 +24,7 @@ from worker.describe import shown
 from worker.protocol.speech_messages import VoiceRate
 
 INDEX = "registry.json"
+PREPARED = "prepared"
 MAX_NAME = 100
 MAX_TRANSCRIPT = 4096  # characters
 MAX_LISTED = 20  # names in an error
@@ -33,6 +35,16 @@ _SAMPLE_BYTES = 2
 def voice_folder(data_dir: Path) -> Path:
     """The folder of registered voices."""
     return data_dir / "assets" / "ref_audio"
+
+
+def prepared_file(registered: Path, voice_id: str, checkpoint: str) -> Path:
+    """Where the vector and the codes of a voice are kept for a checkpoint of the speech model."""
+    return registered / PREPARED / f"{voice_id}.{checkpoint}.safetensors"
+
+
+def prepared_files(registered: Path, voice_id: str) -> list[Path]:
+    """What is kept of a voice for all checkpoints."""
+    return sorted((registered / PREPARED).glob(f"{voice_id}.*"))
 
 
 class RegisteredVoice(BaseModel):

@@ -22,7 +22,7 @@ from models.errors import AudioError, ModelError
 from server.registry.reference_sound import duration_of
 from worker.config.service import ROOT
 from worker.protocol.speech_messages import VoiceRate
-from worker.voice_registry import INDEX, MAX_NAME, RegisteredVoice, VoiceFolder
+from worker.voice_registry import INDEX, MAX_NAME, RegisteredVoice, VoiceFolder, prepared_files
 
 LOG = logging.getLogger(__name__)
 BUILTIN = ROOT / "assets" / "ref_audio"
@@ -119,7 +119,8 @@ class VoiceRegistry:
             )
         with self._locked():
             voice = self.find(voice_id)  # another process may have deleted it
-            self.file_of(voice).unlink(missing_ok=True)
+            for file in (self.file_of(voice), *prepared_files(self._folder, voice_id)):
+                file.unlink(missing_ok=True)
             self._write_index([other for other in self._uploaded().voices if other.id != voice_id])
         return voice
 

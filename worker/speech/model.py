@@ -42,7 +42,7 @@ class SpeechModel:
         self._name, self._thread, self.device = name, thread, thread.device
         self._loop = SpeechLoop(parts.streams, thread.device)
         self._voices = SpeechVoices(
-            parts.config, parts.streams.codec, folders, partial(submit_call, thread.submit, self._loop)
+            parts.config, parts.streams.codec, folders, parts.folder, partial(submit_call, thread.submit, self._loop)
         )
         # Threads of its own: a new voice waits for units to leave time, and asyncio's threads prepare live sessions.
         self._threads = ThreadPoolExecutor(parts.n_slots, "speech")

@@ -23,18 +23,11 @@ from models.qwen3_tts.prompt import Array, SpeechVoice
 from models.token2wav.prompt.features import resample
 from models.token2wav.prompt.sound_file import read_sound
 from worker.protocol.speech_messages import DEFAULT_VOICE, SPEECH_VOICES, SpeakRequest
+from worker.speech.cloned_voice import ClonedVoice, PreparedVoices
 from worker.voice_registry import VoiceFolder, voice_file
 
 MAX_KEPT = 64  # voices
-Submit = Callable[[Callable[[], "ClonedVoice"]], "Future[ClonedVoice]"]
-
-
-@dataclass(frozen=True)
-class ClonedVoice:
-    """A reference sound for a Base model. vector: float32 [dim]. codes: int64 [frames, 16]."""
-
-    vector: Array
-    codes: Array
+Submit = Callable[[Callable[[], ClonedVoice]], "Future[ClonedVoice]"]
 
 
 @dataclass(frozen=True)
@@ -61,11 +54,15 @@ class SpeechVoices:
         config: of the checkpoint.
         codec: its networks.
         folders: files of voices.
+        checkpoint: its folder.
         submit: calls something on the engine thread, between live units.
     """
 
-    def __init__(self, config: Qwen3TTSConfig, codec: SpeechCodec, folders: VoiceFolders, submit: Submit):
+    def __init__(
+        self, config: Qwen3TTSConfig, codec: SpeechCodec, folders: VoiceFolders, checkpoint: Path, submit: Submit
+    ):
         self._config, self._codec, self._folders, self._submit = config, codec, folders, submit
+        self._prepared = PreparedVoices(folders.registered, checkpoint)
         self._kept: OrderedDict[str, ClonedVoice] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -109,7 +106,7 @@ class SpeechVoices:
             if vector.shape != (width,):
                 raise SettingsError("speaker_embedding", expected=f"{width} numbers", got=len(vector))
             return RequestVoice(SpeechVoice(embedding=vector))
-        transcript = request.ref_text
+        transcript, file = request.ref_text, None
         if request.ref_audio_data is not None:
             sound = torch.from_numpy(request.ref_audio_data.samples("ref_audio"))[None].clamp(-1, 1)
             rate = int(request.ref_audio_rate)
@@ -119,7 +116,7 @@ class SpeechVoices:
             sound, rate = read_sound(file)
         if request.x_vector_only is False and not transcript:
             raise SettingsError("ref_text", expected="a transcript of the voice, to clone it in context", got="none")
-        found = self._made(resample(sound.mean(0), rate, SAMPLE_RATE).numpy())
+        found = self._made(resample(sound.mean(0), rate, SAMPLE_RATE).numpy(), file)
         if not transcript or request.x_vector_only or not in_context:
             return RequestVoice(SpeechVoice(embedding=found.vector))
         return RequestVoice(SpeechVoice(embedding=found.vector, reference_codes=found.codes), transcript)
@@ -138,14 +135,18 @@ class SpeechVoices:
         voice = VoiceFolder.read(folders.registered).find(named) if file.parent == folders.registered else None
         return file, "" if voice is None else voice.transcript
 
-    def _made(self, wave: Array) -> ClonedVoice:
-        """Vector and codes of [n] float32 at 24 kHz, made once for each sound."""
+    def _made(self, wave: Array, file: Path | None) -> ClonedVoice:
+        """Vector and codes of [n] float32 at 24 kHz, made once for each sound. file: of a voice of the server."""
         key = hashlib.sha256(wave.tobytes()).hexdigest()
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        found = self._submit(lambda: ClonedVoice(self._codec.speaker(wave), self._codec.encode(wave))).result()
+        found = None if file is None else self._prepared.read(file, key)
+        if found is None:
+            found = self._submit(lambda: ClonedVoice(self._codec.speaker(wave), self._codec.encode(wave))).result()
+            if file is not None:
+                self._prepared.write(file, key, found)
         with self._lock:
             self._kept[key] = found
             if len(self._kept) > MAX_KEPT:

@@ -25,7 +25,7 @@ from tests.parity.golden import WEIGHTS, GoldenDir, read_tensors
 from tests.parity.report import Report
 
 WAVE_SCALE = 20_000  # of 16-bit samples
-WAVE_TOLERANCE = 5e-6
+WAVE_TOLERANCE = 2e-6
 TOLERANCE = 1e-5
 KIND = "tts_model_type"
 RAMP = (1, 2, 4, 8)  # frames of the first chunks; the last size repeats

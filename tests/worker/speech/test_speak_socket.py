@@ -19,7 +19,7 @@ from worker.engine_thread import EngineWork
 from worker.protocol.speech_messages import SpeakRequest
 from worker.protocol.wire import Sound
 from worker.speech.requests import SENTENCE, PlannedSpeech
-from worker.voice_registry import voice_folder
+from worker.voice_registry import prepared_files, voice_folder
 
 TOLERANCE = 1e-5
 REFERENCE = np.random.default_rng(3).normal(0, 0.1, 16_000).astype(np.float32)
@@ -183,7 +183,8 @@ def test_models_are_unloaded_and_replaced(worker: SpeechWorker, data: Path, monk
     assert speech["kind"] == "Base" and speech["path"] == str(data / "base") and speech["speakers"] == []
 
     transcript = "What is said."
-    registered = VoiceRegistry(voice_folder(data)).add("Ada", REFERENCE, transcript)
+    registry = VoiceRegistry(voice_folder(data))
+    registered = registry.add("Ada", REFERENCE, transcript)
     sound = Sound(REFERENCE).base64()
     known, in_context, vector = (
         worker.speak(max_frames=4, **given)
@@ -196,6 +197,19 @@ def test_models_are_unloaded_and_replaced(worker: SpeechWorker, data: Path, monk
     n_rows = [messages[0]["input_tokens"] for _, messages in (known, in_context, vector)]
     assert n_rows[0] == n_rows[1] > n_rows[2], "codes and transcript of the voice are in the prompt"
     assert np.abs(known[0] - in_context[0]).max() < 0.2 and known[0].shape == (4 * FRAME,)
+    speech_model, [kept] = service.speech, prepared_files(voice_folder(data), registered.id)
+    assert speech_model is not None
+    voices, n_encoded = speech_model._voices, list[int]()
+    encode = voices._codec.encode
+    with monkeypatch.context() as patch:
+        patch.setattr(voices._codec, "encode", lambda wave: n_encoded.append(1) or encode(wave))
+        for content, expected in ((kept.read_bytes(), 0), (b"damaged", 1)):
+            kept.write_bytes(content)
+            voices._kept.clear()  # as after a start
+            assert np.array_equal(worker.speak(max_frames=4, voice=registered.name)[0], known[0])
+            assert len(n_encoded) == expected, "vector and codes of a registered voice are read, or made again"
+    registry.delete(registered.id)
+    assert not kept.exists(), "expected nothing of a deleted voice"
     assert "ref_text: expected a transcript" in worker.refused(ref_audio_data=sound, x_vector_only=False)
     assert "speaker_embedding: expected 32 numbers, got 2" in worker.refused(speaker_embedding=[0.0, 1.0])
     assert worker.speak(speaker_embedding=[0.1] * WIDTH, max_frames=2)[1][-1]["type"] == "done"
