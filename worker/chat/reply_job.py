@@ -250,7 +250,7 @@ class ReplyJob(Job):
                 self._call_tokens = []
         elif over and call.may_end:
             if self._goes_on(ended):
-                self.calls.insert(1, SpeechCall([], max_tokens=DRAWN_PER_UNIT, is_drain=True))
+                self.calls.insert(1, SpeechCall([], max_tokens=DRAWN_PER_UNIT))
                 is_last = False
             elif not is_last:
                 self.voices.begin_spoken_turn(self.session)
