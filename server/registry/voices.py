@@ -119,7 +119,9 @@ class VoiceRegistry:
             )
         with self._locked():
             voice = self.find(voice_id)  # another process may have deleted it
-            for file in (self.file_of(voice), *prepared_files(self._folder, voice_id)):
+            # The sound first: a worker that keeps a prepared voice afterwards sees that it is gone.
+            self.file_of(voice).unlink(missing_ok=True)
+            for file in prepared_files(self._folder, voice_id):
                 file.unlink(missing_ok=True)
             self._write_index([other for other in self._uploaded().voices if other.id != voice_id])
         return voice

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-import os
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class PreparedVoices:
         file = self._file(voice_file)
         if file is None:
             return
-        draft = file.with_name(f"{file.name}.{os.getpid()}.part")
+        draft = file.with_name(f"{file.name}.{uuid.uuid4().hex}.part")
         tensors = {"vector": np.ascontiguousarray(voice.vector), "codes": np.ascontiguousarray(voice.codes)}
         try:
             file.parent.mkdir(exist_ok=True)
