@@ -215,7 +215,8 @@ class RegionTable:
         # Each bucket is one more graph of the same code, several regions share a layer's code, and so do layers of
         # other widths, some of them in two graphs: the default limits are too low.
         n_graphs = sum(len(region.variants) for region in self.table.values() for _ in region.buckets(self.shapes))
-        n_graphs *= n_widths if n_widths == 1 else 2 * n_widths
+        if n_widths > 1:
+            n_graphs *= 2 * n_widths
         limits = torch._dynamo.config
         limits.recompile_limit = max(limits.recompile_limit, n_graphs)
         limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 4 * n_graphs)

@@ -15,7 +15,7 @@ from models.sampling.beams import BeamSettings, Found
 from models.stages.message_reader import Content, MediaPiece
 from models.stages.speech_stream import SpeechStream
 from models.stages.unit_steps import UnitSteps
-from models.token2wav.settings import SILENCE_TOKEN
+from models.token2wav.settings import SAMPLES_PER_TOKEN, SILENCE_TOKEN
 from models.token2wav.stream.windows import Window
 from worker.chat.config import ReplyConfig
 from worker.chat.reply import Reply
@@ -76,6 +76,9 @@ class ReplyJob(Job):
     _units: SpokenUnits | None = field(default=None, init=False)  # of a reply that is spoken in units
     _n_drained: int = field(default=0, init=False)  # seconds after those of a turn's text
     _sound_end: SoundEnd = field(default_factory=SoundEnd, init=False)
+    _n_cut: int = field(default=0, init=False)  # speech tokens in windows, pauses included
+    _n_before_call: int = field(default=0, init=False)  # of them, those before the latest call with text
+    _n_heard: int = field(default=0, init=False)  # samples that the vocoder has given
 
     def __post_init__(self) -> None:
         self.is_low_priority = self.config.priority == "low"
@@ -240,6 +243,8 @@ class ReplyJob(Job):
     def on_speech_tokens(self, call: SpeechCall, speech_tokens: list[int], over: bool, ended: bool) -> None:
         is_first = call.n_taken == len(speech_tokens)
         is_last = over and self.is_text_done and len(self.calls) == 1
+        if is_first and speech_tokens and call.ids:
+            self._n_before_call = self._n_cut
         if self._waits_for_sound and is_first:
             self._write(self._n_written + len(call.ids))
         self.n_speech_tokens += len(speech_tokens)
@@ -255,6 +260,7 @@ class ReplyJob(Job):
             elif not is_last:
                 self.voices.begin_spoken_turn(self.session)
                 speech_tokens = speech_tokens + [SILENCE_TOKEN] * PAUSE_TOKENS
+        self._n_cut += len(speech_tokens)
         self.windows.extend(self._cut(speech_tokens, is_last))
         if is_last:
             if self._waits_for_sound:
@@ -280,11 +286,20 @@ class ReplyJob(Job):
 
     def emit_sound(self, pcm: np.ndarray, launched: float, now: float) -> None:
         if not self.session.reference:
-            pcm = self._sound_end.push(pcm, text_is_read=self.is_text_done and len(self.calls) <= 1)
+            text_is_read = self._is_at_last_text
+            self._n_heard += len(pcm)
+            pcm = self._sound_end.push(pcm, text_is_read=text_is_read)
         if len(pcm):
             super().emit_sound(pcm, launched, now)
         if self._sound_end.is_over:
             self._end_speech()
+
+    @property
+    def _is_at_last_text(self) -> bool:
+        """Whether the sound that comes next is that of the last text: windows of earlier calls may still wait."""
+        if not self.is_text_done or len(self.calls) > 1 or any(call.ids and not call.n_taken for call in self.calls):
+            return False
+        return self._n_heard >= self._n_before_call * SAMPLES_PER_TOKEN
 
     def interrupt(self) -> bool:
         self._is_interrupted = True

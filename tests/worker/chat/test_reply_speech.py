@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,10 +15,12 @@ from training.timelines.pacing import pace
 from worker.assembly import parts as building
 from worker.assembly.talker_session import SPEECH_TEMPERATURE
 from worker.chat.config import ReplyConfig
+from worker.chat.reply_job import ReplyJob
 from worker.chat.sound_end import KEPT_S, LIMITS, SoundEnd
 from worker.chat.spoken_units import MAX_TOKENS, SpokenUnits
 from worker.config.service import ROOT
 from worker.config.session import EngineConfig
+from worker.loop.job import Job, SpeechCall
 from worker.loop.language import Language
 from worker.loop.results import SOUND_RATE, ReplyResult
 
@@ -128,6 +131,22 @@ def test_silence_is_not_held_before_the_text_is_read() -> None:
     end = SoundEnd()
     assert len(end.push(silence(5 * SECOND), text_is_read=False)) == 5 * SECOND and not end.is_over
     assert len(end.push(silence(10), text_is_read=True)) == 0
+
+
+def test_silence_of_an_earlier_text_ends_nothing(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vocoder may have several windows to speak when the tokens of the last text are drawn."""
+    emitted: list[int] = []
+    monkeypatch.setattr(Job, "emit_sound", lambda job, pcm, launched, now: emitted.append(len(pcm)))
+    monkeypatch.setattr(ReplyJob, "_cut", lambda *_: [])
+    config = ReplyConfig(speak=True)
+    job = ReplyJob(Mock(reference=False), 0.0, engine.content("Hi", config=config), config, engine.language, Mock())
+    for n_tokens in (100, 10):  # 4 s and 0.4 s
+        call = SpeechCall([1], max_tokens=n_tokens, stream=Mock(), n_taken=n_tokens)
+        job.on_speech_tokens(call, [0] * n_tokens, over=True, ended=True)
+    job.is_text_done = True
+    for pcm in (silence(2 * SECOND), silence(2 * SECOND), sound(100), silence(SECOND)):
+        job.emit_sound(pcm, 0.0, 0.0)
+    assert emitted == [2 * SECOND, 2 * SECOND, 100, KEPT], "silence is held only after the last text has begun"
 
 
 def test_the_bound_grows_with_the_text() -> None:
