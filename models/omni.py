@@ -28,12 +28,14 @@ class OmniModel(nn.Module):
     `load.load_model` does all three.
 
     backend: runs layers, text embeddings, output heads and samplers; regions pass it to every call.
+    decode_copy: with kernels, products of few rows of the language model read copies of its weights in 12 bits.
     """
 
     def __init__(self, config: OmniConfig):
         super().__init__()
         self.config = config
         self.backend: Backend = TORCH
+        self.decode_copy = False
         self.llm = LLM(config)
         if config.init_vision:
             self.vpm = Vpm(config.vision_config, config.drop_vision_last_layer)
@@ -78,7 +80,8 @@ class OmniModel(nn.Module):
             raise SettingsError("kernels", expected="Triton, which comes with the GPU builds of torch", got="none")
         from models.kernels.backend import TritonBackend  # here, because it imports Triton
 
-        self.backend = TritonBackend(self, self._text_embeddings())
+        copied = (self.llm.model, self.llm.lm_head) if self.decode_copy else ()
+        self.backend = TritonBackend(self, self._text_embeddings(), copied=copied)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # packing and moving free as much memory as the weights take
 

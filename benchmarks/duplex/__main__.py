@@ -210,6 +210,7 @@ class BenchRun:
             "voices_s": options.voices_s,
             "warms_up": not options.no_warm_up,
             "early_prefill": options.early_prefill,
+            "decode_copy": options.decode_copy,
             "weights": options.weights,
             **more,
         }

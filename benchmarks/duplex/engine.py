@@ -78,6 +78,7 @@ class EngineSpec:
         warms_up: run the worker's warm-up conversation at the start.
         early_prefill: pictures that come before their units are fed before them, too; as in `EngineConfig`.
         kv_layout: as in `EngineConfig`.
+        decode_copy: as in `EngineConfig`, without its default.
         weights: key of `models.checkpoint.precision.PRESETS`, as `model.weights`.
         session: further session settings.
     """
@@ -96,6 +97,7 @@ class EngineSpec:
     warms_up: bool = True
     early_prefill: bool | Literal["auto"] = "auto"
     kv_layout: KVLayout = "slots"
+    decode_copy: bool = False
     weights: Preset = "bf16"
     session: dict[str, Any] = field(default_factory=dict)
 
@@ -122,6 +124,7 @@ class EngineSpec:
             euler_steps=self.n_steps,
             early_prefill=self.early_prefill,
             kv_layout=self.kv_layout,
+            decode_copy=self.decode_copy,
             weights=self.weights,
             compile=WAYS[self.way].config(self.targets),
             session=SessionConfig(**session),

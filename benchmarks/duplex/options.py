@@ -68,6 +68,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="model.kv_layout; correctness and toggles have slots",
     )
     parser.add_argument(
+        "--decode-copy",
+        action="store_true",
+        help="model.decode_copy on, also with more slots or less memory than by default; without it off",
+    )
+    parser.add_argument(
         "--weights",
         choices=tuple(PRESETS),
         default="bf16",

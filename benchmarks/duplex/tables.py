@@ -14,8 +14,8 @@ SUMMARY = (
     *("sessions_ok", "cold_start_s", "cached_start_s"),
     *("recompiles", "graph_breaks", "cudagraph_skips", "peak_gb", "date", "torch", "command"),
 )
-# Names of the figures of quantised weights, beside those of bf16.
-QUANTIZED = {
+# Names of the figures of quantised weights, and with a copy for decoding, beside those of bf16.
+SEPARATE = {
     "listen_p95_ms": "listen_{}_p95_ms",
     "speak_p95_ms": "speak_{}_p95_ms",
     "first_sound_p95_ms": "first_sound_{}_p95_ms",
@@ -106,16 +106,21 @@ def summary(result: JsonDict) -> JsonDict:
 
 
 def kept_summary(result: JsonDict, kept: JsonDict) -> JsonDict:
-    """What a file of summaries holds after a run. Runs with quantised weights add their figures to those of other runs.
+    """What a file of summaries holds after a run.
+
+    Runs with quantised weights, or a copy for decoding, add their figures to those of other runs.
 
     Args:
         kept: content of the file before the run.
     """
-    figures, weights = summary(result), result["settings"].get("weights", "bf16")
-    if weights == "bf16":
+    figures, settings = summary(result), result["settings"]
+    names = [one for one in (settings.get("weights", "bf16"),) if one != "bf16"]
+    names += ["copy"] if settings.get("decode_copy") else []
+    if not names:
         return {**{name: value for name, value in kept.items() if name not in SUMMARY}, **figures}
-    added = {own.format(weights): figures[name] for name, own in QUANTIZED.items() if figures[name] is not None}
-    return {**kept, **added, f"command_{weights}": figures["command"], f"date_{weights}": figures["date"]}
+    own = "_".join(names)
+    added = {named.format(own): figures[name] for name, named in SEPARATE.items() if figures[name] is not None}
+    return {**kept, **added, f"command_{own}": figures["command"], f"date_{own}": figures["date"]}
 
 
 def commands(result: JsonDict) -> list[list[str]]:

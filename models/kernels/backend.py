@@ -3,13 +3,13 @@
 Contains no kernels itself. Requires Triton.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from models.kernels.fused_decoder import FusedDecoder, linear
+from models.kernels.fused_decoder import CopiedWeight, FusedDecoder, linear, with_copy
 from models.kernels.fused_encoders import FusedAudio, FusedVision
 from models.kernels.lookup import PinnedEmbedding, newest_rows, store_rows, table_rows
 from models.kernels.moved_rows import close_gaps, restore_keys
@@ -32,24 +32,31 @@ class TritonBackend(Backend):
 
     needs_mask = False
 
-    def __init__(self, parts: nn.Module, embeddings: list[nn.Embedding]):
+    def __init__(
+        self, parts: nn.Module, embeddings: list[nn.Embedding], *, copied: Sequence[LayerStack | nn.Linear] = ()
+    ):
         """
         Args:
             parts: module that contains every `LayerStack`, `Vpm` and `Apm` to run.
             embeddings: text embeddings to move to pinned memory.
+            copied: stacks and output heads whose products of few rows read copies of the weights in 12 bits.
         Raises: any error of the device; the embeddings are on their device again then.
         """
         self._decoders: dict[DecoderStack, FusedDecoder] = {}
+        self._heads: dict[OutputHead, CopiedWeight] = {}
         self._vision: dict[VisionStack, FusedVision] = {}
         self._audio: dict[AudioStack, FusedAudio] = {}
         with torch.no_grad(), _all_or_none() as pinned:
             for part in parts.modules():
                 if isinstance(part, LayerStack):
-                    self._decoders[part] = FusedDecoder(part)
+                    self._decoders[part] = FusedDecoder(part, copied=part in copied)
                 elif isinstance(part, Vpm):
                     self._vision[part] = FusedVision(part)
                 elif isinstance(part, Apm):
                     self._audio[part] = FusedAudio(part)
+            for head in copied:
+                if isinstance(head, nn.Linear) and isinstance(weight := with_copy(head.weight), CopiedWeight):
+                    self._heads[head] = weight
             for embedding in embeddings:
                 pinned.append(PinnedEmbedding(embedding))
         self._pinned = pinned
@@ -69,7 +76,7 @@ class TritonBackend(Backend):
         return table_rows(embedding.weight, ids)
 
     def linear(self, x: Tensor, head: OutputHead) -> Tensor:
-        return linear(x, head.weight)
+        return linear(x, self._heads.get(head, head.weight))
 
     def text_sampler(self, eager: TextSampler) -> TextSampler:
         return choose_tokens

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from models.checkpoint.precision import Kind
 from models.checkpoint.quantized import QuantizedMatrix
 from models.kernels.attention import AttentionInputs, slot_attention, slot_attention_pairs
+from models.kernels.bf12 import Bf12Matrix, encode
+from models.kernels.bf12_gemm import bf12_gated_linear, bf12_linear, bf12_parts
 from models.kernels.new_rows import new_rows
 from models.kernels.packed_linear import pack_weights
 from models.kernels.paired_rows import PairedRows, takes_pairs
@@ -28,27 +30,38 @@ from models.layers.transformer import DecoderLayer, LayerStack, RMSNorm
 STEP_WARPS = 16  # of a norm, with one new row for each slot
 
 
+class CopiedWeight(NamedTuple):
+    """A weight, and a copy of it in 12 bits for products of few rows."""
+
+    weight: Tensor
+    copy: Bf12Matrix
+
+
+DecoderWeight = Weight | CopiedWeight
+
+
 class _Layer(NamedTuple):
     """One layer's weights in the form that its products take."""
 
     norm: Tensor
-    qkv: Weight
+    qkv: DecoderWeight
     head_norms: HeadNorms | None
-    o: Weight
+    o: DecoderWeight
     mlp_norm: Tensor
-    gate_up: Weight
-    down: Weight
+    gate_up: DecoderWeight
+    down: DecoderWeight
 
 
 class FusedDecoder:
     """Runs one decoder stack. Its qkv and gate-up weights are packed once; all weights stay shared with the stack."""
 
-    def __init__(self, stack: LayerStack):
+    def __init__(self, stack: LayerStack, *, copied: bool = False):
+        """copied: keep copies in 12 bits of the weights of bfloat16 numbers (`with_copy`)."""
         layers = cast("list[DecoderLayer]", list(stack.layers))
         attention = layers[0].self_attn
         self.heads, self.kv_heads, self.eps = attention.heads, attention.kv_heads, stack.norm.eps
         self.frequencies, self.norm = stack.frequencies, stack.norm.weight
-        self.layers = [_layer(layer) for layer in layers]
+        self.layers = [_layer(layer, copied=copied) for layer in layers]
 
     def __call__(self, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int) -> Tensor:
         """Shapes and effects as `LayerStack.forward`."""
@@ -72,7 +85,7 @@ class FusedDecoder:
         return add_rms_norm(stream, added, self.norm, self.eps, _norm_warps(stream))[1]
 
     def _add_norm(
-        self, stream: Tensor, added: Tensor | None, norm: Tensor, weight: Weight
+        self, stream: Tensor, added: Tensor | None, norm: Tensor, weight: DecoderWeight
     ) -> tuple[Tensor, Tensor | PairedRows]:
         """As `add_rms_norm`, the norm in the form that the product with `weight` takes."""
         kind = _pairs_of(stream, weight)
@@ -81,13 +94,23 @@ class FusedDecoder:
         return add_rms_norm_pairs(stream, added, norm, self.eps, kind, _norm_warps(stream))
 
 
-def linear(x: Tensor, weight: Weight) -> Tensor:
+def with_copy(weight: Weight) -> DecoderWeight:
+    """The weight with its copy in 12 bits; alone if it has none (`models.kernels.bf12.encode`)."""
+    copy = None if isinstance(weight, QuantizedMatrix) else encode(weight)
+    return weight if isinstance(weight, QuantizedMatrix) or copy is None else CopiedWeight(weight, copy)
+
+
+def linear(x: Tensor, weight: DecoderWeight) -> Tensor:
     """x [..., K] times weight [N, K]: a skinny GEMM for few rows, PyTorch's product for more. Returns: [..., N]."""
     rows = x.reshape(-1, x.shape[-1])
     if isinstance(weight, QuantizedMatrix):
         out = quantized_linear(rows, weight)
+    elif len(rows) > MAX_ROWS:
+        out = F.linear(rows, weight.weight if isinstance(weight, CopiedWeight) else weight)
+    elif isinstance(weight, CopiedWeight):
+        out = bf12_linear(rows, weight.copy)
     else:
-        out = skinny_linear(rows, weight) if len(rows) <= MAX_ROWS else F.linear(rows, weight)
+        out = skinny_linear(rows, weight)
     return out.view(*x.shape[:-1], -1)
 
 
@@ -96,14 +119,14 @@ def _norm_warps(stream: Tensor) -> int:
     return STEP_WARPS if stream.shape[1] == 1 else 0
 
 
-def _pairs_of(stream: Tensor, weight: Weight) -> Kind | None:
+def _pairs_of(stream: Tensor, weight: DecoderWeight) -> Kind | None:
     """The kind of a weight that multiplies the rows of `stream` as pairs."""
     if isinstance(weight, QuantizedMatrix) and takes_pairs(weight, stream.shape[0] * stream.shape[1], stream.dtype):
         return weight.kind
     return None
 
 
-def _linear_parts(x: Tensor | PairedRows, weight: Weight) -> Tensor:
+def _linear_parts(x: Tensor | PairedRows, weight: DecoderWeight) -> Tensor:
     """The product [B, T, N], or partial sums of it [P, B, T, N] for few rows."""
     B, T, K = x.shape
     if isinstance(x, PairedRows):
@@ -112,12 +135,17 @@ def _linear_parts(x: Tensor | PairedRows, weight: Weight) -> Tensor:
     elif B * T > MAX_ROWS:
         return _many(x, weight)
     else:
-        rows = x.view(-1, K)
-        parts = quantized_parts(rows, weight) if isinstance(weight, QuantizedMatrix) else skinny_parts(rows, weight)
+        parts = _few_parts(x.view(-1, K), weight)
     return parts.view(B, T, -1) if len(parts) == 1 else parts.view(len(parts), B, T, -1)
 
 
-def _gated(x: Tensor | PairedRows, weight: Weight) -> Tensor:
+def _few_parts(rows: Tensor, weight: DecoderWeight) -> Tensor:
+    if isinstance(weight, CopiedWeight):
+        return bf12_parts(rows, weight.copy)
+    return quantized_parts(rows, weight) if isinstance(weight, QuantizedMatrix) else skinny_parts(rows, weight)
+
+
+def _gated(x: Tensor | PairedRows, weight: DecoderWeight) -> Tensor:
     """silu(gate) * up of a packed product; the gate's rows come first in the weight."""
     B, T, K = x.shape
     if isinstance(x, PairedRows):
@@ -128,24 +156,31 @@ def _gated(x: Tensor | PairedRows, weight: Weight) -> Tensor:
     rows = x.view(-1, K)
     if isinstance(weight, QuantizedMatrix):
         return quantized_gated_linear(rows, weight).view(B, T, -1)
+    if isinstance(weight, CopiedWeight):
+        return bf12_gated_linear(rows, weight.copy).view(B, T, -1)
     return skinny_gated_linear(rows, weight).view(B, T, -1)
 
 
-def _many(x: Tensor, weight: Weight) -> Tensor:
+def _many(x: Tensor, weight: DecoderWeight) -> Tensor:
     """The product of many rows."""
-    return linear(x, weight) if isinstance(weight, QuantizedMatrix) else F.linear(x, weight)
+    if isinstance(weight, QuantizedMatrix):
+        return linear(x, weight)
+    return F.linear(x, weight.weight if isinstance(weight, CopiedWeight) else weight)
 
 
-def _layer(layer: DecoderLayer) -> _Layer:
+def _layer(layer: DecoderLayer, *, copied: bool) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
+    qkv = pack_weights((attention.q_proj, attention.k_proj, attention.v_proj))
+    gate_up = pack_weights((mlp.gate_proj, mlp.up_proj))
+    o, down = attention.o_proj.weight, mlp.down_proj.weight
     return _Layer(
         norm=layer.input_layernorm.weight,
-        qkv=pack_weights((attention.q_proj, attention.k_proj, attention.v_proj)),
+        qkv=with_copy(qkv) if copied else qkv,
         head_norms=_head_norms(attention.q_norm, attention.k_norm),
-        o=attention.o_proj.weight,
+        o=with_copy(o) if copied else o,
         mlp_norm=layer.post_attention_layernorm.weight,
-        gate_up=pack_weights((mlp.gate_proj, mlp.up_proj)),
-        down=mlp.down_proj.weight,
+        gate_up=with_copy(gate_up) if copied else gate_up,
+        down=with_copy(down) if copied else down,
     )
 
 

@@ -23,7 +23,7 @@ SMALL_WEIGHT = 1 << 23  # numbers of a weight whose product takes a few microsec
 class Launch(NamedTuple):
     """A call of a kernel: its grid, arguments, constants and options."""
 
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
     args: tuple[Any, ...]
     options: dict[str, Any]
 

@@ -188,6 +188,7 @@ def assemble(
     by_kernels = uses_kernels(config.compile, model.device)
     apply_backend_flags(config.compile, model.device)  # the vocoder's modules depend on them
     if by_kernels:
+        model.decode_copy = _keeps_decode_copy(model.device, config)
         _use_kernels(model)
     n_slots = config.max_sessions or max_sessions(model, flow_parts, config)
     llm_pages = _llm_pages(model, flow_parts, config, n_slots)
@@ -246,6 +247,11 @@ def _check_room_for_voices(vocoder: Vocoder, voices_s: float) -> None:
         expected = f"seconds that fit {free / 2**30:.1f} GiB of free GPU memory"
         got = f"{voices_s:g}, which take up to {missing / 2**30:.1f} GiB more"
         raise SettingsError("duplex.voices_s", expected=expected, got=got)
+
+
+def _keeps_decode_copy(device: torch.device, config: EngineConfig) -> bool:
+    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    return config.keeps_decode_copy(total)
 
 
 def _use_kernels(model: OmniModel) -> None:

@@ -21,7 +21,7 @@ from worker.config.layers import LayeredSettings, SettingsLayer, setting_fields,
 from worker.config.session import VOICES_TEXT, EngineConfig, SessionConfig
 from worker.config.settings import HIDDEN, SettingError, SettingProblem, Settings
 from worker.config.webrtc import WebRtcConfig
-from worker.config.weights import KV_LAYOUT_TEXT, WEIGHTS_TEXT, KVLayout, PartWeights
+from worker.config.weights import DECODE_COPY_TEXT, KV_LAYOUT_TEXT, WEIGHTS_TEXT, KVLayout, PartWeights
 from worker.describe import shown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,6 +74,7 @@ class ModelSection(Settings):
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU")
     weights: Weights = Field("bf16", description=WEIGHTS_TEXT)
     part_weights: PartWeights = Field(PartWeights(), description="weights of single parts")
+    decode_copy: bool | Literal["auto"] = Field("auto", description=DECODE_COPY_TEXT)
     kv_layout: KVLayout = Field("slots", description=KV_LAYOUT_TEXT)
     omni: bool = Field(True, description="false: `model.model_path` is not served, only `model.speech_path`")
     speech_path: OptionalModelPath = Field(
@@ -307,6 +308,7 @@ class Config(LayeredSettings):
             dtype=model.dtype,
             weights=model.weights,
             part_weights=model.part_weights,
+            decode_copy=model.decode_copy,
             kv_layout=model.kv_layout,
             max_sessions=duplex.max_sessions,
             llm_len=duplex.context_rows,

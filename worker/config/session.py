@@ -25,9 +25,11 @@ from models.sampling.settings import (
 from worker.config.compile import CompileConfig, S3CompileModes
 from worker.config.hub_id import ModelPath, OptionalModelPath
 from worker.config.settings import SettingError, SettingProblem, Settings, notes, overlaid
-from worker.config.weights import KV_LAYOUT_TEXT, WEIGHTS_TEXT, KVLayout, PartWeights
+from worker.config.weights import DECODE_COPY_TEXT, KV_LAYOUT_TEXT, WEIGHTS_TEXT, KVLayout, PartWeights
 from worker.describe import TypeWords, shown
 
+# With the default `decode_copy`: most slots, and least bytes of the GPU.
+DECODE_COPY_SESSIONS, DECODE_COPY_GPU = 4, 64 * 10**9
 # Indices into the shared token sets: duplex as in the public implementation, duplex with its defects fixed,
 # turn-based replies with and without speech, and the first token of units that must speak in the two kinds of duplex.
 REFERENCE_SET, FIXED_SET, REPLY_SET, REPLY_TEXT_SET, REFERENCE_SPEAK_SET, FIXED_SPEAK_SET = range(6)
@@ -299,6 +301,7 @@ class EngineConfig(Settings):
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU")
     weights: Weights = Field("bf16", description=WEIGHTS_TEXT)
     part_weights: PartWeights = Field(PartWeights(), description="weights of single parts")
+    decode_copy: bool | Literal["auto"] = Field("auto", description=DECODE_COPY_TEXT)
     kv_layout: KVLayout = Field("slots", description=KV_LAYOUT_TEXT)
     max_sessions: int | None = Field(None, ge=1, le=1024, description="slots; null: as many as free memory holds")
     llm_len: int = Field(8192, ge=1, le=1_000_000, description="context length of a slot in tokens")
@@ -339,6 +342,13 @@ class EngineConfig(Settings):
     def precision(self) -> Precision:
         """The kinds of quantised weights, by part."""
         return self.part_weights.precision(self.weights)
+
+    def keeps_decode_copy(self, gpu_bytes: int) -> bool:
+        """Whether a worker keeps a copy for decoding on a GPU of so many bytes, if the project's kernels run."""
+        if self.decode_copy != "auto":
+            return self.decode_copy
+        is_small = self.max_sessions is not None and self.max_sessions <= DECODE_COPY_SESSIONS
+        return is_small and self.precision.llm is None and gpu_bytes >= DECODE_COPY_GPU
 
     def speech_slots(self, device_type: str) -> int:
         """Slots of the speech model on a device of this type, `cuda` or `cpu`."""

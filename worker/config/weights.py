@@ -8,6 +8,11 @@ from models.checkpoint.precision import Precision, Weights, chosen_precision
 from worker.config.settings import Settings
 
 KVLayout = Literal["slots", "pages"]
+DECODE_COPY_TEXT = (
+    "a copy of the language model's weights in 12 bits without loss, from which products of up to 64 rows read: "
+    "shorter decode steps, three quarters of these weights' memory more, and with few units in flight a unit's first "
+    "sound is made before the rest; auto: with at most four slots on a GPU of 64 GB or more, if the weights are bf16"
+)
 KV_LAYOUT_TEXT = (
     "slots: every slot has `duplex.context_rows` rows of keys and values; pages: sessions share a pool of rows and "
     "get as many as their settings need, and a pool of the speech model's rows, which turns take while they speak"

@@ -13,7 +13,9 @@ from torch import nn
 
 from models.checkpoint.config import load_config
 from models.checkpoint.quantized import quantize
+from models.kernels.bf12 import bf12_bytes
 from models.load import build_on_meta, weight_dtype
+from models.omni import OmniModel
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from worker.assembly.parts import FREE_SHARE, most_slots_in, slot_bytes, slots_in
 from worker.config.session import EngineConfig
@@ -80,6 +82,8 @@ def plan_memory(config: EngineConfig, total: int, *, by_kernels: bool = True) ->
         else:
             part = name.partition(".")[0]
             weights[part] = weights.get(part, 0) + n_bytes
+    if by_kernels and config.keeps_decode_copy(total):
+        weights["decode copy"] = _decode_copy_bytes(model, config)
     flow_parts = None
     if model.config.init_tts and config.token2wav_folder.is_dir():
         loaded = load_flow_and_hift(config.token2wav_folder, dtype=dtype, hift_dtype=dtype)
@@ -94,6 +98,18 @@ def plan_memory(config: EngineConfig, total: int, *, by_kernels: bool = True) ->
         n_slots = min(config.max_sessions, most_slots_in(free, n_bytes))
     sessions = "of any kind" if config.kv_layout == "slots" else "with default settings"
     return MemoryPlan(total, weights, host, slot, n_slots, sessions)
+
+
+def _decode_copy_bytes(model: OmniModel, config: EngineConfig) -> int:
+    """Of the copies of the language model's weights that are not quantised."""
+    named = ((name, tuple(one.shape)) for name, one in model.llm.named_parameters(prefix="llm"))
+    copied = (
+        shape
+        for name, shape in named
+        if name.endswith("proj.weight") or name == "llm.lm_head.weight"
+        if config.precision.kind_of(name, shape) is None
+    )
+    return sum(bf12_bytes(*shape) for shape in copied)
 
 
 def _n_bytes(module: nn.Module) -> int:

@@ -121,6 +121,8 @@ def test_summary_of_quantised_weights_is_added_to_that_of_others() -> None:
     assert kept["speak_p95_ms"] == 87.7 and kept["sessions_fp8"] == 96
     assert (kept["speak_fp8_p95_ms"], kept["first_sound_fp8_p95_ms"]) == (60.0, 50.0)
     assert kept["command_fp8"] == "python -m benchmarks.duplex --weights fp8"
+    copied = kept_summary({**result, "settings": {"decode_copy": True}}, kept)
+    assert (copied["speak_p95_ms"], copied["speak_copy_p95_ms"], copied["speak_fp8_p95_ms"]) == (87.7, 60.0, 60.0)
     again = kept_summary({**result, "settings": {}}, kept)
     assert (again["speak_p95_ms"], again["speak_fp8_p95_ms"], again["sessions_fp8"]) == (60.0, 60.0, 96)
 

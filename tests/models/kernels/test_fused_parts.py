@@ -14,7 +14,7 @@ from models.checkpoint.config import OmniConfig, load_config
 from models.checkpoint.precision import Kind, Precision
 from models.inputs.audio import UNIT_COLUMNS
 from models.kernels import paired_rows, quantized_gemm
-from models.kernels.fused_decoder import FusedDecoder
+from models.kernels.fused_decoder import CopiedWeight, FusedDecoder
 from models.kernels.packed_linear import pack_weights
 from models.layers.kv_cache import KVCache, SavedRows
 from models.layers.kv_pages import PageSizes
@@ -95,6 +95,32 @@ def test_decoder_equals_torch_backend(model: OmniModel, part: str) -> None:
 
     for got, expected in zip(*with_both_backends(model, run), strict=True):
         assert_close(got, expected, TOLERANCE, f"{part}, Triton against PyTorch")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n_rows", [5, 70])
+def test_copies_in_12_bits_equal_torch_backend(tiny: Path, device: str, n_rows: int) -> None:
+    """n_rows: 70 are too many for the copies, so that the weights themselves are multiplied."""
+    config = shallow(tiny)
+    wide = {"hidden_size": 256, "num_attention_heads": 256 // config.head_dim, "num_hidden_layers": 1}
+    model = random_model(config.model_copy(update=wide), device=device)
+    for layer in model.llm.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.weight.data = layer.weight.bfloat16().float()
+    model.decode_copy = True
+    generator, slots = torch.Generator().manual_seed(8), torch.tensor([0], device=device)
+    rows = torch.randn(1, n_rows, model.config.hidden_size, generator=generator).to(device) * 0.1
+
+    def run() -> list[Tensor]:
+        cache = slot_cache(model, "llm", n_slots=1, max_len=80)
+        hidden = model.llm.model(rows, cache, slots, torch.tensor([n_rows], device=device), 80, model.backend)
+        return [hidden, model.llm.logits(hidden[:, -1], model.backend), *live(cache, {0: n_rows})]
+
+    for got, expected in zip(*with_both_backends(model, run), strict=True):
+        assert_close(got, expected, TOLERANCE, "with copies, Triton against PyTorch")
+    first = FusedDecoder(model.llm.model, copied=True).layers[0]
+    copied = [name for name, one in first._asdict().items() if isinstance(one, CopiedWeight)]
+    assert copied == ["qkv", "o", "gate_up"], f"expected all weights whose columns are whole groups, got {copied}"
 
 
 def test_shared_scratch_slot_changes_no_bit(model: OmniModel) -> None:

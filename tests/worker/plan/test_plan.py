@@ -5,10 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
+from models.checkpoint.config import load_config
 from models.checkpoint.precision import PRESETS
 from models.checkpoint.quantized import quantize
 from models.errors import SettingsError
+from models.kernels.bf12 import LEAST_ENTRIES, encode
+from models.random_weights import random_model
 from tests.worker.loop.engines import loaded, make_config, make_parts, make_prompt, make_sound, short_speech
 from worker.assembly.parts import FREE_SHARE, WORK_BYTES, WORK_SLOT_BYTES, slot_bytes, slots_in
 from worker.config.session import EngineConfig
@@ -52,6 +56,40 @@ def test_memory_is_that_of_the_modules_and_slots() -> None:
     assert plan_memory(few, 2**30).n_slots == 3
     assert plan_memory(few, held + 2 * sum(plan.slot.values()), by_kernels=False).n_slots == 1
     assert plan_memory(config, 1000).n_slots == 0
+
+
+def test_plan_counts_the_copy_that_kernels_decode_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(make_config().model_path)
+    wide = {"hidden_size": 256, "num_attention_heads": 256 // config.head_dim, "num_hidden_layers": 2}
+    config = config.model_copy(update=wide)
+    layers = [layer.weight for layer in random_model(config).llm.modules() if isinstance(layer, torch.nn.Linear)]
+    copies = [copy for weight in layers if (copy := encode(weight.bfloat16())) is not None]
+    held = sum(copy.nbytes - copy.exceptions[LEAST_ENTRIES:].nbytes for copy in copies)
+    assert len(layers) > len(copies) > 0, "expected layers with and without whole groups of columns"
+    monkeypatch.setattr("worker.plan.memory.load_config", lambda path: config)
+    changes = {"decode_copy": True, "max_sessions": 2, "token2wav_path": tmp_path / "none"}
+    engine = make_config().model_copy(update=changes)
+    assert plan_memory(engine, 8 * 10**9).weights["decode copy"] == held
+    assert "decode copy" not in plan_memory(engine, 8 * 10**9, by_kernels=False).weights
+    int8 = engine.model_copy(update={"weights": "int8"})
+    assert plan_memory(int8, 8 * 10**9).weights["decode copy"] == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "gigabytes", "expected"),
+    [
+        ({"max_sessions": 4}, 80, True),
+        ({"max_sessions": 4}, 48, False),
+        ({"max_sessions": 5}, 80, False),
+        ({}, 141, False),
+        ({"max_sessions": 1, "weights": "fp8"}, 80, False),
+        ({"max_sessions": 1, "decode_copy": False}, 80, False),
+        ({"max_sessions": 8, "decode_copy": True}, 24, True),
+    ],
+)
+def test_copy_is_the_default_with_few_slots_on_large_gpus(settings: dict, gigabytes: int, expected: bool) -> None:
+    config = EngineConfig.model_validate(settings)
+    assert config.keeps_decode_copy(gigabytes * 10**9) is expected
 
 
 def test_slots_leave_a_share_of_the_gpu_free() -> None:
