@@ -16,6 +16,7 @@ from worker.loop.batch_runner import BatchRunner
 from worker.loop.job import Job, SpeechCall
 
 SLICE_SPEECH_TOKENS = 5  # drawn between two decode steps of other jobs
+FEW_JOBS = 4  # in flight, up to which a unit's further tokens wait for its first sound
 MAX_POLLS = 2  # in flight per call: draws that are needed in any case are launched before the last poll has arrived
 
 
@@ -34,8 +35,10 @@ class _PendingPoll:
 class SpeechStages:
     """draw: condition, begin and advance the speech calls of jobs. poll: hand drawn tokens to their jobs."""
 
-    def __init__(self, batch: BatchRunner, speaker: Speaker):
+    def __init__(self, batch: BatchRunner, speaker: Speaker, *, first_sound_alone: bool = False):
+        """first_sound_alone: with few jobs, a unit's further tokens wait until the vocoder has made its first sound."""
         self._batch, self._unit_steps, self._speaker = batch, batch.unit_steps, speaker
+        self._first_sound_alone = first_sound_alone and speaker.is_beside
         self._condition, self._begin = _Condition(batch, speaker), _Begin(batch, speaker)
         self._polls: list[_PendingPoll] = []
         self._max_polls = MAX_POLLS if speaker.is_beside else 1
@@ -79,7 +82,21 @@ class SpeechStages:
         if call is None or not (call.n_drawn < call.max_tokens or _is_undone(job, self._speaker)):
             return False
         n_polls = sum(call is other for poll in self._polls for _, other in poll.calls)
+        if self._waits_for_sound(job, call, n_polls):
+            return False
         return n_polls < (1 if call.may_end else self._max_polls)
+
+    def _waits_for_sound(self, job: Job, call: SpeechCall, n_polls: int) -> bool:
+        """Whether further tokens of a unit wait for its first sound, so that the vocoder has the GPU to itself.
+
+        They would run beside it and delay that sound. With more jobs in flight, others would do so in their place.
+        """
+        if not self._first_sound_alone or len(self._batch.jobs) > FEW_JOBS:
+            return False
+        if job.session.speech.vocoder_slot is None or job.times.first_sound is not None:
+            return False
+        is_first_drawn = bool(call.pieces) and call.n_drawn >= call.pieces[0]
+        return is_first_drawn and (n_polls > 0 or bool(job.windows))
 
     def _make_room(self, job: Job) -> None:
         """Reserve the pages of the next call; drop speech rows of the slot first if the call does not fit after them.

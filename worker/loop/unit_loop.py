@@ -57,11 +57,14 @@ class UnitLoop:
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
         first_sound_first: bool = True,
+        first_sound_alone: bool = False,
     ):
         """
         Args:
             vocoder: None for text only.
             first_sound_first: work of turns that have no sound yet goes before that of others.
+            first_sound_alone: with few jobs, speech tokens of a unit do not run beside the vocoder's first sound of it,
+                which comes sooner then, and the unit ends later.
         """
         self.observer = observer or Observer()
         self._speaker = unit_steps.speaker
@@ -74,7 +77,10 @@ class UnitLoop:
         self._background = BackgroundPrefill(self._batch, self._text)
         self._search = SearchStage(self._batch)
         self._yielding = YieldingStage(self._batch, self._text)
-        self._speech = None if self._speaker is None else SpeechStages(self._batch, self._speaker)
+        is_alone = first_sound_alone and vocoder is not None
+        self._speech = None
+        if self._speaker is not None:
+            self._speech = SpeechStages(self._batch, self._speaker, first_sound_alone=is_alone)
         self._order, self._prefills = (
             FirstSoundOrder(clock, is_on=first_sound_first),
             Gathering(clock, PREFILL_SPACING_S),

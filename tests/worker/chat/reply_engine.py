@@ -167,11 +167,17 @@ class AnsweringEngine:
         self.events: dict[str, list[Event]] = defaultdict(list)
         self.use(ToneVocoder(parts.n_slots), observer)
 
-    def use(self, vocoder: Any, observer: Observer | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start over with this vocoder."""
+    def use(
+        self,
+        vocoder: Any,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **options: bool,
+    ) -> None:
+        """Start over with this vocoder. options: of the loop."""
         self.vocoder, self.observer = vocoder, observer or Script()
         self.voices = VoiceManager(self.unit_steps, vocoder)
-        self.loop = UnitLoop(self.unit_steps, vocoder, self.voices, observer=self.observer, clock=clock)
+        self.loop = UnitLoop(self.unit_steps, vocoder, self.voices, observer=self.observer, clock=clock, **options)
         config = make_config(self.parts.n_slots, LLM_LEN)
         self.sessions = Sessions(self.unit_steps, self.language, self.voices, self.loop, config)
         self.answers = Answers(self.sessions, self.unit_steps, self.language, self.voices, self.loop)

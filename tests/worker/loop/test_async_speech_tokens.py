@@ -14,7 +14,7 @@ from worker.assembly.parts import EngineParts
 from worker.loop.job import SpeechCall
 from worker.loop.observer import Observer
 from worker.loop.results import Event, UnitResult
-from worker.loop.speech_stages import MAX_POLLS
+from worker.loop.speech_stages import FEW_JOBS, MAX_POLLS
 from worker.loop.unit_loop import RESTS
 
 ASKED = "Hello there, how are you?"
@@ -185,6 +185,40 @@ def test_arrival_time_of_polls_does_not_change_units(alone: list[Event], engine:
     for name, events in run_units(engine, ["a", "b", "c"], random.Random(seed)).items():
         assert_same_events(name, events, alone)
     assert len(HeldReadback.all) > 3, "expected polls that were held"
+
+
+@pytest.mark.parametrize(("first_sound_alone", "few_jobs"), [(True, FEW_JOBS), (True, 0), (False, FEW_JOBS)])
+def test_further_tokens_of_a_unit_wait_for_its_first_sound(
+    alone: list[Event],
+    engine: AnsweringEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    first_sound_alone: bool,
+    few_jobs: int,
+) -> None:
+    """Only with `first_sound_alone` and few jobs in flight."""
+    monkeypatch.setattr("worker.loop.speech_stages.FEW_JOBS", few_jobs)
+    vocoder = engine.vocoder
+    engine.use(vocoder, Turns(), first_sound_alone=first_sound_alone)
+    session = engine.open("a", ALOUD, speaker=0)
+    for unit in range(3):
+        vocoder.is_held = True
+        n_launches = len(vocoder.launches)
+        engine.send(session, unit)
+        while len(vocoder.launches) == n_launches:
+            for poll in in_flight()[:1]:
+                poll.is_here = True
+            engine.step()
+        (job,) = engine.loop.jobs
+        call = job.calls[0]
+        for _ in range(3):
+            engine.step()
+        waits = call.n_drawn == call.pieces[0]
+        assert waits is (first_sound_alone and few_jobs > 0), f"{call.n_drawn} drawn, pieces {call.pieces}"
+        vocoder.is_held = False
+        vocoder.release_oldest()
+        release_all(engine)
+    engine.sessions.close(session)
+    assert_same_events("a", engine.take("a"), alone)
 
 
 def test_closing_a_session_drops_its_polls(engine: AnsweringEngine, expected: list[Event]) -> None:
