@@ -23,6 +23,8 @@ from benchmarks.kernels.rows import EPS, N_SPEECH_TOKENS, N_TOKENS
 from benchmarks.kernels.timing import Meter
 from models.kernels import frame_state, launch
 from models.kernels.attention import AttentionInputs, slot_attention_pairs
+from models.kernels.bf12 import GROUP, GROUP_WORDS, LEAST_ENTRIES, Bf12Matrix
+from models.kernels.bf12_gemm import bf12_gated_linear, bf12_parts
 from models.kernels.lookup import newest_rows, store_rows, table_rows
 from models.kernels.moved_rows import close_gaps, restore_keys
 from models.kernels.new_rows import new_rows
@@ -150,6 +152,21 @@ def _products(capability: int) -> Iterator[Call]:
     for N, K in GATED:
         for rows in (1, MAX_ROWS):
             yield f"gate and up {N} x {K}, {rows} rows", partial(skinny_gated_linear, _empty(rows, K), _empty(N, K))
+
+
+def _copies(capability: int) -> Iterator[Call]:
+    """Products with the language model's weights in 12 bits."""
+    for N, K in ((24576, 4096), (4096, 12288)):
+        weight = Bf12Matrix(
+            _empty(N, K // GROUP * GROUP_WORDS, dtype=torch.int32),
+            _empty(N, dtype=torch.uint8),
+            _empty(LEAST_ENTRIES, N, dtype=torch.int32),
+        )
+        for rows in (1, 16, 32, 64):
+            if N > K:
+                yield f"gate and up in 12 bits, {rows} rows", partial(bf12_gated_linear, _empty(rows, K), weight)
+            else:
+                yield f"down in 12 bits, {rows} rows", partial(bf12_parts, _empty(rows, K), weight)
 
 
 def _attention(capability: int) -> Iterator[Call]:
@@ -290,6 +307,7 @@ def _hift(capability: int) -> Iterator[Call]:
 
 GROUPS: dict[str, Callable[[int], Iterator[Call]]] = {
     "products": _products,
+    "copies": _copies,
     "attention": _attention,
     "rows": _rows,
     "samplers": _samplers,
