@@ -96,6 +96,7 @@ class BenchRun:
             "contexts": (options.contexts[0], options.contexts[-1]),
             "claim_units": options.claim_units,
             "claim_s": options.claim_seconds,
+            "trials": options.trials,
         }
 
     def _first_sound_plan(self) -> JsonDict:

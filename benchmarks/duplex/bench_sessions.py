@@ -16,6 +16,7 @@ from PIL import Image
 from benchmarks.duplex.engine import RunningEngine
 from models.inputs.audio_sizes import SAMPLE_RATE
 from worker.config.session import SessionConfig
+from worker.early.trial import EarlyTrial
 from worker.loop.duplex_job import DuplexJob
 from worker.loop.observer import Observer
 from worker.loop.prompt.system_prompt import SystemPrompt
@@ -80,6 +81,7 @@ class SentUnit:
     sound: bytes = b""
     pieces: list[tuple[float, int]] = field(default_factory=list)
     error: str = ""
+    trial: EarlyTrial | None = None  # of the first half of a unit, which is no unit of its own unless it is committed
 
     @property
     def total_ms(self) -> float | None:
@@ -129,11 +131,19 @@ class BenchSession:
         (limit,) = self.handle.slice_limits(1, None)
         return [self.handle.send_ahead(image, limit) for image in images]
 
-    def send(self, sound: np.ndarray, images: Sequence[Image.Image | CutImage], due: float | None = None) -> SentUnit:
-        """Send one unit. due: scheduled time on the monotonic clock; None = now."""
-        sent = SentUnit(self.name, time.monotonic() if due is None else due)
+    def send(
+        self,
+        sound: np.ndarray,
+        images: Sequence[Image.Image | CutImage],
+        due: float | None = None,
+        *,
+        trial: EarlyTrial | None = None,
+    ) -> SentUnit:
+        """Send one unit. due: scheduled time on the monotonic clock; None = now. trial: of a unit's first half."""
+        sent = SentUnit(self.name, time.monotonic() if due is None else due, trial=trial)
         self._in_flight.append(sent)
-        self.handle.send(sound, images).add_done_callback(lambda future: self._on_accepted(sent, future))
+        accepted = self.handle.send(sound, images, early=trial)
+        accepted.add_done_callback(lambda future: self._on_accepted(sent, future))
         return sent
 
     def close(self) -> None:

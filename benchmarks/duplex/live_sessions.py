@@ -22,9 +22,12 @@ from benchmarks import report
 from benchmarks.duplex.bench_sessions import LISTEN, SPEAK, BenchSession, SentUnit, SyntheticMedia, percentiles
 from benchmarks.duplex.engine import RunningEngine, device_used
 from benchmarks.duplex.utilization import UtilizationMeter
+from models.inputs.audio_sizes import SAMPLE_RATE
+from worker.early.trial import EarlyEnd, EarlyTrial
 
 LOG = logging.getLogger(__name__)
 DEADLINE_MS = 1000.0
+HALF_S, HALF = 0.5, SAMPLE_RATE // 2  # the first half of a second, in s and samples
 MAX_MISSES = 1e-3  # share of late units below which a number of sessions counts as served
 SEND_THREADS = 4
 MAX_PENDING_UNITS = 12  # of one session; beyond it the row ends as overloaded
@@ -41,6 +44,7 @@ class LoadPlan:
         seconds, warm_s: measured seconds, and seconds before them.
         contexts: context rows of the shortest and of the longest prompt.
         n_frames: images in a unit.
+        trials: sessions that listen send each unit in two halves, and the engine may run it at the first one.
         claim_units: units with which the largest served number of sessions is measured again.
         claim_s: longest duration of that run.
     """
@@ -52,6 +56,7 @@ class LoadPlan:
     n_frames: int
     claim_units: int = 3000
     claim_s: float = 60.0
+    trials: bool = False
 
 
 def measure_sessions(
@@ -126,7 +131,8 @@ def _measure_row(running: RunningEngine, plan: LoadPlan, n: int) -> dict[str, An
         for number in range(n):
             mode = LISTEN if number % 2 else SPEAK
             context = plan.contexts[0] + (plan.contexts[1] - plan.contexts[0]) * number // max(n - 1, 1)
-            config = running.engine.config.session.model_copy(update={"seed": number})
+            early_unit = "auto" if plan.trials and mode == LISTEN else "off"
+            config = running.engine.config.session.model_copy(update={"seed": number, "early_unit": early_unit})
             sessions.append(
                 BenchSession(running, f"{mode} {number}", context=context, config=config, seed=number, done=done)
             )
@@ -155,6 +161,7 @@ def _measure(running: RunningEngine, plan: LoadPlan, sessions: Sequence[BenchSes
         "peak_memory": report.peak_memory(running.device),
         "device_used_bytes": device_used(running.device),
         "late": {name: late[name] - before[name] for name in late},
+        "trials": generator.ended_trials(),
         "is_overloaded": generator.is_overloaded,
     }
 
@@ -211,6 +218,7 @@ class LoadGenerator:
         self._offsets = offsets or [number / n for number in range(n)]
         self._sessions, self._media, self._plan = sessions, media, plan
         self._units: list[SentUnit] = []
+        self._halves: list[SentUnit] = []
         self._stopped = threading.Event()
         self._failure: BaseException | None = None
         self.late_ms: list[float] = []
@@ -240,28 +248,48 @@ class LoadGenerator:
         begin = self.started_at + self._plan.warm_s
         return [unit for unit in self._units if begin <= unit.due < begin + self._plan.seconds]
 
+    def ended_trials(self) -> dict[str, float]:
+        """Trials of the measured span by how they ended, and the time of the engine's thread that they took, in ms."""
+        begin = self.started_at + self._plan.warm_s
+        outcomes = [half.trial.outcome for half in self._halves if half.trial is not None and half.due >= begin]
+        counts = {end.value: sum(one.end is end for one in outcomes) for end in EarlyEnd}
+        return {**counts, "spent_ms": sum(one.spent_ms for one in outcomes)}
+
     def _run(self) -> None:
         last = self.started_at + self._plan.warm_s + self._plan.seconds
         n, joining_s = len(self._offsets), max(self._plan.warm_s - 1, 0)
         joins = [int(joining_s * number / n) for number in range(n)]
         due = [
-            (self.started_at + join + offset, number, 0)
+            (self.started_at + join + offset, number, 0, False)
             for number, (join, offset) in enumerate(zip(joins, self._offsets, strict=True))
         ]
         heapq.heapify(due)
         while due and not self._stopped.wait(max(due[0][0] - time.monotonic(), 0)):
-            moment, number, unit = heapq.heappop(due)
-            self._pool.submit(self._send, moment, number, unit)
+            moment, number, unit, is_first_half = heapq.heappop(due)
+            self._pool.submit(self._send, moment, number, unit, is_first_half)
+            if is_first_half:
+                continue
             if moment + 1 < last:
-                heapq.heappush(due, (moment + 1, number, unit + 1))
+                heapq.heappush(due, (moment + 1, number, unit + 1, False))
+                if self._has_halves(number):
+                    heapq.heappush(due, (moment + HALF_S, number, unit + 1, True))
             if self._sessions[number].n_waiting > MAX_PENDING_UNITS:
                 self.is_overloaded = True
                 self._stopped.set()
 
-    def _send(self, due: float, number: int, unit: int) -> None:
+    def _has_halves(self, number: int) -> bool:
+        return self._plan.trials and self._sessions[number].name.startswith(LISTEN)
+
+    def _send(self, due: float, number: int, unit: int, is_first_half: bool) -> None:
         started_at = time.monotonic()
+        sound, images = self._media.audio(unit, number), self._media.images
         try:
-            sent = self._sessions[number].send(self._media.audio(unit, number), self._media.images, due)
+            if is_first_half:
+                self._halves.append(self._sessions[number].send(sound[:HALF], images, due, trial=EarlyTrial()))
+                return
+            if unit and self._has_halves(number):
+                sound, images = sound[HALF:], []
+            sent = self._sessions[number].send(sound, images, due)
         except BaseException as error:
             self._failure = error
             return

@@ -102,6 +102,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         default=(1000, 3000),
         help="sessions: context rows of the shortest and longest prompt",
     )
+    parser.add_argument(
+        "--trials",
+        action="store_true",
+        help="sessions: those that listen send each unit in two halves, and it may run early at the first one",
+    )
     parser.add_argument("--claim-units", type=int, default=3000, help="sessions: units that confirm the served number")
     parser.add_argument(
         "--claim-seconds", type=float, default=60.0, help="sessions: longest duration of the confirming run"

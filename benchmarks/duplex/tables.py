@@ -264,6 +264,8 @@ def _format_sessions(found: JsonDict) -> list[str]:
             f"{'  stopped, overloaded' if row['is_overloaded'] else ''}"
         )
         lines += [f"  {error}" for error in row["errors"]]
+        if any((row.get("trials") or {}).values()):
+            lines.append("  early trials: " + ", ".join(f"{name} {n:.0f}" for name, n in row["trials"].items()))
     lines += [f"left out for lack of time: {one}" for one in found["left_out"]]
     lines += [f"failed: {one}" for one in found["failed"]]
     if found["rows"]:

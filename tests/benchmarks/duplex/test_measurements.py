@@ -112,12 +112,15 @@ def test_times_pictures_before_and_with_their_units(running: RunningEngine, monk
 
 
 def test_measures_live_sessions_within_the_remaining_time(running: RunningEngine) -> None:
-    plan = LoadPlan(counts=(2,), seconds=1.5, warm_s=1.0, contexts=(20, 100), n_frames=0, claim_units=1)
+    plan = LoadPlan(counts=(2,), seconds=1.5, warm_s=1.0, contexts=(20, 100), n_frames=0, claim_units=1, trials=True)
     found = measure_sessions(running, plan, left_s=lambda: 60.0, save=lambda found: None)
     (row,) = found["rows"]
     assert (row["sessions"], row["n"], row["n_lost"], row["errors"]) == (2, 3, 0, [])
     assert 0 < row["n_speaking"] < 3 and row["samples_per_spoken_unit"] == 24000
     assert row["llm_rows"][0] > 20 and row["llm_rows"][1] > 100
+    # A session that listens sends halves; whether there is time to try the first one depends on the machine.
+    trials = row["trials"]
+    assert trials["skipped"] + trials["taken_back"] in (1, 2) and trials["committed"] == 0, trials
     assert row["send_late_ms"]["max"] >= 0 and row["busy"]["process_core_percent"] > 0
     assert measure_sessions(running, plan, left_s=lambda: 1.0, save=lambda found: None)["left_out"]
     # On a slow machine units are late, and no number of sessions is served.
