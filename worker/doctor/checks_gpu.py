@@ -10,7 +10,7 @@ from models.checkpoint.precision import PRESETS, Place, Weights
 from worker.doctor.facts import TorchGpu
 from worker.doctor.findings import GIB, Finding, note, ok, problem, size
 from worker.doctor.machine import Machine
-from worker.doctor.model_memory import model_bytes, s3gen_bytes, speech_bytes
+from worker.doctor.model_memory import decode_copy_bytes, model_bytes, s3gen_bytes, speech_bytes
 from worker.doctor.versions import numbers
 
 MATCHED_TRITON = ((2, 10), (3, 6))  # torch from this version on requires at least this Triton
@@ -292,7 +292,7 @@ def gpu_memory(machine: Machine) -> Finding:
     if not (used := _used(machine)):
         return ok("gpu-memory", "no GPU is used")
     room = COMPILE_ROOM if machine.compiles else 0
-    needed = model_bytes(machine) + room
+    needed = model_bytes(machine) + room + max(decode_copy_bytes(machine, gpu.total) for gpu in used.values())
     lines = [f"{index}: {size(gpu.free)} free" for index, gpu in used.items()]
     found = "\n".join([*lines, f"at least {size(needed)} needed for weights and one session{_others(machine)}"])
     if any(gpu.free < needed for gpu in used.values()):

@@ -1,6 +1,6 @@
 """Memory that the models of the settings need at least: weights, the slots of a speech model, one session."""
 
-from models.checkpoint.precision import Precision
+from models.checkpoint.precision import Place, Precision
 from worker.doctor.checkpoint_facts import file_bytes
 from worker.doctor.machine import Machine
 
@@ -17,6 +17,17 @@ def omni_bytes(machine: Machine, precision: Precision | None = None) -> int:
     rows = machine.model.row_values * machine.config.duplex.context_rows
     weights = machine.model.weight_bytes(_width(machine), precision or machine.config.model.precision)
     return weights + _width(machine) * rows
+
+
+def decode_copy_bytes(machine: Machine, gpu_bytes: int) -> int:
+    """Bytes of the copy that decode steps read on a GPU of so many bytes; 0 without one."""
+    engine = machine.config.engine()
+    by_kernels = machine.compiles and machine.config.compile.kernels == "auto"
+    if not (machine.config.model.omni and by_kernels and engine.keeps_decode_copy(gpu_bytes)):
+        return 0
+    places: tuple[Place, ...] = ("llm", "down", "head")
+    values = sum(machine.model.place_values.get(one, 0) for one in places if engine.precision.at(one) is None)
+    return values * 12 // 8
 
 
 def speech_bytes(machine: Machine) -> int:
