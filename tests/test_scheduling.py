@@ -1,8 +1,10 @@
 """Which test files `--quick` runs, what it hides, and which files run in one process because they share servers."""
 
+import gc
 import os
 import re
 import shutil
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ from tests.scheduling import (
     ROOT,
     FilesAndGroups,
     Schedule,
+    freeze_objects_left,
     groups_of,
     hide_programs,
     quick_files,
@@ -112,3 +115,18 @@ def test_shared_servers_end_after_the_last_test_of_their_group(pytestconfig: pyt
             passed.append(one.nodeid)
             schedule.pytest_runtest_teardown(one, following)
         assert ended == [[one.nodeid for one in order if one.nodeid[0] in "ac"][-1]]
+
+
+class Owner:
+    """An object that refers to itself: only a collection frees it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_objects_left_by_a_file_are_searched_once() -> None:
+    kept, garbage = Owner(), weakref.ref(Owner())
+    freeze_objects_left()
+    assert garbage() is None, "expected garbage to be collected before"
+    assert kept.itself is kept and not any(one is kept for one in gc.get_objects()), "expected the object frozen"
+    del kept.itself

@@ -2,9 +2,10 @@
 
 import pytest
 
-from tests.server.shared_validators import share_validators
+from tests.server.shared_validators import share_response_fields_and_paths, share_validators
 
 share_validators()
+share_response_fields_and_paths()
 
 
 @pytest.fixture(autouse=True)

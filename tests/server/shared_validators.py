@@ -1,8 +1,10 @@
-"""Validators of FastAPI's routes, shared by all applications of a process."""
+"""Validators, response fields and paths of FastAPI's routes, shared by all applications of a process."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+from fastapi import routing
 from fastapi._compat import v2
 
 
@@ -27,3 +29,18 @@ def share_validators() -> None:
         return kept[key][1]
 
     v2.TypeAdapter = shared
+
+
+def share_response_fields_and_paths() -> None:
+    """Make each field of a response and each pattern of a path once in this process: nothing changes them later."""
+    make = routing.create_model_field
+    kept: dict[tuple[Any, ...], Any] = {}
+
+    def shared(*, name: str, type_: Any, mode: Any) -> Any:
+        key = name, type_, repr(type_), mode
+        if key not in kept:
+            kept[key] = make(name=name, type_=type_, mode=mode)
+        return kept[key]
+
+    routing.create_model_field = shared
+    routing.compile_path = cache(routing.compile_path)
