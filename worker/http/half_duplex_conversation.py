@@ -156,7 +156,12 @@ class HalfDuplexConversation:
 
     def _time_out(self, reason: CloseReason, seconds: float) -> ConversationEnd:
         elapsed_s = self._loop.time() - self._began
-        self._send(TurnTimeout(elapsed_s=elapsed_s, reason=f"{reason} ({seconds:.1f}s)"))
+        return self._finish(TurnTimeout(elapsed_s=elapsed_s, reason=f"{reason} ({seconds:.1f}s)"), reason)
+
+    def _finish(self, last: Message, reason: CloseReason) -> ConversationEnd:
+        """Send the last message. Events that come before the slot is freed are ignored."""
+        self._n_prepared += 1
+        self._send(last)
         return ConversationEnd(CloseCode.NORMAL, reason)
 
     async def _answer(self, message: Received) -> ConversationEnd | None:
@@ -175,8 +180,7 @@ class HalfDuplexConversation:
             case Interrupt():
                 self._send(AnswerInterrupted())
             case Stop():
-                self._send(Stopped(session_id=self.name))
-                return ConversationEnd(CloseCode.NORMAL, CloseReason.STOPPED)
+                return self._finish(Stopped(session_id=self.name), CloseReason.STOPPED)
         return None
 
     async def _hear(self, chunk: SpeechChunk) -> None:

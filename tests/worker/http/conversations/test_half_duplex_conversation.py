@@ -205,6 +205,21 @@ async def test_events_of_a_former_context_are_dropped() -> None:
 
 
 @staged
+async def test_nothing_follows_the_answer_to_a_stop() -> None:
+    """Events of the answer that is made still arrive until the slot is free."""
+    stage = Stage()
+    talk = await stage.prepare()
+    talk.emit(Generating("c", 1000))
+    assert isinstance(await stage.hear(), TurnHeard)
+    await stage.say(Stop())
+    assert isinstance(await stage.hear(), Stopped)
+    talk.emit(PartialResult("c", 1, "late"))
+    assert (await stage.end()).code == CloseCode.NORMAL
+    await asyncio.sleep(0)  # until the event has been handled
+    assert stage.conversation.outbox.empty(), f"expected no message, got {await stage.hear()}"
+
+
+@staged
 async def test_idle_timeout_ends_session() -> None:
     clock = MovableClock()
     stage = Stage(idle_timeout=60.0)
