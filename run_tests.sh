@@ -20,14 +20,29 @@ step "ruff check"
 "$PYTHON" -m ruff check .
 step "ruff format --check"
 "$PYTHON" -m ruff format --check .
-bash scripts/audit.sh --offline
-# The type check runs beside the first tests, which leave part of the cores idle. It reads the results of earlier checks,
-# also of other checkouts: mypy compares the content of each file.
-types=$(mktemp)
-trap 'rm -f "$types"' EXIT
+# Audit, type check and evaluation run beside the tests, which leave part of the cores idle. The type check reads the
+# results of earlier checks, also of other checkouts: mypy compares the content of each file.
+beside=$(mktemp -d)
+trap 'rm -rf "$beside"' EXIT
 types_cache=${XDG_CACHE_HOME:-$HOME/.cache}/duologue-tests/mypy
-"$PYTHON" -m mypy --cache-dir "$types_cache" server worker models launcher clients >"$types" 2>&1 &
-mypy=$!
+declare -A running=()
+start_beside() {
+    local name=$1
+    shift
+    nice -n 5 "$@" >"$beside/$name" 2>&1 &
+    running[$name]=$!
+}
+report() {
+    step "$1"
+    wait "${running[$1]}" || failed=$?
+    cat "$beside/$1"
+}
+start_beside audit bash scripts/audit.sh --offline
+start_beside mypy "$PYTHON" -m mypy --cache-dir "$types_cache" server worker models launcher clients
+bounds=training/evaluate/bounds.json
+if [[ $# -eq 0 && -z $quick && -f $bounds ]]; then
+    start_beside talker "$PYTHON" -m training.evaluate --model assets/talker --gate --bounds "$bounds"
+fi
 # Two more processes than cores: tests wait for sockets, browsers and other processes some of the time.
 workers=$(($(nproc) + 2))
 ((workers <= 4)) || workers=4
@@ -40,27 +55,20 @@ run_pytest() {
     [[ $status -eq $NO_TESTS ]] && ((++empty)) && return
     ((status == 0)) || failed=$status
 }
-report_types() {
-    step "mypy"
-    wait "$mypy" || failed=$?
-    cat "$types"
-}
 empty=0 failed=0
 if [[ -n $quick ]]; then
     run_pytest "not alone and not slow and not programs" -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
-    report_types
+    report audit
+    report mypy
     ((empty == 0)) || fail "no test was run"
     exit "$failed"
 fi
 run_pytest "not alone" -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
-report_types
+report audit
+report mypy
+[[ -z ${running[talker]:-} ]] || report talker
 # Without arguments, only the files that have such tests are collected.
 readarray -t alone < <(grep -rl --include='test_*.py' 'mark\.alone' tests)
 run_pytest alone "${@:-${alone[@]}}"
 ((empty < 2)) || fail "no test was run"
-bounds=training/evaluate/bounds.json
-if [[ $# -eq 0 && -f $bounds ]]; then
-    step "answers of the embedded talker"
-    "$PYTHON" -m training.evaluate --model assets/talker --gate --bounds "$bounds" || failed=$?
-fi
 exit "$failed"
