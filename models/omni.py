@@ -3,6 +3,7 @@
 Contains weights only; the state of sessions is in `models.stages.state`.
 """
 
+import logging
 from importlib.util import find_spec
 
 import torch
@@ -20,6 +21,8 @@ from models.layers.transformer import Projector
 from models.layers.tts import TTS
 from models.layers.vpm import Vpm
 
+LOG = logging.getLogger(__name__)
+
 
 class OmniModel(nn.Module):
     """Parts under the checkpoint's names; parts that the config switches off are absent.
@@ -28,7 +31,8 @@ class OmniModel(nn.Module):
     `load.load_model` does all three.
 
     backend: runs layers, text embeddings, output heads and samplers; regions pass it to every call.
-    decode_copy: with kernels, products of few rows of the language model read copies of its weights in 12 bits.
+    decode_copy: with kernels, products of few rows of the language model read copies of its weights in 12 bits, if
+        there is memory for them.
     """
 
     def __init__(self, config: OmniConfig):
@@ -62,6 +66,11 @@ class OmniModel(nn.Module):
         """Whether the backend runs the project's own GPU kernels."""
         return not isinstance(self.backend, TorchBackend)
 
+    @property
+    def has_decode_copy(self) -> bool:
+        """Whether the backend holds copies of weights: it has none of quantised ones."""
+        return self.backend.has_copies
+
     def use_kernels(self, on: bool) -> None:
         """Select the backend: the project's GPU kernels, or PyTorch. Graphs captured before become invalid.
 
@@ -80,8 +89,14 @@ class OmniModel(nn.Module):
             raise SettingsError("kernels", expected="Triton, which comes with the GPU builds of torch", got="none")
         from models.kernels.backend import TritonBackend  # here, because it imports Triton
 
-        copied = (self.llm.model, self.llm.lm_head) if self.decode_copy else ()
-        self.backend = TritonBackend(self, self._text_embeddings(), copied=copied)
+        backend = None
+        if self.decode_copy:
+            try:
+                backend = TritonBackend(self, self._text_embeddings(), copied=(self.llm.model, self.llm.lm_head))
+            except torch.OutOfMemoryError as error:
+                LOG.warning("no copy of the language model's weights: %s", error)
+        # After the handler, which has freed the copies that were made.
+        self.backend = backend or TritonBackend(self, self._text_embeddings())
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # packing and moving free as much memory as the weights take
 

@@ -60,6 +60,7 @@ class TritonBackend(Backend):
             for embedding in embeddings:
                 pinned.append(PinnedEmbedding(embedding))
         self._pinned = pinned
+        self.has_copies = bool(self._heads) or any(decoder.has_copies for decoder in self._decoders.values())
 
     def decoder_layers(
         self, stack: DecoderStack, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int

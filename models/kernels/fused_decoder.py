@@ -62,6 +62,7 @@ class FusedDecoder:
         self.heads, self.kv_heads, self.eps = attention.heads, attention.kv_heads, stack.norm.eps
         self.frequencies, self.norm = stack.frequencies, stack.norm.weight
         self.layers = [_layer(layer, copied=copied) for layer in layers]
+        self.has_copies = any(isinstance(weight, CopiedWeight) for layer in self.layers for weight in layer)
 
     def __call__(self, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int) -> Tensor:
         """Shapes and effects as `LayerStack.forward`."""

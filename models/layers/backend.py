@@ -57,9 +57,11 @@ class Backend(ABC):
     """How one model computes. All implementations have the same shapes and effects, and agree to rounding.
 
     needs_mask: `audio_layers` takes a view with a mask; otherwise a view with its first and last rows.
+    has_copies: products of few rows read copies of some weights.
     """
 
     needs_mask: ClassVar[bool]
+    has_copies: bool = False
 
     @abstractmethod
     def decoder_layers(

@@ -5,14 +5,17 @@ The only module of the worker that loads weights. Contains devices, sizes and me
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
 from models.checkpoint.config import OmniConfig, PreprocessorConfig, load_preprocessor_config
 from models.checkpoint.files import list_tensors
+from models.checkpoint.precision import UNQUANTIZED, Precision
 from models.errors import CheckpointError, ConfigError, SettingsError
 from models.inputs.tokens import Tokenizer, forbidden_speech_ids
+from models.kernels.bf12 import bf12_bytes
 from models.layers.kv_pages import PageSizes
 from models.load import load_model
 from models.omni import OmniModel
@@ -188,7 +191,7 @@ def assemble(
     by_kernels = uses_kernels(config.compile, model.device)
     apply_backend_flags(config.compile, model.device)  # the vocoder's modules depend on them
     if by_kernels:
-        model.decode_copy = _keeps_decode_copy(model.device, config)
+        model.decode_copy = _keeps_decode_copy(model, flow_parts, config)
         _use_kernels(model)
     n_slots = config.max_sessions or max_sessions(model, flow_parts, config)
     llm_pages = _llm_pages(model, flow_parts, config, n_slots)
@@ -249,9 +252,39 @@ def _check_room_for_voices(vocoder: Vocoder, voices_s: float) -> None:
         raise SettingsError("duplex.voices_s", expected=expected, got=got)
 
 
-def _keeps_decode_copy(device: torch.device, config: EngineConfig) -> bool:
-    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
-    return config.keeps_decode_copy(total)
+def _keeps_decode_copy(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> bool:
+    is_auto, is_cuda = config.decode_copy == "auto", model.device.type == "cuda"
+    total = torch.cuda.get_device_properties(model.device).total_memory if is_cuda else 0
+    if not (config.keeps_decode_copy(total) and is_auto):
+        return config.keeps_decode_copy(total)
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(model.device)
+    return has_room_for_copy(free, decode_copy_bytes(model), slot_bytes(model, flow_parts, config), config)
+
+
+def has_room_for_copy(free_bytes: int, copy_bytes: int, slot: Mapping[str, int], config: EngineConfig) -> bool:
+    """Whether the slots of a worker fit beside a copy for decoding; one that the settings ask for always has room.
+
+    Args:
+        free_bytes: that are free after the weights are loaded.
+        slot: bytes of one slot by part.
+    """
+    if config.decode_copy != "auto" or config.max_sessions is None:
+        return True
+    one, n_slots = sum(slot.values()), config.max_sessions
+    return free_bytes - copy_bytes >= WORK_BYTES + (n_slots + 1) * one + n_slots * WORK_SLOT_BYTES
+
+
+def decode_copy_bytes(model: OmniModel, precision: Precision = UNQUANTIZED) -> int:
+    """Of a copy for decoding. precision: of weights that are not loaded; those that are quantised have no copy."""
+    named = ((name, tuple(one.shape)) for name, one in model.llm.named_parameters(prefix="llm"))
+    copied = (
+        shape
+        for name, shape in named
+        if name.endswith("proj.weight") or name == "llm.lm_head.weight"
+        if precision.kind_of(name, shape) is None
+    )
+    return sum(bf12_bytes(*shape) for shape in copied)
 
 
 def _use_kernels(model: OmniModel) -> None:

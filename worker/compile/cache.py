@@ -88,6 +88,8 @@ def cache_facts(parts: EngineParts, config: CompileConfig) -> dict[str, str]:
     shapes += [(name, list(p.shape), str(p.dtype)) for table in tables for name, p in table.root.named_parameters()]
     if parts.unit_steps.state.llm.pages.is_pool:
         shapes.append("pages")
+    if parts.model.has_decode_copy:
+        shapes.append("decode copy")
     return {
         "device": device_name(device),
         "driver": (driver_version() or "unknown") if device.type == "cuda" else "none",

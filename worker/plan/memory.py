@@ -13,11 +13,16 @@ from torch import nn
 
 from models.checkpoint.config import load_config
 from models.checkpoint.quantized import quantize
-from models.kernels.bf12 import bf12_bytes
 from models.load import build_on_meta, weight_dtype
-from models.omni import OmniModel
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
-from worker.assembly.parts import FREE_SHARE, most_slots_in, slot_bytes, slots_in
+from worker.assembly.parts import (
+    FREE_SHARE,
+    decode_copy_bytes,
+    has_room_for_copy,
+    most_slots_in,
+    slot_bytes,
+    slots_in,
+)
 from worker.config.session import EngineConfig
 from worker.report.compile_report import CompileReport, ReportError
 from worker.start.starting import REPORT_FILE
@@ -82,14 +87,16 @@ def plan_memory(config: EngineConfig, total: int, *, by_kernels: bool = True) ->
         else:
             part = name.partition(".")[0]
             weights[part] = weights.get(part, 0) + n_bytes
-    if by_kernels and config.keeps_decode_copy(total):
-        weights["decode copy"] = _decode_copy_bytes(model, config)
     flow_parts = None
     if model.config.init_tts and config.token2wav_folder.is_dir():
         loaded = load_flow_and_hift(config.token2wav_folder, dtype=dtype, hift_dtype=dtype)
         weights["flow"], weights["hift"] = _n_bytes(loaded.flow), _n_bytes(loaded.hift)
         flow_parts = FlowAndHift(loaded.flow.to("meta"), loaded.hift.to("meta"))
     slot = slot_bytes(model, flow_parts, config)
+    if by_kernels and config.keeps_decode_copy(total):
+        copy = decode_copy_bytes(model, config.precision)
+        if has_room_for_copy(total - sum(weights.values()), copy, slot, config):
+            weights["decode copy"] = copy
     free = max(0, total - sum(weights.values()))
     n_bytes = sum(slot.values())
     if config.max_sessions is None:
@@ -98,18 +105,6 @@ def plan_memory(config: EngineConfig, total: int, *, by_kernels: bool = True) ->
         n_slots = min(config.max_sessions, most_slots_in(free, n_bytes))
     sessions = "of any kind" if config.kv_layout == "slots" else "with default settings"
     return MemoryPlan(total, weights, host, slot, n_slots, sessions)
-
-
-def _decode_copy_bytes(model: OmniModel, config: EngineConfig) -> int:
-    """Of the copies of the language model's weights that are not quantised."""
-    named = ((name, tuple(one.shape)) for name, one in model.llm.named_parameters(prefix="llm"))
-    copied = (
-        shape
-        for name, shape in named
-        if name.endswith("proj.weight") or name == "llm.lm_head.weight"
-        if config.precision.kind_of(name, shape) is None
-    )
-    return sum(bf12_bytes(*shape) for shape in copied)
 
 
 def _n_bytes(module: nn.Module) -> int:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.kernels.bf12 import GROUP, LEAST_ENTRIES, encode
+from models.kernels.bf12 import GROUP, GROUP_WORDS, LEAST_ENTRIES, Bf12Matrix, encode
 from tests.models.compare import assert_close, assert_same
 
 pytest.importorskip("triton")
@@ -68,11 +68,15 @@ def test_product_equals_that_of_the_weight(n_rows: int, device: str, monkeypatch
 
 
 def test_sums_are_split_in_the_same_way_for_all_numbers_of_rows() -> None:
-    for shape in SHAPES:
-        matrix = encode(torch.ones(shape[0] // 64, shape[1]).bfloat16())
-        assert matrix is not None
+    found = []
+    for n_rows, n_columns in SHAPES:
+        words = n_columns // GROUP * GROUP_WORDS
+        sizes = ((n_rows, words), torch.int32), ((n_rows,), torch.uint8), ((LEAST_ENTRIES, n_rows), torch.int32)
+        matrix = Bf12Matrix(*(torch.empty(size, dtype=dtype, device="meta") for size, dtype in sizes))
         plans = {(bf12_tiles(matrix, n).splits, bf12_tiles(matrix, n).warps) for n in (1, 8, 9, 32, 64)}
-        assert len(plans) == 1, f"{shape}: expected one split, got {plans}"
+        assert len(plans) == 1, f"{n_rows} x {n_columns}: expected one split, got {plans}"
+        found += [splits for splits, _ in plans]
+    assert found == [2, 4, 1, 4]
 
 
 def test_no_rows() -> None:

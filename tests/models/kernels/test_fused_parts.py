@@ -13,9 +13,12 @@ from torch import Tensor
 from models.checkpoint.config import OmniConfig, load_config
 from models.checkpoint.precision import Kind, Precision
 from models.inputs.audio import UNIT_COLUMNS
-from models.kernels import paired_rows, quantized_gemm
+from models.kernels import fused_decoder, paired_rows, quantized_gemm
+from models.kernels.backend import TritonBackend
+from models.kernels.bf12 import Bf12Matrix, encode
 from models.kernels.fused_decoder import CopiedWeight, FusedDecoder
 from models.kernels.packed_linear import pack_weights
+from models.kernels.skinny_gemm import MAX_ROWS
 from models.layers.kv_cache import KVCache, SavedRows
 from models.layers.kv_pages import PageSizes
 from models.omni import OmniModel
@@ -116,11 +119,62 @@ def test_copies_in_12_bits_equal_torch_backend(tiny: Path, device: str, n_rows: 
         hidden = model.llm.model(rows, cache, slots, torch.tensor([n_rows], device=device), 80, model.backend)
         return [hidden, model.llm.logits(hidden[:, -1], model.backend), *live(cache, {0: n_rows})]
 
-    for got, expected in zip(*with_both_backends(model, run), strict=True):
-        assert_close(got, expected, TOLERANCE, "with copies, Triton against PyTorch")
-    first = FusedDecoder(model.llm.model, copied=True).layers[0]
-    copied = [name for name, one in first._asdict().items() if isinstance(one, CopiedWeight)]
-    assert copied == ["qkv", "o", "gate_up"], f"expected all weights whose columns are whole groups, got {copied}"
+    exact, expected = with_both_backends(model, run)
+    for got, wanted in zip(exact, expected, strict=True):
+        assert_close(got, wanted, TOLERANCE, "with copies, Triton against PyTorch")
+    model.use_kernels(True)
+    backend = model.backend
+    assert isinstance(backend, TritonBackend) and model.has_decode_copy
+    first, head = backend._decoders[model.llm.model].layers[0], backend._heads[model.llm.lm_head]
+    copied = {name: one for name, one in first._asdict().items() if isinstance(one, CopiedWeight)}
+    assert list(copied) == ["qkv", "o", "gate_up"], f"expected all weights whose columns are whole groups, got {copied}"
+    # Each of them is read: without its numbers the results differ.
+    for name, (_, copy) in {**copied, "head": head}.items():
+        values = copy.values.clone()
+        copy.values.zero_()
+        with torch.no_grad():
+            hidden, logits = run()[:2]
+        copy.values.copy_(values)
+        is_read = {"hidden": not torch.equal(hidden, exact[0]), "logits": not torch.equal(logits, exact[1])}
+        few = n_rows <= MAX_ROWS
+        assert is_read == {"hidden": few and name != "head", "logits": few or name == "head"}, f"{name}: {is_read}"
+
+
+def test_without_memory_for_copies_kernels_run_without_them(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = shallow(tiny)
+    model = random_model(config.model_copy(update={"hidden_size": 256, "num_attention_heads": 256 // config.head_dim}))
+    for layer in model.llm.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.weight.data = layer.weight.bfloat16().float()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    n_left = 3
+
+    def encode_some(weight: Tensor) -> Bf12Matrix | None:
+        nonlocal n_left
+        n_left -= 1
+        if n_left < 0:
+            raise torch.OutOfMemoryError("no memory is left")
+        return encode(weight)
+
+    monkeypatch.setattr(fused_decoder, "encode", encode_some)
+    model.decode_copy = True
+    model.use_kernels(True)
+    assert model.kernels and not model.has_decode_copy
+    for name, tensor in model.state_dict().items():
+        assert_same(tensor, before[name], name)
+    model.use_kernels(False)
+    n_left = 1000
+    model.use_kernels(True)
+    assert model.has_decode_copy
+    model.use_kernels(False)
+    assert not model.has_decode_copy
+
+
+def test_quantised_weights_have_no_copy(tiny: Path) -> None:
+    model = random_model(shallow(tiny), precision=QUANTISED)
+    model.decode_copy = True
+    model.use_kernels(True)
+    assert model.kernels and not model.has_decode_copy
 
 
 def test_shared_scratch_slot_changes_no_bit(model: OmniModel) -> None:

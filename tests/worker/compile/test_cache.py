@@ -8,10 +8,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
+from models.omni import OmniModel
 from tests.worker.loop.engines import SmallEngine
 from worker.compile import cache as compile_cache
 from worker.compile.cache import MANIFESTS, CacheReport, CacheState, CompileCache, cache_facts
@@ -265,6 +267,8 @@ def test_key_depends_on_model_and_settings() -> None:
     assert all(facts.values()) and facts["device"].split()[0] in ("x86_64", "aarch64", "arm64", "AMD64")
     other = cache_facts(engine.parts, CompileConfig(enabled=True, mode="max-autotune"))
     assert {name for name in facts if facts[name] != other[name]} == {"settings"}
+    with mock.patch.object(OmniModel, "has_decode_copy", True):
+        assert {name for name in facts if facts[name] != cache_facts(engine.parts, config)[name]} == {"model"}
     engine.parts.unit_steps.regions.shapes = engine.parts.vocoder.shapes
     assert {name for name in facts if facts[name] != cache_facts(engine.parts, config)[name]} == {"model"}
 

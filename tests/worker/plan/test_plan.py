@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +13,20 @@ from models.checkpoint.precision import PRESETS
 from models.checkpoint.quantized import quantize
 from models.errors import SettingsError
 from models.kernels.bf12 import LEAST_ENTRIES, encode
+from models.load import build_on_meta
+from models.omni import OmniModel
 from models.random_weights import random_model
 from tests.worker.loop.engines import loaded, make_config, make_parts, make_prompt, make_sound, short_speech
-from worker.assembly.parts import FREE_SHARE, WORK_BYTES, WORK_SLOT_BYTES, slot_bytes, slots_in
+from worker.assembly import parts as building
+from worker.assembly.parts import (
+    FREE_SHARE,
+    WORK_BYTES,
+    WORK_SLOT_BYTES,
+    decode_copy_bytes,
+    has_room_for_copy,
+    slot_bytes,
+    slots_in,
+)
 from worker.config.session import EngineConfig
 from worker.engine import Engine
 from worker.plan.__main__ import gpu_bytes, main
@@ -90,6 +102,32 @@ def test_plan_counts_the_copy_that_kernels_decode_from(tmp_path: Path, monkeypat
 def test_copy_is_the_default_with_few_slots_on_large_gpus(settings: dict, gigabytes: int, expected: bool) -> None:
     config = EngineConfig.model_validate(settings)
     assert config.keeps_decode_copy(gigabytes * 10**9) is expected
+
+
+def test_default_copy_leaves_room_for_the_slots(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU may have too little for it, because of other programs or of long contexts."""
+    shutil.copy(root / "tests" / "data" / "released_config.json", tmp_path / "config.json")
+    config = EngineConfig(model_path=tmp_path, max_sessions=4)
+    copy = plan_memory(config, 80 << 30).weights["decode copy"]
+    assert 11 * 10**9 < copy < 12 * 10**9
+    model, slot = build_on_meta(load_config(tmp_path)), {"llm": 1_700_000_000, "tts": 20_000_000}
+    assert decode_copy_bytes(model) == copy
+    least = copy + WORK_BYTES + 5 * 1_720_000_000 + 4 * WORK_SLOT_BYTES
+    assert has_room_for_copy(least, copy, slot, config) and not has_room_for_copy(least - 1, copy, slot, config)
+    asked = config.model_copy(update={"decode_copy": True})
+    assert has_room_for_copy(0, copy, slot, asked)
+    long = config.model_copy(update={"llm_len": 40_000})
+    assert "decode copy" in plan_memory(long, 80 << 30).weights
+    assert "decode copy" not in plan_memory(long, 60 << 30).weights and plan_memory(long, 60 << 30).n_slots == 4
+    # A worker on a GPU, all of whose memory but the given bytes is used.
+    monkeypatch.setattr(OmniModel, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 << 30))
+    monkeypatch.setattr(building, "slot_bytes", lambda *_: slot)
+    for free, expected in ((least, True), (least - 1, False)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 80 << 30))
+        assert building._keeps_decode_copy(model, None, config) is expected
+        assert building._keeps_decode_copy(model, None, asked)
 
 
 def test_slots_leave_a_share_of_the_gpu_free() -> None:
