@@ -11,8 +11,8 @@ KVLayout = Literal["slots", "pages"]
 DECODE_COPY_TEXT = (
     "a copy of the language model's weights in 12 bits without loss, from which products of up to 64 rows read: "
     "shorter decode steps, three quarters of these weights' memory more, and with few units in flight a unit's first "
-    "sound is made before the rest; auto: with at most four slots on a GPU of 64 GB or more that has room for the slots "
-    "beside it, if the weights are bf16"
+    "sound is made before the rest; auto: with at most four slots on a GPU of 64 GB or more that has room for the "
+    "slots beside it, if the weights are bf16"
 )
 KV_LAYOUT_TEXT = (
     "slots: every slot has `duplex.context_rows` rows of keys and values; pages: sessions share a pool of rows and "
