@@ -15,7 +15,7 @@ from torch import Tensor
 GROUP = 256  # columns
 GROUP_WORDS = GROUP * 12 // 32
 MAX_COLUMNS = 1 << 15  # a column of an exception takes 15 bits
-LEAST_ENTRIES, MOST_ENTRIES = 4, 64  # for the exceptions of a row
+LEAST_ENTRIES, MOST_ENTRIES = 4, 16  # for the exceptions of a row; each beyond four takes about a microsecond
 _STEPS = 8
 _ENCODED_AT_ONCE = 1 << 24  # numbers, which bounds the memory that encoding takes
 
@@ -64,7 +64,7 @@ def encode(weight: Tensor) -> Bf12Matrix | None:
     """A weight [N, K] in 12 bits, on its device.
 
     Returns: None if its columns are not whole groups, if a number is not one of bfloat16 or not finite, and if a row
-        has more than 64 exceptions.
+        has more than 16 exceptions.
     """
     if not _fits(tuple(weight.shape)):
         return None

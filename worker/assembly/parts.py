@@ -5,17 +5,14 @@ The only module of the worker that loads weights. Contains devices, sizes and me
 
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
 from models.checkpoint.config import OmniConfig, PreprocessorConfig, load_preprocessor_config
 from models.checkpoint.files import list_tensors
-from models.checkpoint.precision import UNQUANTIZED, Precision
 from models.errors import CheckpointError, ConfigError, SettingsError
 from models.inputs.tokens import Tokenizer, forbidden_speech_ids
-from models.kernels.bf12 import bf12_bytes
 from models.layers.kv_pages import PageSizes
 from models.load import load_model
 from models.omni import OmniModel
@@ -45,6 +42,14 @@ from worker.assembly.sizes import (
     tts_slot_rows,
     vocoder_shapes_of,
 )
+from worker.assembly.slot_memory import (
+    FREE_SHARE,
+    WORK_BYTES,
+    WORK_SLOT_BYTES,
+    decode_copy_bytes,
+    has_room_for_copy,
+    slots_in,
+)
 from worker.assembly.solver_steps import with_solver_steps
 from worker.config.session import (
     FIXED_SET,
@@ -62,12 +67,7 @@ from worker.loop.unit_decoder import SideLane
 
 LOG = logging.getLogger(__name__)
 CPU_SESSIONS = 4  # compiled, all of them share one batch size; `worker.admission` says how many are served in time
-MAX_SESSIONS = 64
 BATCHES = (1, 2, 4, 8, 16, 32)
-FREE_SHARE = 0.1  # of a GPU's memory that the default number of slots leaves free
-WORK_BYTES = 4 * 10**9  # CUDA graphs, activations, libraries and prepared prompts, whatever the number of slots
-WORK_SLOT_BYTES = 2 * 10**8  # of these, for each slot: 0.13 GB on an H200 at released size, and the keys of a prompt
-MEMORY_SHARE = 0.85  # of the memory that the weights leave: most that slots may take, whatever is left free
 VOICES = 8
 MAX_PROMPT_FRAMES = 1500  # of one voice: 30 s
 
@@ -262,31 +262,6 @@ def _keeps_decode_copy(model: OmniModel, flow_parts: FlowAndHift | None, config:
     return has_room_for_copy(free, decode_copy_bytes(model), slot_bytes(model, flow_parts, config), config)
 
 
-def has_room_for_copy(free_bytes: int, copy_bytes: int, slot: Mapping[str, int], config: EngineConfig) -> bool:
-    """Whether the slots of a worker fit beside a copy for decoding; one that the settings ask for always has room.
-
-    Args:
-        free_bytes: that are free after the weights are loaded.
-        slot: bytes of one slot by part.
-    """
-    if config.decode_copy != "auto" or config.max_sessions is None:
-        return True
-    one, n_slots = sum(slot.values()), config.max_sessions
-    return free_bytes - copy_bytes >= WORK_BYTES + (n_slots + 1) * one + n_slots * WORK_SLOT_BYTES
-
-
-def decode_copy_bytes(model: OmniModel, precision: Precision = UNQUANTIZED) -> int:
-    """Of a copy for decoding. precision: of weights that are not loaded; those that are quantised have no copy."""
-    named = ((name, tuple(one.shape)) for name, one in model.llm.named_parameters(prefix="llm"))
-    copied = (
-        shape
-        for name, shape in named
-        if name.endswith("proj.weight") or name == "llm.lm_head.weight"
-        if precision.kind_of(name, shape) is None
-    )
-    return sum(bf12_bytes(*shape) for shape in copied)
-
-
 def _use_kernels(model: OmniModel) -> None:
     """Switch the model to its kernels before slots are allocated: its embeddings leave the device then."""
     try:
@@ -369,24 +344,6 @@ def _llm_pages(
     free, total = torch.cuda.mem_get_info(model.device)
     room = free - int(FREE_SHARE * total) - WORK_BYTES - others
     return PageSizes(PAGE_ROWS, min(max(room // page_bytes, least), most))
-
-
-def slots_in(free_bytes: int, total_bytes: int, slot_bytes: int) -> int:
-    """Slots that a worker allocates by default on a GPU; 0 if not even one fits.
-
-    Args:
-        free_bytes: that are free after the weights are loaded.
-        total_bytes: memory of the GPU.
-        slot_bytes: of one slot.
-    """
-    room = free_bytes - int(FREE_SHARE * total_bytes) - WORK_BYTES - slot_bytes  # a scratch slot, too
-    n_slots = max(room // (slot_bytes + WORK_SLOT_BYTES), 0)
-    return min(max(n_slots, min(most_slots_in(free_bytes, slot_bytes), 1)), MAX_SESSIONS)
-
-
-def most_slots_in(free_bytes: int, slot_bytes: int) -> int:
-    """Slots that fit if nothing is left free; arguments as for `slots_in`."""
-    return int(free_bytes * MEMORY_SHARE) // slot_bytes
 
 
 def slot_bytes(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> dict[str, int]:

@@ -292,7 +292,7 @@ def gpu_memory(machine: Machine) -> Finding:
     if not (used := _used(machine)):
         return ok("gpu-memory", "no GPU is used")
     room = COMPILE_ROOM if machine.compiles else 0
-    needed = model_bytes(machine) + room + max(decode_copy_bytes(machine, gpu.total) for gpu in used.values())
+    needed = model_bytes(machine) + decode_copy_bytes(machine) + room
     lines = [f"{index}: {size(gpu.free)} free" for index, gpu in used.items()]
     found = "\n".join([*lines, f"at least {size(needed)} needed for weights and one session{_others(machine)}"])
     if any(gpu.free < needed for gpu in used.values()):

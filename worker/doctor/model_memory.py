@@ -19,14 +19,13 @@ def omni_bytes(machine: Machine, precision: Precision | None = None) -> int:
     return weights + _width(machine) * rows
 
 
-def decode_copy_bytes(machine: Machine, gpu_bytes: int) -> int:
-    """Bytes of the copy that decode steps read on a GPU of so many bytes; 0 without one."""
-    engine = machine.config.engine()
-    by_kernels = machine.compiles and machine.config.compile.kernels == "auto"
-    if not (machine.config.model.omni and by_kernels and engine.keeps_decode_copy(gpu_bytes)):
+def decode_copy_bytes(machine: Machine) -> int:
+    """Bytes of the copy that decode steps read, if the settings ask for it: by default a worker has it if it fits."""
+    config = machine.config
+    if not (config.model.omni and config.model.decode_copy is True and machine.compiles and machine.on_gpu):
         return 0
     places: tuple[Place, ...] = ("llm", "down", "head")
-    values = sum(machine.model.place_values.get(one, 0) for one in places if engine.precision.at(one) is None)
+    values = sum(machine.model.place_values.get(one, 0) for one in places if config.model.precision.at(one) is None)
     return values * 12 // 8
 
 

@@ -15,14 +15,8 @@ from models.checkpoint.config import load_config
 from models.checkpoint.quantized import quantize
 from models.load import build_on_meta, weight_dtype
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
-from worker.assembly.parts import (
-    FREE_SHARE,
-    decode_copy_bytes,
-    has_room_for_copy,
-    most_slots_in,
-    slot_bytes,
-    slots_in,
-)
+from worker.assembly.parts import slot_bytes
+from worker.assembly.slot_memory import FREE_SHARE, decode_copy_bytes, has_room_for_copy, most_slots_in, slots_in
 from worker.config.session import EngineConfig
 from worker.report.compile_report import CompileReport, ReportError
 from worker.start.starting import REPORT_FILE

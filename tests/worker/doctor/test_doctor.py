@@ -126,12 +126,11 @@ def test_weights() -> None:
     )
 
 
-@pytest.mark.parametrize(("slots", "bytes_a_copied_weight"), [(4, 1.5), (5, 0.0)])
-def test_gpu_memory_counts_the_copy_for_decoding(slots: int, bytes_a_copied_weight: float) -> None:
-    """The copy is the default with few slots on an H200."""
+@pytest.mark.parametrize(("decode_copy", "bytes_a_copied_weight"), [(True, 1.5), ("auto", 0.0), (False, 0.0)])
+def test_gpu_memory_counts_a_copy_that_must_fit(decode_copy: bool | str, bytes_a_copied_weight: float) -> None:
     large = replace(REAL_MODEL, place_values={"llm": 7_000_000_000, "head": 500_000_000, "vpm": 400_000_000})
     needed = (2 * (9_300_000_000 + 73_728 * 8192) + bytes_a_copied_weight * 7_500_000_000) / GIB + 1
-    config = settings(service=compiling(), duplex={"max_sessions": slots})
+    config = settings(service=compiling(), model={"decode_copy": decode_copy}, duplex={"max_sessions": 1})
     check("gpu-memory", machine(config, model=large), OK, f"at least {needed:.1f} GiB needed")
 
 

@@ -18,13 +18,13 @@ from models.omni import OmniModel
 from models.random_weights import random_model
 from tests.worker.loop.engines import loaded, make_config, make_parts, make_prompt, make_sound, short_speech
 from worker.assembly import parts as building
-from worker.assembly.parts import (
+from worker.assembly.parts import slot_bytes
+from worker.assembly.slot_memory import (
     FREE_SHARE,
     WORK_BYTES,
     WORK_SLOT_BYTES,
     decode_copy_bytes,
     has_room_for_copy,
-    slot_bytes,
     slots_in,
 )
 from worker.config.session import EngineConfig
