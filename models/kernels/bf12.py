@@ -2,7 +2,7 @@
 
 A bfloat16 number has a low byte, which is the last bit of its exponent and seven bits of mantissa, and a high byte of
 its sign and seven bits of exponent. The high bytes of nearly all numbers of a row lie within eight steps of the
-largest, so that three bits tell which. A number that is too small for that, about one in 15 000 of normally
+largest, so that three bits tell which. A number that is too small for that, about one in 13 000 of normally
 distributed ones, is an exception: it is stored as a whole beside its row. Does not require Triton.
 """
 
