@@ -15,7 +15,7 @@ from torch import Tensor
 GROUP = 256  # columns
 GROUP_WORDS = GROUP * 12 // 32
 MAX_COLUMNS = 1 << 15  # a column of an exception takes 15 bits
-LEAST_ENTRIES, MOST_ENTRIES = 4, 16  # for the exceptions of a row; each beyond four takes about a microsecond
+LEAST_ENTRIES, MOST_ENTRIES = 4, 16  # for the exceptions of a row; those beyond four are read one after the other
 _STEPS = 8
 _ENCODED_AT_ONCE = 1 << 24  # numbers, which bounds the memory that encoding takes
 

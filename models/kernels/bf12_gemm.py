@@ -167,8 +167,9 @@ def bf12_kernel(
 def bf12_tiles(weight: Bf12Matrix, n_rows: int, *, gated: bool = False) -> Bf12Tiles:
     """Tile sizes for n_rows rows of x, measured on one H200. splits: the same for all numbers of rows."""
     N, K = weight.shape
-    enough, n_programs = MIN_PROGRAMS, triton.cdiv(N, 64)
-    splits = 1 if gated else count_splits(n_programs, K // GROUP, enough=enough, least_tiles=MIN_SPLIT_GROUPS)
+    splits = 1
+    if not gated:
+        splits = count_splits(triton.cdiv(N, 64), K // GROUP, enough=MIN_PROGRAMS, least_tiles=MIN_SPLIT_GROUPS)
     return Bf12Tiles(32 if n_rows <= 8 else 64, splits, stages=2 if gated and n_rows > 16 else 3)
 
 

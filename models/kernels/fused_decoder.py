@@ -134,7 +134,7 @@ def _linear_parts(x: Tensor | PairedRows, weight: DecoderWeight) -> Tensor:
         assert isinstance(weight, QuantizedMatrix), "weight: expected a quantised one for pairs"
         parts = quantized_parts(x, weight)
     elif B * T > MAX_ROWS:
-        return _many(x, weight)
+        return linear(x, weight)
     else:
         parts = _few_parts(x.view(-1, K), weight)
     return parts.view(B, T, -1) if len(parts) == 1 else parts.view(len(parts), B, T, -1)
@@ -153,20 +153,13 @@ def _gated(x: Tensor | PairedRows, weight: DecoderWeight) -> Tensor:
         assert isinstance(weight, QuantizedMatrix), "weight: expected a quantised one for pairs"
         return quantized_gated_linear(x, weight).view(B, T, -1)
     if B * T > MAX_ROWS:
-        return silu_mul(_many(x, weight))
+        return silu_mul(linear(x, weight))
     rows = x.view(-1, K)
     if isinstance(weight, QuantizedMatrix):
         return quantized_gated_linear(rows, weight).view(B, T, -1)
     if isinstance(weight, CopiedWeight):
         return bf12_gated_linear(rows, weight.copy).view(B, T, -1)
     return skinny_gated_linear(rows, weight).view(B, T, -1)
-
-
-def _many(x: Tensor, weight: DecoderWeight) -> Tensor:
-    """The product of many rows."""
-    if isinstance(weight, QuantizedMatrix):
-        return linear(x, weight)
-    return F.linear(x, weight.weight if isinstance(weight, CopiedWeight) else weight)
 
 
 def _layer(layer: DecoderLayer, *, copied: bool) -> _Layer:

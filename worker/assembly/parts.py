@@ -253,10 +253,10 @@ def _check_room_for_voices(vocoder: Vocoder, voices_s: float) -> None:
 
 
 def _keeps_decode_copy(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> bool:
-    is_auto, is_cuda = config.decode_copy == "auto", model.device.type == "cuda"
-    total = torch.cuda.get_device_properties(model.device).total_memory if is_cuda else 0
-    if not (config.keeps_decode_copy(total) and is_auto):
-        return config.keeps_decode_copy(total)
+    is_cuda = model.device.type == "cuda"
+    keeps = config.keeps_decode_copy(torch.cuda.get_device_properties(model.device).total_memory if is_cuda else 0)
+    if not keeps or config.decode_copy != "auto":
+        return keeps
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(model.device)
     return has_room_for_copy(free, decode_copy_bytes(model), slot_bytes(model, flow_parts, config), config)

@@ -348,7 +348,8 @@ class EngineConfig(Settings):
         if self.decode_copy != "auto":
             return self.decode_copy
         is_small = self.max_sessions is not None and self.max_sessions <= DECODE_COPY_SESSIONS
-        return is_small and self.precision.llm is None and gpu_bytes >= DECODE_COPY_GPU
+        is_bf16 = self.precision.llm is None and self.dtype != "float32"
+        return is_small and is_bf16 and gpu_bytes >= DECODE_COPY_GPU
 
     def speech_slots(self, device_type: str) -> int:
         """Slots of the speech model on a device of this type, `cuda` or `cpu`."""

@@ -1,7 +1,5 @@
 """Products with weights in 12 bits against those of the weights. On a CPU the kernel runs in Triton's interpreter."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +14,7 @@ from models.kernels import bf12_gemm
 from models.kernels.bf12_gemm import bf12_gated_linear, bf12_linear, bf12_parts, bf12_tiles
 from models.kernels.skinny_gemm import MAX_ROWS
 
+pytestmark = pytest.mark.usefixtures("exact_products")
 K = 3 * GROUP
 DEVICES = (
     pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")),
@@ -23,14 +22,6 @@ DEVICES = (
 )
 # Of the language model at released size.
 SHAPES = ((6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def exact_products() -> Iterator[None]:
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:

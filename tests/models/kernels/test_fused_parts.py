@@ -3,7 +3,6 @@
 On a CPU the kernels run in Triton's interpreter. Tolerance: 2e-5 between two orders of the same float32 sums.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,8 @@ from tests.parity.build import slot_cache
 
 pytest.importorskip("triton")
 
+pytestmark = pytest.mark.usefixtures("exact_products")
+
 DEVICES = (
     pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")),
     pytest.param("cuda", marks=pytest.mark.gpu),
@@ -48,14 +49,6 @@ def shallow(tiny: Path) -> OmniConfig:
         "tts_config": config.tts_config.model_copy(update={"num_hidden_layers": 2}),
     }
     return config.model_copy(update=changes)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def exact_products() -> Iterator[None]:
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
 @pytest.fixture(scope="module", params=DEVICES)

@@ -95,6 +95,7 @@ def test_plan_counts_the_copy_that_kernels_decode_from(tmp_path: Path, monkeypat
         ({"max_sessions": 5}, 80, False),
         ({}, 141, False),
         ({"max_sessions": 1, "weights": "fp8"}, 80, False),
+        ({"max_sessions": 1, "dtype": "float32"}, 80, False),
         ({"max_sessions": 1, "decode_copy": False}, 80, False),
         ({"max_sessions": 8, "decode_copy": True}, 24, True),
     ],
