@@ -55,7 +55,11 @@ class ContextMover:
             keys: of at least these rows, as `UnitSteps.save_keys`.
         """
         self._held[slot] = _Held(keys, n)
-        self._move_held(slot, 0)  # changes no bit, and loads the kernel before the first eviction
+
+    def load_kernel(self) -> None:
+        """Load the kernel that moves held keys, which no region's example calls; only the scratch slot is written."""
+        slot = self._runner.state.scratch
+        self._rotate_front(slot, self._cache.save_keys(slot, 1), 1, 0)
 
     def release(self, slot: int) -> None:
         """End the hold of a slot that was emptied."""

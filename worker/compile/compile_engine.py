@@ -92,6 +92,8 @@ def _run(parts: EngineParts, job: CompileJob) -> None:
         set_states(result.targets, job.config)
         result.seconds.clear()
         job = replace(job, is_warm=True)  # the first run has built the kernels
+    if by_kernels:
+        parts.unit_steps.context.load_kernel()
     result.backend_flags["kernels"] = by_kernels
     if parts.vocoder is not None:
         result.backend_flags["vocoder_kernels"] = bool(parts.vocoder.regions.kernels)

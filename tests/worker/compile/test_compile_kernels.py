@@ -13,6 +13,7 @@ import torch
 
 from models.errors import SettingsError, ShapeError
 from models.graphs.region_graphs import RegionTable
+from models.layers.backend import TorchBackend
 from models.token2wav.backends import Kernels
 from models.token2wav.flow.flow import Flow
 from models.token2wav.flow.flow_backend import PlainFlow
@@ -59,14 +60,18 @@ def test_kernels_leave_nothing_to_compile(made: list[Replayed], monkeypatch: pyt
     engine, model = SmallEngine(), StubModel()
     seen: list[tuple[int, int]] = []
     wrapped: list[str] = []
+    moved: list[int] = []
     monkeypatch.setattr(RegionTable, "compile_parts", lambda self, parts, **_: wrapped.extend(parts))
     monkeypatch.setattr(RegionTable, "compile", lambda self, names, **_: wrapped.extend(names))
+    monkeypatch.setattr(TorchBackend, "restore_keys", lambda self, cache, slot, *_: moved.append(slot))
     result = by_kernels(engine, model, progress=lambda what, done, total: seen.append((done, total)))
     assert model.switched == [True] and result.backend_flags["kernels"] is True and not result.notes
     phases = {name: state.phase for name, state in result.targets.items()}
     assert phases == {name: TargetPhase.KERNELS if name in OMNI else TargetPhase.COMPILED for name in TARGETS}
     assert sorted(wrapped) == ["flow", "hift"], "expected only the vocoder, which has no kernels here, to compile"
     assert seen == [(done, len(seen)) for done in range(len(seen))], "expected progress to count to its end"
+    scratch = engine.unit_steps.state.scratch
+    assert moved == [scratch], f"expected the kernel of held keys to run in slot {scratch}, got {moved}"
     pools: dict[str, set[int]] = {}
     for graph in made:
         assert graph.is_warm, f"expected {graph.name} to have run before it is captured"
