@@ -19,6 +19,7 @@ from models.kernels.skinny_gemm import MAX_ROWS, count_splits
 from models.kernels.tile_ops import group_terms, silu_product
 
 MIN_PROGRAMS, MIN_INT4_PROGRAMS = 256, 384  # that split a weight, if its columns allow it
+MULTIPROCESSORS = 132  # of an H200
 MIN_SPLIT_GROUPS = 4  # that a program multiplies at least, if it shares rows with others
 
 
@@ -118,18 +119,17 @@ def paired_tiles(weight: QuantizedMatrix, n_rows: int, *, gated: bool = False) -
     enough = MIN_INT4_PROGRAMS if is_int4 else MIN_PROGRAMS
     splits = 1 if gated else count_splits(triton.cdiv(N, 64), K // GROUP, enough=enough, least_tiles=MIN_SPLIT_GROUPS)
     if is_int4:
-        rows, stages, warps = _int4_tile(n_rows)
-    else:
-        rows, stages, warps = (64, 4, 4) if n_rows <= 32 else (128, 3, 4)
-    return PairedTiles(rows, splits, stages, warps)
+        return _int4_tile(n_rows, splits)
+    # More than 32 rows take tiles twice as large, if every multiprocessor still has a program.
+    if n_rows > 32 and triton.cdiv(N, 128) * splits > MULTIPROCESSORS:
+        return PairedTiles(128, splits, stages=3)
+    return PairedTiles(64, splits)
 
 
-def _int4_tile(n_rows: int) -> tuple[int, int, int]:
+def _int4_tile(n_rows: int, splits: int) -> PairedTiles:
     if n_rows <= 4:
-        return 64, 4, 2
-    if n_rows <= 8:
-        return 128, 4, 4
-    return (128, 3, 4) if n_rows <= 32 else (64, 4, 4)
+        return PairedTiles(64, splits, warps=2)
+    return PairedTiles(128 if n_rows <= 32 else 64, splits)
 
 
 def paired_product(

@@ -148,6 +148,9 @@ def test_which_weights_multiply_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len({plan.splits for plan in plans}) == 1, f"expected sums in one order, got {plans}"
         assert plans[0].splits == (8 if kind == "int4" else 4), plans
         assert paired_tiles(matrix(24576, 4096, kind), 1, gated=True).splits == 1, kind
+    # Large tiles of many rows leave no multiprocessor without a program.
+    assert [paired_tiles(matrix(N, K, "fp8"), 33).rows for N, K in ((24576, 4096), (6144, 4096))] == [128, 128]
+    assert [paired_tiles(matrix(N, K, "fp8"), 33).rows for N, K in ((4096, 12288), (4096, 4096))] == [64, 64]
     assert not takes_pairs(matrix(4096, 4160, "int8"), 1, bf16), "expected whole groups"
     assert not takes_pairs(matrix(4098, 4096, "int4"), 1, bf16), "expected rows by fours for int4"
     assert not takes_pairs(matrix(4096, 4096, "int4", group=64), 1, bf16), "expected groups of 128"
