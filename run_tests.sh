@@ -9,13 +9,15 @@ quick=
 for argument; do [[ $argument == --quick ]] && quick=1; done
 # Tests start a hundred processes. Compiled modules of one serve the next.
 unset PYTHONDONTWRITEBYTECODE
-setup_env dev
+beside_setup=()
 if [[ -z $quick ]]; then
-    ensure_compiler
-    ensure_chromium
-    ensure_flite
-    setup_stock_clients
+    ensure_programs &
+    beside_setup+=($!)
+    setup_stock_clients &
+    beside_setup+=($!)
 fi
+setup_env dev
+for one in "${beside_setup[@]}"; do wait "$one"; done
 step "ruff check"
 "$PYTHON" -m ruff check .
 step "ruff format --check"

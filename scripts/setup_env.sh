@@ -38,9 +38,14 @@ extras = [package for name in names for package in project["optional-dependencie
 print(*project["dependencies"], *extras, sep="\n")
 PY
     "$PYTHON" -m pip install -qq --disable-pip-version-check --no-compile -r .venv/base/requirements.txt
-    # On all cores, which pip does not use. Files for other Python versions fail to compile and are never imported.
-    "$PYTHON" -m compileall -qq -j 0 .venv/base/lib || true
+    compile_modules .venv/base
     touch "$stamp"
+}
+
+# compile_modules VENV: on all cores, which pip does not use. Tests of packages and most models of transformers are never
+# imported; files for other Python versions fail to compile.
+compile_modules() {
+    "$1/bin/python" -m compileall -qq -j 0 -x '/tests?/|/transformers/models/' "$1/lib" || true
 }
 
 # The stock clients of the examples, in .venv/clients: their dependencies are many, and none of the server's.
@@ -50,50 +55,35 @@ setup_stock_clients() {
     stamp=.venv/clients/.installed-$hash
     [[ -e $stamp ]] && return
     step "installing stock clients into .venv/clients"
-    [[ -x .venv/clients/bin/python ]] || "$PYTHON" -m venv .venv/clients
-    "$PYTHON" -c 'import tomllib
+    [[ -x .venv/clients/bin/python ]] || "$(find_python)" -m venv .venv/clients
+    .venv/clients/bin/python -c 'import tomllib
 extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]
 print(*extras["stock"], sep="\n")' >.venv/clients/requirements.txt
     .venv/clients/bin/python -m pip install -qq --disable-pip-version-check --no-compile -r .venv/clients/requirements.txt
-    .venv/clients/bin/python -m compileall -qq -j 0 .venv/clients/lib || true
+    compile_modules .venv/clients
     touch "$stamp"
 }
 
-# torch.compile builds its CPU kernels with a C++ compiler.
-ensure_compiler() {
-    local name
-    for name in "${CXX:-}" g++ clang++; do
-        if [[ -n $name ]] && command -v "$name" >/dev/null; then return; fi
-    done
-    if [[ $(id -u) -eq 0 ]] && command -v apt-get >/dev/null; then
-        step "installing g++ (torch.compile needs a C++ compiler)"
-        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq g++ >/dev/null
-    else
-        fail "no C++ compiler found; torch.compile needs one: install g++ or set CXX"
+# A C++ compiler for torch.compile's kernels on a CPU, a browser for the tests of the pages, and flite, whose voices
+# evaluate the embedded talker.
+ensure_programs() {
+    local missing=()
+    has_any "${CXX:-}" g++ clang++ || missing+=(g++)
+    has_any chromium chromium-browser google-chrome google-chrome-stable || missing+=(chromium)
+    has_any flite || missing+=(flite)
+    ((${#missing[@]})) || return 0
+    if [[ $(id -u) -ne 0 ]] || ! has_any apt-get; then
+        fail "programs that tests use: expected a C++ compiler, a browser and flite, got no ${missing[*]}; install what is missing"
     fi
+    step "installing ${missing[*]}"
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}" >/dev/null
 }
 
-# The voices of the evaluation of the embedded talker.
-ensure_flite() {
-    if command -v flite >/dev/null; then return; fi
-    if [[ $(id -u) -eq 0 ]] && command -v apt-get >/dev/null; then
-        step "installing flite (speech for the evaluation of the embedded talker)"
-        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq flite >/dev/null
-    else
-        fail "no flite found; install it, for example with apt-get install flite"
-    fi
-}
-
-# The tests of the page use the system's Chromium.
-ensure_chromium() {
+# has_any NAME...: whether one of these programs is installed.
+has_any() {
     local name
-    for name in chromium chromium-browser google-chrome google-chrome-stable; do
-        if command -v "$name" >/dev/null; then return; fi
+    for name; do
+        if [[ -n $name ]] && command -v "$name" >/dev/null; then return 0; fi
     done
-    if [[ $(id -u) -eq 0 ]] && command -v apt-get >/dev/null; then
-        step "installing chromium (the tests of the page use it)"
-        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null
-    else
-        fail "no Chromium found; the tests of the page use it: install chromium"
-    fi
+    return 1
 }
