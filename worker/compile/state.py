@@ -61,7 +61,7 @@ class RegionState:
         seconds: of capturing.
         n_bytes: growth of the device's reserved memory.
         n_retried: graphs that were captured at the second attempt.
-        reason: why it has no graphs.
+        reason: why it has no graphs, or why its graphs have eager layers.
     """
 
     name: str

@@ -55,6 +55,7 @@ class Conversions:
         """
         if (path := engine.s3gen_path) is None or self.is_loaded:
             return
+        self.detach()()  # one whose thread has failed
         progress(f"voice conversion: {path.name}")
         device = pick_device(engine.device)
         dtype, compiling = pick_dtype(engine.dtype, device), resolve_compile(engine, device.type).compile
@@ -85,7 +86,8 @@ class Conversions:
 
     @property
     def is_loaded(self) -> bool:
-        return self._converter is not None
+        """Whether a converter runs; one whose thread has failed does not."""
+        return self._converter is not None and self._converter.is_running
 
     @property
     def converter(self) -> Converter:

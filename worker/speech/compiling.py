@@ -54,7 +54,7 @@ def compile_speech(
         for table in tables.values():
             table.marks_steps = compile.mode != "default" and not captures
         failed = _compile_layers(tables, compile, mode, device, progress, backend)
-    return {**failed, **(_capture(tables, progress) if captures else {})}
+    return {**failed, **(_capture(tables, progress, failed) if captures else {})}
 
 
 def release_speech(parts: SpeechParts) -> None:
@@ -106,8 +106,10 @@ def _stack_modes(target: SpeechTarget, mode: str, *, is_gpu: bool) -> Iterator[t
         yield SAMPLER, NO_AUTOTUNE.get(mode, mode)
 
 
-def _capture(tables: dict[Table, RegionTable], progress: Progress) -> dict[str, RegionState]:
-    """Capture all regions. One that cannot be captured runs as it is."""
+def _capture(
+    tables: dict[Table, RegionTable], progress: Progress, eager: dict[str, RegionState]
+) -> dict[str, RegionState]:
+    """Capture all regions. One that cannot be captured runs as it is. eager: regions that did not compile."""
     names = [(part, name) for part, table in tables.items() for name in table.table]
     found: dict[str, RegionState] = {}
     for n_done, (part, name) in enumerate(names):
@@ -115,7 +117,9 @@ def _capture(tables: dict[Table, RegionTable], progress: Progress) -> dict[str, 
         table, key = tables[part], f"speech.{name}"
         try:
             facts = table.capture_region(name, stage=part)
-            found[key] = RegionState(key, f"speech.{part}", sizes=table.captured_sizes(name), **asdict(facts))
+            reason = eager[key].reason if key in eager else None
+            sizes = table.captured_sizes(name)
+            found[key] = RegionState(key, f"speech.{part}", sizes=sizes, reason=reason, **asdict(facts))
         except Exception as error:
             LOG.warning("speech model: region %s runs without graphs: %s", name, error)
             table.drop_graphs([name])

@@ -10,13 +10,14 @@ import torch
 from assets.build_tiny_speech import build
 from models.graphs.region_graphs import compile_counters
 from models.qwen3_tts.prompt import SpeechVoice
+from tests.models.graphs.fake_captures import replay_on_cpu
 from tests.worker.loop.engines import make_config
 from worker.assembly import backend_flags
 from worker.config.compile import CompileConfig
 from worker.config.session import EngineConfig
 from worker.protocol.speech_messages import SpeakRequest
 from worker.speech import parts as speech_parts
-from worker.speech.compiling import compile_speech, release_speech
+from worker.speech.compiling import _capture, compile_speech, release_speech
 from worker.speech.parts import SpeechParts, build_speech
 from worker.speech.requests import PlannedSpeech, spoken_request
 from worker.speech.voices import RequestVoice
@@ -89,7 +90,7 @@ def test_without_compiling_and_with_kernels_no_layer_compiles(
     assert not parts.runner.table.marks_steps
 
 
-def test_a_target_that_fails_runs_eagerly(parts: SpeechParts) -> None:
+def test_a_target_that_fails_runs_eagerly(parts: SpeechParts, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = spoken(parts)
 
     def broken(*_: Any) -> None:
@@ -99,6 +100,10 @@ def test_a_target_that_fails_runs_eagerly(parts: SpeechParts) -> None:
     assert begun == ["talker", "code_predictor", "codec"]
     assert "code_predictor: " in found["speech.first_frame"].reason and "no compiler" in found["speech.frame"].reason
     assert found["speech.codec_decode"].stage == "speech.codec"
+    replay_on_cpu(monkeypatch)
+    with torch.no_grad():
+        captured = _capture({"codec": parts.streams.codec.regions}, lambda *_: None, found)["speech.codec_decode"]
+    assert captured.n_graphs > 0 and captured.reason is not None and "no compiler" in captured.reason, captured
     assert np.array_equal(spoken(parts), expected)
 
 
