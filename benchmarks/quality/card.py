@@ -12,9 +12,7 @@ from benchmarks.quality.quality_run import QualityRun, VoicedTurn
 
 Transcriber = Callable[[VoicedTurn], str]
 MIN_DECISIONS, MIN_TEXT_TOKENS, MIN_SPEECH_TOKENS = 6, 20, 100  # a card of fewer says too little
-MEL_NOTE = (
-    "mel: the flow's alone, of the reference's speech tokens; 0 for every model.weights, which leaves the flow as it is"
-)
+MEL_NOTE = "mel: the flow's alone, of the reference's speech tokens; model.weights leaves the flow as it is"
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,7 @@ class DuplexSection(Settings):
     idle_timeout: float | None = Field(
         300.0, ge=1, le=MAX_S, description="seconds without a unit until a session ends; null: never"
     )
-    max_sessions: int | None = Field(None, ge=1, le=1024, description="slots; null: as many as free memory holds")
+    max_sessions: int | None = Field(None, ge=1, le=1024, description="slots; null: as many as fit; on a GPU up to 64")
     admission: Literal["auto", "measured", "fixed"] = Field(
         "auto",
         description="`measured`: a session gets a slot only while the units of all are answered in time; `fixed`: it "

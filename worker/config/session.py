@@ -303,7 +303,7 @@ class EngineConfig(Settings):
     part_weights: PartWeights = Field(PartWeights(), description="weights of single parts")
     decode_copy: bool | Literal["auto"] = Field("auto", description=DECODE_COPY_TEXT)
     kv_layout: KVLayout = Field("slots", description=KV_LAYOUT_TEXT)
-    max_sessions: int | None = Field(None, ge=1, le=1024, description="slots; null: as many as free memory holds")
+    max_sessions: int | None = Field(None, ge=1, le=1024, description="slots; null: as many as fit; on a GPU up to 64")
     llm_len: int = Field(8192, ge=1, le=1_000_000, description="context length of a slot in tokens")
     euler_steps: int | None = Field(None, ge=1, le=50, description="solver steps of the flow; null: the model's, or 10")
     session: SessionConfig = Field(SessionConfig(), description="defaults of sessions")

@@ -16,7 +16,14 @@ from models.checkpoint.quantized import quantize
 from models.load import build_on_meta, weight_dtype
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from worker.assembly.parts import slot_bytes
-from worker.assembly.slot_memory import FREE_SHARE, decode_copy_bytes, has_room_for_copy, most_slots_in, slots_in
+from worker.assembly.slot_memory import (
+    FREE_SHARE,
+    MAX_SESSIONS,
+    decode_copy_bytes,
+    has_room_for_copy,
+    most_slots_in,
+    slots_in,
+)
 from worker.config.session import EngineConfig
 from worker.report.compile_report import CompileReport, ReportError
 from worker.start.starting import REPORT_FILE
@@ -52,7 +59,7 @@ class MemoryPlan:
 
     @property
     def rest(self) -> int:
-        """Bytes for activations, CUDA graphs and the CUDA context."""
+        """Bytes for voices, activations, CUDA graphs and the CUDA context."""
         return self.free - self.n_slots * sum(self.slot.values())
 
 
@@ -129,9 +136,10 @@ def memory_lines(plan: MemoryPlan) -> list[str]:
     lines.append(f"  weights {_size(sum(plan.weights.values()))}, one slot {_size(sum(plan.slot.values()))}")
     if not plan.n_slots:
         return [*lines, "  no session fits"]
+    what = "1 session" if plan.n_slots == 1 else f"{plan.n_slots} sessions"
     lines.append(
-        f"  {plan.n_slots} sessions {plan.sessions} fit; {_size(plan.rest)} are left for activations, CUDA graphs and "
-        f"the CUDA context; the default number of slots leaves {FREE_SHARE:.0%} of the GPU free"
+        f"  {what} {plan.sessions} fit; {_size(plan.rest)} are left for voices, activations, CUDA graphs and the CUDA "
+        f"context; the default number of slots leaves {FREE_SHARE:.0%} of the GPU free, and is {MAX_SESSIONS} at most"
     )
     return lines
 

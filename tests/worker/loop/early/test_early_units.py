@@ -80,6 +80,7 @@ LONG = (
     ),
 )
 @example(config=CONFIGS[2], pieces=list(LONG))
+@example(config=CONFIGS[2], pieces=[Piece(4_000, "speaks"), Piece(7_000, "nan", event="ahead"), Piece(16_000, "fails")])
 def test_trials_leave_no_trace(config: SessionConfig, pieces: list[Piece]) -> None:
     check_equal_runs(config, pieces)
 

@@ -97,17 +97,22 @@ class TrialEngine(SmallEngine):
         super().__init__(make_config(early_pictures=True), self.director)
         self.director.on_taken_back = self.on_taken_back
         self.before: list[Tensor] | None = None
+        self.n_before: int | None = None  # context rows before the early rows of session a, while a trial runs
         self.n_taken_back = 0
         self._ahead: list[CutImage] = []  # pictures of the next unit
 
     def on_taken_back(self, name: str) -> None:
         """Check what is restored; fill the places that are not with garbage, which later units must not read."""
-        slot = self.sessions.get(name).slot
+        session = self.sessions.get(name)
+        slot = session.slot
         self.n_taken_back += 1
         assert_mirrors(self.unit_steps, slot)
         places = leftovers(self.unit_steps, slot)
         self._check_finite(places, slot)
-        if self.before is not None:
+        if self.n_before is not None and session.early_rows is None:  # a trial that fails removes them
+            n_rows = self.unit_steps.context_len(slot)
+            assert n_rows == self.n_before, f"expected {self.n_before} rows before the pictures, got {n_rows}"
+        elif self.before is not None:
             copies = dict(zip(map(Tensor.data_ptr, self.unit_steps.state.tensors()), self.before, strict=True))
             for tensor, place in places:
                 tensor[slot][place] = copies[tensor.data_ptr()][slot][place]
@@ -142,9 +147,11 @@ class TrialEngine(SmallEngine):
             self.send(b, 500 + number, piece.other)
         sessions[0] = a = self._while_queued(a, piece)
         self.before = copy_state(self.unit_steps.state) if trial is not None else None
+        early = a.early_rows if trial is not None else None
+        self.n_before = early and early.n_before
         with self._failing(piece.trial if trial is not None else "plain"):
             self.settle()
-        self.before = None
+        self.before = self.n_before = None
         return None if trial is None else trial.outcome
 
     def _before(self, session: Session, number: int, piece: Piece) -> Session:
