@@ -71,8 +71,9 @@ class PageTable:
         return self.rows * len(self._free)
 
     def capacity(self, slot: int) -> int:
-        """Rows that the slot's pages hold."""
-        return min(self.rows * len(self._owned[slot]), self._max_rows) if self.is_pool else self._max_rows
+        """Rows that the slot's pages hold; the scratch slot has one page."""
+        n_pages = len(self._owned[slot]) if slot < len(self._owned) else 1
+        return min(self.rows * n_pages, self._max_rows) if self.is_pool else self._max_rows
 
     def reserve(self, slot: int, n_rows: int) -> None:
         """Give the slot pages until it holds `n_rows`. Raises: SlotError if too few are free, with nothing changed."""

@@ -1,5 +1,7 @@
 """Rows of a slot cache that are moved by one kernel, against the cache's own operations."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -77,6 +79,19 @@ def test_saved_keys_are_written_rotated(device: str, page: int, shares: int, n: 
     expected.restore_keys(0, keys, n, by, frequencies)
     restore_keys(cache, 0, keys, n, by, frequencies)
     assert_caches(cache, expected, tolerance=2e-2 if device == "cuda" else 1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("page", "shares"), SHAPES)
+def test_keys_of_the_scratch_slot_change_no_session(device: str, page: int, shares: int) -> None:
+    """As `ContextMover.load_kernel` calls it."""
+    expected, cache = (filled_cache(device, page, shares) for _ in range(2))
+    scratch, frequencies = cache.scratch, rotary_frequencies(DIM, 1e4, device)
+    keys = torch.full_like(cache.save_keys(scratch, 1), 7)
+    for restore in (partial(restore_keys, cache), cache.restore_keys):
+        restore(scratch, keys, 1, 0, frequencies)
+        assert_same(cache.save_keys(scratch, 1), keys, "scratch slot")
+        assert_caches(cache, expected)
 
 
 def test_more_rows_than_were_saved_are_refused() -> None:

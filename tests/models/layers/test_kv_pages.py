@@ -75,6 +75,7 @@ def test_pages_are_reserved_and_returned() -> None:
     assert [pages.n_fitting(n) for n in (1, 64, 65, 300, 9999)] == [6, 6, 3, 1, 1]
     pages.reserve(0, 200)
     assert (pages.capacity(0), pages.capacity(1), pages.n_free_rows) == (256, 0, 128)
+    assert pages.capacity(2) == 64, "expected the scratch slot to have one page"
     with pytest.raises(SlotError, match="slot 1: expected at most 128 more rows, which are free, got 192"):
         pages.reserve(1, 150)
     assert pages.capacity(1) == 0, "expected nothing to change by a refused reservation"

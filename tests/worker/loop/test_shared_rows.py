@@ -70,6 +70,7 @@ def test_pages_change_no_bit_of_a_conversation() -> None:
         paged = make("pages")
     plain, speech = make("slots"), paged.unit_steps.state.speech
     assert speech is not None
+    paged.unit_steps.context.load_kernel()  # as a start with kernels does
     expected, got = converse(plain), converse(paged)
     n_held = [speech.cache.pages.capacity(slot) for slot in range(3)]
     assert max(n_held) >= 3 * 8, f"expected a turn of several pages, got {n_held} rows"
