@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from benchmarks.compile_options import TOGGLES, WAYS
+from benchmarks.duplex.bench_sessions import SPOKEN_UNITS
 from models.checkpoint.precision import PRESETS
 from worker.config.compile import TARGETS
 
 PARTS = ("latency", "sessions", "correctness", "start", "first_sound", "profile", "toggles")
 UNQUANTIZED_PARTS = ("toggles",)
+TURN_S = 2 * SPOKEN_UNITS  # seconds of a turn and of the silence after it
 # Settings that may differ between the commands of one result: extent and output paths.
 UNCHECKED_ON_RESUME = {
     "parts",
@@ -135,6 +137,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         options.parts = tuple(part for part in PARTS[:4] if part not in unquantized)
     if wrong := [part for part in options.parts if part in unquantized]:
         parser.error(f"--parts with --weights {options.weights}: expected others, got {','.join(wrong)}")
+    if "first_sound" in options.parts and options.seconds < TURN_S:
+        what = f"at least {TURN_S}, a turn and the silence after it"
+        parser.error(f"--parts first_sound: --seconds: expected {what}, got {options.seconds:g}")
     if options.device == "cuda" and not has_cuda:
         parser.error("--device: expected a CUDA device, got none")
     try:
