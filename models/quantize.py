@@ -5,17 +5,17 @@ files; `python -m models.quantize --check DIR` compares them.
 """
 
 import argparse
-import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from models.checkpoint.checksums import FILES, check_files, file_facts, files_in
 from models.checkpoint.config import load_config
 from models.checkpoint.files import FLOAT_BYTES, INDEX, list_tensors, read_pt, read_tensors
 from models.checkpoint.packing import DECLARATION, DECLARED_AS, declaration, packed
@@ -27,7 +27,6 @@ from models.token2wav.load.parts import FLOW, HIFT, HIFT_ORIGINAL
 
 TOKEN2WAV = Path("assets") / "token2wav"
 SHARD_BYTES = 2_000_000_000
-FILES = "files"  # key of sizes and checksums in the index's metadata
 # Parts of the vocoder that stay as they are: they determine pitch and phase.
 VOCODER_KEPT = ("f0_predictor.", "m_source.", "conv_post.")
 
@@ -162,45 +161,13 @@ def write_packed_pt(file: Path, tensors: Mapping[str, Tensor], keep: tuple[str, 
     torch.save({DECLARED_AS: DECLARATION, "state_dict": state}, file)
 
 
-def check_files(folder: Path) -> None:
-    """Raises: CheckpointError listing the files whose size or checksum differs from the index, or which it lacks."""
-    try:
-        listed = json.loads((folder / INDEX).read_text(encoding="utf-8"))["metadata"][FILES]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        got = f"{type(error).__name__}: {error}"
-        raise CheckpointError(str(folder / INDEX), expected="checksums of the folder's files", got=got) from None
-    found = file_facts(folder)
-    differences = [
-        f"{name}: expected {listed.get(name, 'no such file')}, got {found.get(name, 'no such file')}"
-        for name in sorted(listed.keys() | found.keys())
-        if listed.get(name) != found.get(name)
-    ]
-    if differences:
-        raise CheckpointError(str(folder), expected="the files that its index lists", got="; ".join(differences))
-
-
-def file_facts(folder: Path) -> dict[str, dict[str, object]]:
-    """Bytes and SHA-256 of each file but the index, by the path in the folder."""
-    facts: dict[str, dict[str, object]] = {}
-    for file in _files(folder):
-        if file != folder / INDEX:
-            with file.open("rb") as opened:
-                digest = hashlib.file_digest(opened, "sha256").hexdigest()
-            facts[file.relative_to(folder).as_posix()] = {"bytes": file.stat().st_size, "sha256": digest}
-    return facts
-
-
 def folder_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in _files(folder))
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (file for file in sorted(folder.rglob("*")) if file.is_file())
+    return sum(file.stat().st_size for file in files_in(folder))
 
 
 def _copy_others(source: Path, result: Path) -> None:
     """Copy every file that has no weights to store as int8."""
-    for file in _files(source):
+    for file in files_in(source):
         place = file.relative_to(source)
         if place.name != INDEX and (place.suffix != ".safetensors" or place.parent != Path()):
             (result / place).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The warm-up video and the reference voices: sizes, contents, and agreement with the scripts that build them."""
+"""The warm-up video, the reference voices and the talker: sizes, contents, and agreement with what builds them."""
 
 import io
 import wave
@@ -11,6 +11,7 @@ from PIL import Image
 
 from assets.build_ref_audio import SPEAKERS, synthesize
 from assets.build_warmup import FPS, SCENE_S, SCENES, picture
+from models.checkpoint.checksums import check_files
 from models.inputs.audio_sizes import UNIT_SAMPLES
 from worker.media import MediaUnit, read_units
 
@@ -101,3 +102,7 @@ def pitch(sound: np.ndarray) -> float:
             alike = np.fft.irfft(abs(np.fft.rfft(window, 4096)) ** 2)
             found.append(RATE / (40 + np.argmax(alike[40:300])))
     return float(np.median(found))
+
+
+def test_files_of_the_talker_equal_their_checksums(root: Path) -> None:
+    assert check_files(root / "assets" / "talker") > 0

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.checkpoint.checksums import check_files
 from models.checkpoint.config import parse_config
 from models.checkpoint.files import INDEX
 from models.errors import ModelError
 from models.load import expected_tensors, load_model
-from models.quantize import TOKEN2WAV, check_files, folder_bytes
+from models.quantize import TOKEN2WAV, folder_bytes
 from models.token2wav.load.parts import load_token2wav
 from tests.worker.start.test_starting import CONFIG, start
 from training.assemble.talker import Sources, assemble, main

@@ -45,6 +45,7 @@ CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "cache": checks.cache,
     "data": checks.data,
     "model": checks.model,
+    "checksums": checks.checksums,
     "tokenizer": checks.tokenizer,
     "vocoder": checks.vocoder,
     "conversion": checks.conversion,

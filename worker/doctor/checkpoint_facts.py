@@ -10,10 +10,12 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+from models.checkpoint.checksums import INDEX, check_files, listed_files
 from models.checkpoint.precision import Place, place_of
+from models.errors import CheckpointError
 from worker.doctor.facts import ModelFacts, UnknownFact
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+SINGLE = "model.safetensors"
 MAX_HEADER_BYTES = 100 << 20
 PUBLIC_METHOD = ("quantization_config", "quant_method")
 COMPANIONS = (".scale", ".zeros", ".scales", ".qzeros", ".g_idx")  # of quantised values; not numbers of the model
@@ -76,6 +78,21 @@ def weight_facts(folder: Path) -> ModelFacts:
     )
 
 
+def compared_files(folder: Path) -> tuple[int, str]:
+    """Compare the files of a checkpoint with the checksums of its index; reads all of them.
+
+    Returns: how many have checksums, and how they differ; 0 for an index without any.
+    """
+    try:
+        listed = listed_files(folder)
+    except CheckpointError:
+        return 0, ""
+    try:
+        return check_files(folder), ""
+    except CheckpointError as error:
+        return len(listed), str(error)
+
+
 def _declared(folder: Path) -> str:
     """Kind of quantised matrices that the index or `config.json` declares; empty for none."""
     for file, path in ((INDEX, ("metadata", "quantization", "format")), ("config.json", PUBLIC_METHOD)):
@@ -131,5 +148,8 @@ def _shard(file: Path) -> dict[str, tuple[int, Place | None]]:
 
 
 def file_bytes(path: Path) -> int | None:
-    """Size of a file; None if there is none."""
-    return path.stat().st_size if path.is_file() else None
+    """Size of a file; None if there is none, or no permission to read it."""
+    try:
+        return path.stat().st_size if path.is_file() else None
+    except OSError:  # deleted meanwhile, or no permission
+        return None

@@ -147,6 +147,16 @@ def model(machine: Machine) -> Finding:
     return ok("model", text)
 
 
+def checksums(machine: Machine) -> Finding:
+    if not machine.config.model.omni:
+        return ok("checksums", NOT_SERVED)
+    n_files, error = machine.checked_files
+    if error:
+        return problem("checksums", error, "copy the folder again, or write it anew with python -m models.quantize")
+    what = f"{n_files} files equal their checksums" if n_files else "none: python -m models.quantize writes them"
+    return ok("checksums", what)
+
+
 def tokenizer(machine: Machine) -> Finding:
     if not machine.config.model.omni:
         return ok("tokenizer", NOT_SERVED)

@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.doctor.checkpoint_facts import checkpoint_facts
+from worker.doctor.checkpoint_facts import checkpoint_facts, compared_files, file_bytes
 from worker.doctor.facts import (
     FolderFacts,
     MediaFacts,
@@ -216,6 +216,10 @@ class Machine:
         return checkpoint_facts(self.checkpoint)
 
     @cached_property
+    def checked_files(self) -> tuple[int, str]:
+        return compared_files(self.checkpoint)
+
+    @cached_property
     def speech(self) -> ModelFacts | None:
         """The speech model; None if the settings name none. Raises: as `speech_facts`."""
         path = self.config.model.speech_path
@@ -351,18 +355,11 @@ def _folder(path: Path) -> FolderFacts:
     except OSError as error:
         problem = f"{near}: {error.strerror}"
     disk = os.statvfs(near)
-    sizes = [_size(file) for file in islice(path.rglob("*"), MAX_FILES)] if path.is_dir() else []
+    sizes = [file_bytes(file) for file in islice(path.rglob("*"), MAX_FILES)] if path.is_dir() else []
     files = [size for size in sizes if size is not None]
     runs_code = not disk.f_flag & os.ST_NOEXEC
     free = disk.f_bavail * disk.f_frsize
     return FolderFacts(path, path.is_dir(), free, len(files), sum(files), problem, runs_code)
-
-
-def _size(file: Path) -> int | None:
-    try:
-        return file.stat().st_size if file.is_file() else None
-    except OSError:  # deleted meanwhile, or no permission
-        return None
 
 
 def _sound(path: Path) -> MediaFacts:

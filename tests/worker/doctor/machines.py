@@ -57,6 +57,7 @@ def machine(config: Config | None = None, environ: dict[str, str] | None = None,
         "cache_folder": FolderFacts(Path("/cache"), True, 100 * GIB, 300, 40 * MIB),
         "data_folder": FolderFacts(Path("/data"), True, 100 * GIB),
         "model": REAL_MODEL,
+        "checked_files": (9, ""),
         "tokenizer_error": None,
         "vocoder_files": dict.fromkeys(
             ("flow.yaml", "flow.pt", "hift.pt", "campplus.onnx", "speech_tokenizer_v2_25hz.onnx"), MIB

@@ -1,5 +1,6 @@
 """The doctor: the finding of each check for given facts; `test_torch_and_gpus` has those about torch and GPUs."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from assets.build_tiny_speech import build
+from models.checkpoint.checksums import INDEX, file_facts
 from models.checkpoint.embedded import DEFAULT
 from tests.worker.doctor.machines import (
     EAGER,
@@ -76,6 +78,13 @@ def test_a_healthy_machine_has_no_problem(torch: TorchFacts, enabled: bool | Lit
         ("files", {"max_open_files": 255}, PROBLEM, ["255 open files"]),
         ("files", {"max_open_files": -1}, OK, ["no limit"]),
         ("model", {"model": ModelFacts(problems=("a: x", "b: y"))}, PROBLEM, ["a: x\nb: y", "model.model_path"]),
+        (
+            "checksums",
+            {"checked_files": (9, "a: expected x, got y")},
+            PROBLEM,
+            ["a: expected x, got y", "models.quantize"],
+        ),
+        ("checksums", {"checked_files": (0, "")}, OK, ["none: python -m models.quantize writes them"]),
         ("tokenizer", {"tokenizer_error": "no <unit>"}, PROBLEM, ["no <unit>", "tokenizer.json"]),
         ("vocoder", {"vocoder_files": {}}, NOTE, ["replies have no speech", "model.token2wav_path"]),
         (
@@ -175,6 +184,19 @@ def test_names_missing_files_of_the_model(tmp_path: Path) -> None:
     config = settings(model={"pt_path": tmp_path / "w.pt", "token2wav_path": tmp_path / "v"})
     check("model", machine(config), PROBLEM, f"{tmp_path}/w.pt", "model.pt_path")
     check("vocoder", machine(config, vocoder_files={}), PROBLEM, f"{tmp_path}/v: no files")
+
+
+def test_finds_changed_files_of_a_quantised_model(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"abc")
+    index = {"metadata": {"files": file_facts(tmp_path)}, "weight_map": {}}
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    found = Machine(None, {})
+    found.__dict__["_checkpoint"] = tmp_path, None
+    assert found.checked_files == (1, "")
+    (tmp_path / "a.bin").write_bytes(b"abd")
+    del found.__dict__["checked_files"]
+    n_files, error = found.checked_files
+    assert n_files == 1 and "a.bin: expected {'bytes': 3" in error, error
 
 
 @pytest.mark.parametrize("name", CHECKS)
