@@ -9,6 +9,7 @@ quick=
 for argument; do [[ $argument == --quick ]] && quick=1; done
 # Tests start a hundred processes. Compiled modules of one serve the next.
 unset PYTHONDONTWRITEBYTECODE
+# What is missing is installed at the same time.
 beside_setup=()
 if [[ -z $quick ]]; then
     ensure_programs &

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from assets.byte_bpe import Vocabulary, byte_spelling, write_files, write_json
 from assets.draw import draw
+from models.checkpoint.checksums import INDEX
 from models.checkpoint.config import parse_config
-from models.checkpoint.files import INDEX
 from models.load import expected_tensors
 
 SHARD_BYTES = 3_000_000

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.checkpoint.checksums import FILES, check_files, file_facts, files_in
+from models.checkpoint.checksums import FILES, INDEX, check_files, file_facts, files_in
 from models.checkpoint.config import load_config
-from models.checkpoint.files import FLOAT_BYTES, INDEX, list_tensors, read_pt, read_tensors
+from models.checkpoint.files import FLOAT_BYTES, list_tensors, read_pt, read_tensors
 from models.checkpoint.packing import DECLARATION, DECLARED_AS, declaration, packed
 from models.checkpoint.precision import PRESETS, Kind
 from models.checkpoint.quantized import KINDS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from models.errors import CheckpointError
 
-INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"  # of a checkpoint folder
 FILES = "files"  # key of sizes and checksums in the index's metadata
 
 FileFacts = dict[str, dict[str, object]]

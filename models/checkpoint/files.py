@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from models.checkpoint.checksums import INDEX
 from models.checkpoint.packing import (
     DECLARED_AS,
     STORED_KINDS,
@@ -34,7 +35,6 @@ from models.checkpoint.public_int4 import PublicInt4, PublicLayout, matrix_shape
 from models.checkpoint.quantized import QuantizedMatrix
 from models.errors import CheckpointError
 
-INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 # Bytes per value of the types that a weight may have; the parts of quantised matrices may have the others.

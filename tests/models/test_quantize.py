@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models.checkpoint.files import INDEX, list_tensors
+from models.checkpoint.checksums import INDEX
+from models.checkpoint.files import list_tensors
 from models.checkpoint.packing import SCALE, ZEROS
 from models.checkpoint.precision import PRESETS, Weights
 from models.checkpoint.quantized import quantize

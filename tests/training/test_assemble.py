@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.checkpoint.checksums import check_files
+from models.checkpoint.checksums import INDEX, check_files
 from models.checkpoint.config import parse_config
-from models.checkpoint.files import INDEX
 from models.errors import ModelError
 from models.load import expected_tensors, load_model
 from models.quantize import TOKEN2WAV, folder_bytes

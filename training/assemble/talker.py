@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from assets.released_layout import random_weights, write_text_files
+from models.checkpoint.checksums import INDEX
 from models.checkpoint.config import parse_config
-from models.checkpoint.files import INDEX, list_tensors
+from models.checkpoint.files import list_tensors
 from models.errors import ModelError
 from models.load import expected_tensors, load_model
 from models.quantize import TOKEN2WAV, folder_bytes, write_folder_weights

@@ -153,8 +153,9 @@ def checksums(machine: Machine) -> Finding:
     n_files, error = machine.checked_files
     if error:
         return problem("checksums", error, "copy the folder again, or write it anew with python -m models.quantize")
-    what = f"{n_files} files equal their checksums" if n_files else "none: python -m models.quantize writes them"
-    return ok("checksums", what)
+    if not n_files:
+        return ok("checksums", "the index has none; python -m models.quantize writes them")
+    return ok("checksums", f"{n_files} files equal their checksums")
 
 
 def tokenizer(machine: Machine) -> Finding:

@@ -217,6 +217,7 @@ class Machine:
 
     @cached_property
     def checked_files(self) -> tuple[int, str]:
+        """As `compared_files`, of the model's folder. Reads all of it."""
         return compared_files(self.checkpoint)
 
     @cached_property

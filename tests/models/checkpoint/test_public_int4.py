@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models.checkpoint.files import INDEX
+from models.checkpoint.checksums import INDEX
 from models.checkpoint.precision import PRESETS
 from models.errors import CheckpointError
 from models.layers.quantized import QuantizedLinear

@@ -84,7 +84,7 @@ def test_a_healthy_machine_has_no_problem(torch: TorchFacts, enabled: bool | Lit
             PROBLEM,
             ["a: expected x, got y", "models.quantize"],
         ),
-        ("checksums", {"checked_files": (0, "")}, OK, ["none: python -m models.quantize writes them"]),
+        ("checksums", {"checked_files": (0, "")}, OK, ["the index has none; python -m models.quantize"]),
         ("tokenizer", {"tokenizer_error": "no <unit>"}, PROBLEM, ["no <unit>", "tokenizer.json"]),
         ("vocoder", {"vocoder_files": {}}, NOTE, ["replies have no speech", "model.token2wav_path"]),
         (
