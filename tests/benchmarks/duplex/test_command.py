@@ -188,6 +188,9 @@ def test_rejects_unknown_parts_and_toggles(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         duplex.parse(["--weights", "int8", "--parts", "latency,toggles"])
     assert "expected others, got toggles" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        duplex.parse(["--parts", "first_sound", "--seconds", "7"])
+    assert "--seconds: expected at least 8, a turn and the silence after it, got 7" in capsys.readouterr().err
     assert duplex.parse(["--weights", "int8", "--device", "cpu"]).parts == duplex.PARTS[:4]
     assert duplex.parse(["--parts", "all", "--device", "cpu"]).parts == duplex.PARTS
     assert SimpleNamespace(way=duplex.parse(["--device", "cpu"]).way).way == "eager"
