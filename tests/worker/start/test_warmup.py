@@ -120,8 +120,10 @@ def test_steps_and_lines() -> None:
     assert report.n_units == len(report.texts) == len(report.times) == 5
     assert report.tts_triggered and not report.fallback_used and report.compiled_graphs == 0
     for decision, text, times in zip(report.decisions, report.texts, report.times, strict=True):
-        assert min(times.vis_proc, times.vis_emb, times.aud_emb, times.aud_feed) > 0, times
+        assert min(times.vis_emb, times.aud_emb, times.aud_feed) > 0, times
         assert bool(text) == (decision == "SPEAK") == (times.tts > 0 and times.llm > 0), (decision, text, times)
+    # A difference of two times: 0 for a unit during whose first one the process was paused.
+    assert any(times.vis_proc > 0 for times in report.times), report.times
     last = rf"\[warmup\] ✓ omni duplex warmup complete \(total={report.total_s:.1f}s, tts_triggered=True\)"
     assert re.fullmatch(last, lines[-1]), lines[-1]
     assert ("units", 5, 5) in reported
