@@ -64,12 +64,8 @@ def resolve_compile(config: EngineConfig, device_type: str) -> EngineConfig:
 
 
 def uses_kernels(config: CompileConfig, device: torch.device) -> bool:
-    """Whether the project's own kernels run the layers of a model on `device`.
-
-    Without CUDA graphs their hundreds of launches are slower than compiled layers.
-    """
-    has_defaults = config.mode == "default" and config.attention == "auto" and config.cuda_graphs != "off"
-    return config.enabled_on(device.type) and config.kernels == "auto" and has_defaults and supports_kernels(device)
+    """Whether the project's own kernels run the layers of a model on `device`."""
+    return config.enabled_on(device.type) and config.allows_kernels and supports_kernels(device)
 
 
 def limit_threads(device_type: str) -> None:

@@ -70,6 +70,15 @@ class CompileConfig(Settings):
         """Whether regions of a model on a GPU are captured."""
         return self.cuda_graphs == "on" or (self.cuda_graphs == "auto" and self.mode == "default")
 
+    @property
+    def allows_kernels(self) -> bool:
+        """Whether the project's own kernels may run the layers of a model on a GPU, if compilation is on.
+
+        Without CUDA graphs their hundreds of launches are slower than compiled layers.
+        """
+        has_defaults = self.mode == "default" and self.attention == "auto" and self.cuda_graphs != "off"
+        return self.kernels == "auto" and has_defaults
+
     def resolved(self, device_type: str) -> Self:
         """These settings with `enabled` true or false, as `enabled_on` gives it."""
         return self.model_copy(update={"enabled": self.enabled_on(device_type)})

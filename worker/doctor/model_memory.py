@@ -22,7 +22,7 @@ def omni_bytes(machine: Machine, precision: Precision | None = None) -> int:
 def decode_copy_bytes(machine: Machine) -> int:
     """Bytes of the copy that decode steps read, if the settings ask for it: by default a worker has it if it fits."""
     config = machine.config
-    by_kernels = machine.on_gpu and machine.compiles and config.compile.kernels == "auto"
+    by_kernels = machine.on_gpu and machine.compiles and config.compile.allows_kernels
     if not (config.model.omni and config.model.decode_copy is True and by_kernels):
         return 0
     places: tuple[Place, ...] = ("llm", "down", "head")

@@ -134,6 +134,7 @@ def test_uncapturable_kernel_region_leaves_its_target_without_graphs(
         ({"kernels": "off"}, False),
         ({"mode": "max-autotune"}, False),
         ({"attention": "sdpa"}, False),
+        ({"cuda_graphs": "off"}, False),
         ({"enabled": False}, False),
     ],
 )
