@@ -121,7 +121,8 @@ models.inputs.messages models.inputs.prompts models.inputs.image models.inputs.p
 models.sampling.settings models.qwen3_tts.codec.config
 models.qwen3_tts.config models.qwen3_tts.prompt models.qwen3_tts.settings models.qwen3_tts.runaway
 models.qwen3_tts.text
-worker.assembly.hub worker.config.* worker.protocol.* worker.transcript.* worker.describe worker.key_text worker.log
+worker.assembly.hub worker.assembly.kv_layout worker.config.* worker.protocol.* worker.transcript.* worker.describe
+worker.key_text worker.log
 worker.version worker.status worker.main worker.media worker.voice_registry worker.unit_phases
 worker.early.* worker.loop.early.headroom worker.loop.order.unplayed_sound worker.admission.*
 worker.loop.audio_buffer worker.loop.results worker.loop.session

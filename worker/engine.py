@@ -87,7 +87,7 @@ class Engine:
             thread: one that runs and that other models use too; None: one of its own, which `start` starts.
             recorder: of traces of sessions; None: nothing is traced.
         """
-        self.parts, self.config = parts, config
+        self.parts, self.config = parts, config.model_copy(update={"kv_layout": parts.kv_layout})
         self._recorder = recorder
         if recorder is not None:
             observer = TraceObserver(recorder, observer)

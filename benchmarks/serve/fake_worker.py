@@ -293,7 +293,7 @@ class FakeWorker:
                 "weights": None,
             },
             "device": {"type": "cpu", "name": platform.processor() or platform.machine(), "asked": "cpu"},
-            "kv": {"used": sum(rows), "total": 0},
+            "kv": {"used": sum(rows), "total": 0, "layout": None},
             "memory": {"resident": psutil.Process().memory_info().rss},
             "memory_share": self.memory_share,
             "allocator": None,

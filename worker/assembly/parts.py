@@ -6,6 +6,7 @@ The only module of the worker that loads weights. Contains devices, sizes and me
 import logging
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -30,6 +31,7 @@ from models.token2wav.settings import MEL_RATE
 from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.stream.vocoder import Vocoder
 from worker.assembly.backend_flags import apply_backend_flags, uses_kernels
+from worker.assembly.kv_layout import layout_of, with_kv_layout
 from worker.assembly.load_times import Loading
 from worker.assembly.sizes import (
     PAGE_ROWS,
@@ -62,6 +64,7 @@ from worker.config.session import (
     SIDE_SET,
     EngineConfig,
 )
+from worker.config.weights import KVLayout
 from worker.loop.language import Language, reply_terminators
 from worker.loop.unit_decoder import SideLane
 
@@ -92,6 +95,11 @@ class EngineParts:
     compiled_shapes: Shapes | None = None
     compiled_vocoder_shapes: VocoderShapes | None = None
     loading: Loading | None = None
+
+    @property
+    def kv_layout(self) -> KVLayout:
+        """Whether slots have rows of their own, or pages of shared pools."""
+        return "pages" if self.unit_steps.state.llm.pages.is_pool else "slots"
 
 
 def side_lane_of(tokenizer: Tokenizer, config: OmniConfig) -> SideLane | None:
@@ -193,7 +201,9 @@ def assemble(
     if by_kernels:
         model.decode_copy = _keeps_decode_copy(model, flow_parts, config)
         _use_kernels(model)
+    config = _with_kv_layout(model, flow_parts, config)
     n_slots = config.max_sessions or max_sessions(model, flow_parts, config)
+    LOG.info("sessions: at most %d, model.kv_layout %s", n_slots, config.kv_layout)
     llm_pages = _llm_pages(model, flow_parts, config, n_slots)
     # On a CPU each size costs seconds of compiling; without it a session alone need not wait for the work of all slots.
     few = model.device.type == "cpu" and n_slots <= CPU_SESSIONS and config.compile.enabled_on("cpu")
@@ -259,7 +269,14 @@ def _keeps_decode_copy(model: OmniModel, flow_parts: FlowAndHift | None, config:
         return keeps
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(model.device)
-    return has_room_for_copy(free, decode_copy_bytes(model), slot_bytes(model, flow_parts, config), config)
+    one = slot_bytes(model, flow_parts, _with_kv_layout(model, flow_parts, config))
+    return has_room_for_copy(free, decode_copy_bytes(model), one, config)
+
+
+def _with_kv_layout(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> EngineConfig:
+    """`with_kv_layout` for a loaded model. For so few slots as a copy is kept for, it does not depend on kernels."""
+    by_kernels = model.kernels and model.device.type == "cuda"
+    return with_kv_layout(config, by_kernels=by_kernels, n_fitting=partial(_n_fitting, model, flow_parts))
 
 
 def _use_kernels(model: OmniModel) -> None:
@@ -315,14 +332,21 @@ def max_sessions(model: OmniModel, flow_parts: FlowAndHift | None, config: Engin
     """Sessions that fit the device's free memory. Raises: SettingsError if none fits."""
     if model.device.type != "cuda":
         return CPU_SESSIONS
-    torch.cuda.empty_cache()
-    one = sum(slot_bytes(model, flow_parts, config).values())
-    free, total = torch.cuda.mem_get_info(model.device)
-    n_slots = slots_in(free, total, one)
+    n_slots = _n_fitting(model, flow_parts, config)
     if n_slots < 1:
+        one = sum(slot_bytes(model, flow_parts, config).values())
+        free, _ = torch.cuda.mem_get_info(model.device)
         expected = f"at least {one / 2**30:.1f} GiB for one session"
         raise SettingsError("free GPU memory", expected=expected, got=f"{free / 2**30:.1f} GiB")
     return n_slots
+
+
+def _n_fitting(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> int:
+    """Slots that a worker allocates by default on this GPU; 0 if none fits."""
+    torch.cuda.empty_cache()
+    one = sum(slot_bytes(model, flow_parts, config).values())
+    free, total = torch.cuda.mem_get_info(model.device)
+    return slots_in(free, total, one)
 
 
 def _llm_pages(
@@ -332,7 +356,7 @@ def _llm_pages(
 
     One slot has room for the longest context beside them.
     """
-    if config.kv_layout == "slots":
+    if layout_of(config) == "slots":
         return None
     n_default, n_longest = llm_slot_rows(model, config) // PAGE_ROWS, -(-llm_len(model, config) // PAGE_ROWS)
     least, most = n_slots * n_default + n_longest - n_default, n_slots * n_longest

@@ -4,6 +4,7 @@ from models.layers.kv_pages import PageSizes
 from models.omni import OmniModel
 from models.stages.region_table import Shapes
 from models.token2wav.stream.region_table import VocoderShapes
+from worker.assembly.kv_layout import layout_of
 from worker.config.session import EngineConfig
 
 SPEECH_ROWS = 4096
@@ -61,18 +62,18 @@ def tts_len(model: OmniModel) -> int:
 def llm_slot_rows(model: OmniModel, config: EngineConfig) -> int:
     """Context rows that a slot takes: all that it may hold, or the pages of a default session."""
     most = llm_len(model, config)
-    return most if config.kv_layout == "slots" else _whole_pages(min(config.rows_of(config.session), most))
+    return most if layout_of(config) == "slots" else _whole_pages(min(config.rows_of(config.session), most))
 
 
 def tts_slot_rows(model: OmniModel, config: EngineConfig) -> int:
     """Rows of the speech model that a slot takes: all that it may hold, or its part of the pool."""
     most = tts_len(model)
-    return most if config.kv_layout == "slots" else _whole_pages(min(POOLED_SPEECH_ROWS, most))
+    return most if layout_of(config) == "slots" else _whole_pages(min(POOLED_SPEECH_ROWS, most))
 
 
 def speech_pages(model: OmniModel, config: EngineConfig, n_slots: int) -> PageSizes | None:
     """The pool of speech rows: `tts_slot_rows` for each slot, at least all rows of one slot; None without a pool."""
-    if config.kv_layout == "slots":
+    if layout_of(config) == "slots":
         return None
     n_rows = max(n_slots * tts_slot_rows(model, config), _whole_pages(tts_len(model)))
     return PageSizes(PAGE_ROWS, n_rows // PAGE_ROWS, "speech rows")

@@ -86,7 +86,7 @@ def cache_facts(parts: EngineParts, config: CompileConfig) -> dict[str, str]:
     tables = [parts.unit_steps.regions, *([parts.vocoder.regions] if parts.vocoder is not None else [])]
     shapes: list[Any] = [asdict(table.shapes) for table in tables]
     shapes += [(name, list(p.shape), str(p.dtype)) for table in tables for name, p in table.root.named_parameters()]
-    if parts.unit_steps.state.llm.pages.is_pool:
+    if parts.kv_layout == "pages":
         shapes.append("pages")
     if parts.model.has_decode_copy:
         shapes.append("decode copy")

@@ -21,7 +21,7 @@ from worker.config.layers import LayeredSettings, SettingsLayer, setting_fields,
 from worker.config.session import VOICES_TEXT, EngineConfig, SessionConfig
 from worker.config.settings import HIDDEN, SettingError, SettingProblem, Settings
 from worker.config.webrtc import WebRtcConfig
-from worker.config.weights import DECODE_COPY_TEXT, KV_LAYOUT_TEXT, WEIGHTS_TEXT, KVLayout, PartWeights
+from worker.config.weights import DECODE_COPY_TEXT, KV_LAYOUT_TEXT, WEIGHTS_TEXT, KVLayoutSetting, PartWeights
 from worker.describe import shown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +75,7 @@ class ModelSection(Settings):
     weights: Weights = Field("bf16", description=WEIGHTS_TEXT)
     part_weights: PartWeights = Field(PartWeights(), description="weights of single parts")
     decode_copy: bool | Literal["auto"] = Field("auto", description=DECODE_COPY_TEXT)
-    kv_layout: KVLayout = Field("slots", description=KV_LAYOUT_TEXT)
+    kv_layout: KVLayoutSetting = Field("auto", description=KV_LAYOUT_TEXT)
     omni: bool = Field(True, description="false: `model.model_path` is not served, only `model.speech_path`")
     speech_path: OptionalModelPath = Field(
         None,

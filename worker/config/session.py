@@ -25,7 +25,7 @@ from models.sampling.settings import (
 from worker.config.compile import CompileConfig, S3CompileModes
 from worker.config.hub_id import ModelPath, OptionalModelPath
 from worker.config.settings import SettingError, SettingProblem, Settings, notes, overlaid
-from worker.config.weights import DECODE_COPY_TEXT, KV_LAYOUT_TEXT, WEIGHTS_TEXT, KVLayout, PartWeights
+from worker.config.weights import DECODE_COPY_TEXT, KV_LAYOUT_TEXT, WEIGHTS_TEXT, KVLayoutSetting, PartWeights
 from worker.describe import TypeWords, shown
 
 # With the default `decode_copy`: most slots, and least bytes of the GPU.
@@ -302,7 +302,7 @@ class EngineConfig(Settings):
     weights: Weights = Field("bf16", description=WEIGHTS_TEXT)
     part_weights: PartWeights = Field(PartWeights(), description="weights of single parts")
     decode_copy: bool | Literal["auto"] = Field("auto", description=DECODE_COPY_TEXT)
-    kv_layout: KVLayout = Field("slots", description=KV_LAYOUT_TEXT)
+    kv_layout: KVLayoutSetting = Field("auto", description=KV_LAYOUT_TEXT)
     max_sessions: int | None = Field(None, ge=1, le=1024, description="slots; null: as many as fit; on a GPU up to 64")
     llm_len: int = Field(8192, ge=1, le=1_000_000, description="context length of a slot in tokens")
     euler_steps: int | None = Field(None, ge=1, le=50, description="solver steps of the flow; null: the model's, or 10")

@@ -8,6 +8,7 @@ from models.checkpoint.precision import Precision, Weights, chosen_precision
 from worker.config.settings import Settings
 
 KVLayout = Literal["slots", "pages"]
+KVLayoutSetting = Literal["auto", "slots", "pages"]
 DECODE_COPY_TEXT = (
     "a copy of the language model's weights in 12 bits without loss, from which products of up to 64 rows read: "
     "shorter decode steps, three quarters of these weights' memory more, and with few units in flight a unit's first "
@@ -16,7 +17,9 @@ DECODE_COPY_TEXT = (
 )
 KV_LAYOUT_TEXT = (
     "slots: every slot has `duplex.context_rows` rows of keys and values; pages: sessions share a pool of rows and "
-    "get as many as their settings need, and a pool of the speech model's rows, which turns take while they speak"
+    "get as many as their settings need, and a pool of the speech model's rows, which turns take while they speak; "
+    "auto: pages on a GPU with the project's kernels if `duplex.max_sessions` is above four or, without it, more than "
+    "four sessions fit as pages; slots for fewer, for float32 and if sessions are in reference mode by default"
 )
 WEIGHTS_TEXT = (
     "weights of linear layers; bf16: as in `model.dtype`; int8: one scale a row; fp8: `tts` and `vpm` as in "

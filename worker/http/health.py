@@ -100,6 +100,7 @@ def health(
         "kv": {
             "used": sum(rows),
             "total": 0 if engine is None else engine.n_context_rows,
+            "layout": None if engine is None else engine.parts.kv_layout,
         },
         "memory": _memory(engine, compile_result),
         "memory_share": round(service.memory.share(own_bytes()), 3) if service.is_ready else None,

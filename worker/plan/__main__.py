@@ -5,9 +5,11 @@ Memory is computed from the settings and the checkpoint's configuration, for any
 """
 
 import argparse
+import json
 import os
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from models.errors import ModelError, SettingsError
@@ -31,13 +33,16 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m worker.plan", description=__doc__.partition("\n\n")[0])
     parser.add_argument("--gpu", metavar="24GB", help="memory of a GPU as on its label, in units of 2**30 bytes")
     parser.add_argument("--measure", action="store_true", help="start the engine here, and measure units of each kind")
+    parser.add_argument(
+        "--json", action="store_true", help="print the memory as JSON, sizes in bytes, and nothing else"
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings; default: config.json at the root")
     parser.add_argument("--model-path", metavar="DIR", help="checkpoint folder; for the memory, config.json is enough")
     parser.add_argument("--max-sessions", type=int, metavar="N", help="slots; default: as many as fit into memory")
     parser.add_argument("--context-rows", type=int, metavar="N", help="context length of a slot in tokens")
     parser.add_argument("--dtype", help="auto, float32, bfloat16")
     parser.add_argument("--weights", help="bf16, fp8, int8, int4")
-    parser.add_argument("--kv-layout", help="slots, pages")
+    parser.add_argument("--kv-layout", help="auto, slots, pages")
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:N")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile the model, or not")
     return parser
@@ -68,29 +73,26 @@ def main(argv: list[str] | None = None) -> int:
 def _lines(config: Config, args: argparse.Namespace) -> list[str]:
     import torch
 
+    from worker.assembly.kv_layout import layout_of, with_kv_layout
     from worker.assembly.parts import device_type
-    from worker.assembly.sizes import POOLED_SPEECH_ROWS, SPEECH_ROWS
-    from worker.plan.memory import graphs_line, memory_lines, plan_memory
+    from worker.plan.memory import graphs_line, layout_line, memory_lines, plan_memory
 
     total = None if args.gpu is None else gpu_bytes(args.gpu)
     kind = device_type(config.model.device)
     if total is None and kind == "cuda":
         total = torch.cuda.get_device_properties(config.model.device if ":" in config.model.device else 0).total_memory
-    if total is None and not args.measure:
+    if total is None and (args.json or not args.measure):
         raise SettingsError("worker.plan", expected="--gpu SIZE or --measure without a GPU", got="neither")
     engine = config.engine()
-    compiled = config.compile.enabled is not False
-    lines = [f"{engine.model_path}: slots of {engine.llm_len} rows"]
-    if engine.kv_layout == "pages":
-        n_rows = engine.rows_of(engine.session)
-        lines = [
-            f"{engine.model_path}: pages of a pool, {n_rows} rows for a default session, {engine.llm_len} at most; "
-            f"of the speech model {POOLED_SPEECH_ROWS} rows for each slot, {SPEECH_ROWS} at most"
-        ]
-    if total is not None:
-        by_kernels = compiled and config.compile.kernels == "auto"
-        lines += memory_lines(plan_memory(engine, total, by_kernels=by_kernels))
-        lines.append(graphs_line(config.service.cache_dir))
+    if total is None:
+        lines = [layout_line(engine, layout_of(with_kv_layout(engine, by_kernels=False, n_fitting=lambda _: 0)))]
+    else:
+        plan = plan_memory(
+            engine, total, by_kernels=config.compile.enabled is not False and config.compile.allows_kernels
+        )
+        if args.json:
+            return [json.dumps(asdict(plan))]
+        lines = [layout_line(engine, plan.kv_layout), *memory_lines(plan), graphs_line(config.service.cache_dir)]
     return lines + (_measured(config) if args.measure else ["time: not measured; --measure does it on the machine"])
 
 

@@ -6,6 +6,7 @@ since some of its sizes are in its files only.
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,9 @@ from models.checkpoint.config import load_config
 from models.checkpoint.quantized import quantize
 from models.load import build_on_meta, weight_dtype
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
+from worker.assembly.kv_layout import layout_of, with_kv_layout
 from worker.assembly.parts import slot_bytes
+from worker.assembly.sizes import POOLED_SPEECH_ROWS, SPEECH_ROWS
 from worker.assembly.slot_memory import (
     FREE_SHARE,
     MAX_SESSIONS,
@@ -25,6 +28,7 @@ from worker.assembly.slot_memory import (
     slots_in,
 )
 from worker.config.session import EngineConfig
+from worker.config.weights import KVLayout
 from worker.report.compile_report import CompileReport, ReportError
 from worker.start.starting import REPORT_FILE
 
@@ -42,7 +46,7 @@ class MemoryPlan:
         host: of text embeddings, which the project's kernels leave in host memory.
         slot: of one session by part; all kinds of sessions have equal slots, except for the rows of shared pools.
         n_slots: that fit; 0 if not even one does.
-        sessions: for which each slot has room at the same time.
+        kv_layout: with slots each has room for a session of any kind, with pages for one with default settings.
     """
 
     total: int
@@ -50,7 +54,7 @@ class MemoryPlan:
     host: int
     slot: dict[str, int]
     n_slots: int
-    sessions: str = "of any kind"
+    kv_layout: KVLayout
 
     @property
     def free(self) -> int:
@@ -93,19 +97,25 @@ def plan_memory(config: EngineConfig, total: int, *, by_kernels: bool = True) ->
         loaded = load_flow_and_hift(config.token2wav_folder, dtype=dtype, hift_dtype=dtype)
         weights["flow"], weights["hift"] = _n_bytes(loaded.flow), _n_bytes(loaded.hift)
         flow_parts = FlowAndHift(loaded.flow.to("meta"), loaded.hift.to("meta"))
-    slot = slot_bytes(model, flow_parts, config)
+
+    def free() -> int:
+        return max(0, total - sum(weights.values()))
+
+    def n_fitting(given: EngineConfig) -> int:
+        return slots_in(free(), total, sum(slot_bytes(model, flow_parts, given).values()))
+
+    resolved = partial(with_kv_layout, config, by_kernels=by_kernels, n_fitting=n_fitting)
     if by_kernels and config.keeps_decode_copy(total):
-        copy = decode_copy_bytes(model, config.precision)
-        if has_room_for_copy(total - sum(weights.values()), copy, slot, config):
+        copy, slot = decode_copy_bytes(model, config.precision), slot_bytes(model, flow_parts, resolved())
+        if has_room_for_copy(free(), copy, slot, config):
             weights["decode copy"] = copy
-    free = max(0, total - sum(weights.values()))
-    n_bytes = sum(slot.values())
+    config = resolved()  # after the copy, which takes room of slots
+    slot = slot_bytes(model, flow_parts, config)
     if config.max_sessions is None:
-        n_slots = slots_in(free, total, n_bytes)
+        n_slots = n_fitting(config)
     else:
-        n_slots = min(config.max_sessions, most_slots_in(free, n_bytes))
-    sessions = "of any kind" if config.kv_layout == "slots" else "with default settings"
-    return MemoryPlan(total, weights, host, slot, n_slots, sessions)
+        n_slots = min(config.max_sessions, most_slots_in(free(), sum(slot.values())))
+    return MemoryPlan(total, weights, host, slot, n_slots, layout_of(config))
 
 
 def _n_bytes(module: nn.Module) -> int:
@@ -125,6 +135,17 @@ def graphs_line(cache_dir: Path) -> str:
     return f"  CUDA graphs: {_size(sum(held))} at the last start ({header.what}, {header.device}, {header.date})"
 
 
+def layout_line(config: EngineConfig, layout: KVLayout) -> str:
+    """The model, and the rows of its sessions with this layout."""
+    if layout == "slots":
+        return f"{config.model_path}: slots of {config.llm_len} rows"
+    n_rows = config.rows_of(config.session)
+    return (
+        f"{config.model_path}: pages of a pool, {n_rows} rows for a default session, {config.llm_len} at most; "
+        f"of the speech model {POOLED_SPEECH_ROWS} rows for each slot, {SPEECH_ROWS} at most"
+    )
+
+
 def memory_lines(plan: MemoryPlan) -> list[str]:
     """The plan as text."""
     lines = [f"memory: {_size(plan.total)}"]
@@ -137,8 +158,9 @@ def memory_lines(plan: MemoryPlan) -> list[str]:
     if not plan.n_slots:
         return [*lines, "  no session fits"]
     what = "1 session" if plan.n_slots == 1 else f"{plan.n_slots} sessions"
+    kind = "of any kind" if plan.kv_layout == "slots" else "with default settings"
     lines.append(
-        f"  {what} {plan.sessions} fit; {_size(plan.rest)} are left for voices, activations, CUDA graphs and the CUDA "
+        f"  {what} {kind} fit; {_size(plan.rest)} are left for voices, activations, CUDA graphs and the CUDA "
         f"context; the default number of slots leaves {FREE_SHARE:.0%} of the GPU free, and is {MAX_SESSIONS} at most"
     )
     return lines

@@ -19,7 +19,8 @@ def header_of(parts: EngineParts, config: EngineConfig) -> Record:
     """Format, model, device, versions, and the engine's settings without paths. Reads a little of all weights."""
     device = parts.model.device
     paths = {name for name in EngineConfig.model_fields if name.endswith("_path")}
-    settings, has_copy = config.model_dump(mode="json", exclude=paths), parts.model.has_decode_copy
+    settings = config.model_dump(mode="json", exclude=paths)
+    used = {"kv_layout": parts.kv_layout, "max_sessions": parts.n_slots, "decode_copy": parts.model.has_decode_copy}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -28,7 +29,7 @@ def header_of(parts: EngineParts, config: EngineConfig) -> Record:
         "weights": _fingerprint(parts),
         "device": device.type if device.type == "cpu" else torch.cuda.get_device_name(device),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
-        "engine": {**settings, "device": device.type, "max_sessions": parts.n_slots, "decode_copy": has_copy},
+        "engine": {**settings, "device": device.type, **used},
     }
 
 

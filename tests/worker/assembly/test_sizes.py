@@ -31,13 +31,13 @@ def test_a_model_on_a_cpu_that_is_not_compiled_has_many_sizes_and_reads_in_place
 
 
 def test_a_pool_of_speech_rows_has_1024_for_each_slot_and_room_for_one_cache() -> None:
-    model, paged = loaded()[0], make_config(kv_layout="pages")
+    model, paged, apart = loaded()[0], make_config(kv_layout="pages"), make_config(kv_layout="slots")
     assert PAGE_ROWS % 64 == 0, f"rows of a page: expected whole tiles of 64 keys, got {PAGE_ROWS}"
-    assert speech_pages(model, make_config(), 9) is None
+    assert speech_pages(model, apart, 9) is None
     for n_slots, n_rows in ((1, 4096), (4, 4096), (5, 5 * 1024), (96, 96 * 1024)):
         got = speech_pages(model, paged, n_slots)
         assert got is not None and (got.rows, got.n * got.rows) == (PAGE_ROWS, n_rows), f"{n_slots} slots: got {got}"
-    held = {config.kv_layout: slot_bytes(model, None, config) for config in (make_config(), paged)}
+    held = {config.kv_layout: slot_bytes(model, None, config) for config in (apart, paged)}
     tts = model.config.tts_config
     row = 2 * 4 * tts.num_hidden_layers * tts.num_key_value_heads * tts.head_dim
     saved = held["slots"]["speech"] - held["pages"]["speech"]

@@ -372,7 +372,7 @@ def test_vocoder_uses_kernels_as_the_model_does(
     monkeypatch.setattr(building, "_use_kernels", lambda model: None)
     monkeypatch.setattr(building, "apply_backend_flags", lambda *_: happened.append("backend_flags"))
     monkeypatch.setattr(building, "Vocoder", make)
-    config = make_config(compile=CompileConfig(enabled=compiles))
+    config = make_config(compile=CompileConfig(enabled=compiles), kv_layout="slots")
     building.assemble(*loaded(), config, vocoder_kernels=requested)
     assert happened == ["backend_flags", expected]
     building.slot_bytes(loaded()[0], loaded()[3], config)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from models.checkpoint.embedded import DEFAULT
 from tests.worker.config.setting_values import JSON, refused
+from worker.config.service import default_config
 from worker.config.session import (
     EngineConfig,
     SessionConfig,
@@ -31,6 +32,14 @@ def test_accepts_devices(device: str) -> None:
 def test_refuses_other_devices(device: object) -> None:
     text = str(refused(EngineConfig, device=device))
     assert text == f'setting device: expected text like "auto", "cpu", "cuda", "cuda:0", got {shown(device)}', text
+
+
+def test_layout_is_open_by_default() -> None:
+    assert EngineConfig().kv_layout == default_config().model.kv_layout == default_config().engine().kv_layout == "auto"
+    for layout in ("auto", "slots", "pages"):
+        assert EngineConfig(kv_layout=layout).kv_layout == layout
+    expected = """setting kv_layout: expected "auto" or "slots" or "pages", got 'rows'"""
+    assert str(refused(EngineConfig, kv_layout="rows")) == expected
 
 
 def test_slot_must_hold_window_and_unit() -> None:

@@ -91,7 +91,7 @@ def test_compiled_layers_have_separate_scratch_slots(
 
 def test_slot_bytes_equal_the_growth_by_one_slot() -> None:
     model, *_, vocoder = loaded()
-    config = make_config()
+    config = make_config(kv_layout="slots")
     lengths = {"llm_len": config.llm_len, "tts_len": tts_len(model)}
     few, more = (SlotState.allocate(model, n_slots=n, **lengths, early_slices=EARLY_SLICES).nbytes() for n in (2, 3))
     assert sum(building.slot_bytes(model, None, config).values()) == more - few

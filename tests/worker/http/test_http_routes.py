@@ -31,6 +31,7 @@ def test_health_answers_while_units_run(worker: WorkerProcess) -> None:
     got = idle["worker_status"], idle["state"], idle["slots"], idle["kv"]["used"], idle["sessions"]
     assert got == ("idle", "IDLE", {"total": 3, "free": 3, "paused": 0}, 0, []), f"idle: got {got}"
     assert (idle["status"], idle["model_loaded"]) == ("healthy", True)
+    assert idle["kv"]["layout"] == "slots", f"expected what auto means on a CPU, got {idle['kv']}"
     assert idle["model"]["converted_to"] is None, "expected a checkpoint as it was published"
     with ScriptedClient(worker, "busy") as client, ScriptedClient(worker, "busy") as other:
         other.prepare(QUIET)

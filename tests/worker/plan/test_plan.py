@@ -40,7 +40,7 @@ SECOND = WarmUpUnit(make_sound(0), b"")
 
 
 def test_memory_is_that_of_the_modules_and_slots() -> None:
-    config = make_config().model_copy(update={"max_sessions": None, "dtype": "float32"})
+    config = make_config(kv_layout="slots").model_copy(update={"max_sessions": None, "dtype": "float32"})
     model, _, _, vocoder = loaded()
     plan = plan_memory(config, 2**30, by_kernels=False)
     tensors = [tensor for part in (model, vocoder.flow, vocoder.hift) for tensor in part.state_dict().values()]
@@ -157,16 +157,56 @@ def test_command_needs_no_weights(root: Path, tmp_path: Path, capsys: pytest.Cap
     flags = ["--config", str(config), "--model-path", str(tmp_path)]
     assert main([*flags, "--gpu", "80GB"]) == 0
     text = capsys.readouterr().out
-    n_slots = plan_memory(EngineConfig(model_path=tmp_path), 80 << 30).n_slots
-    assert 20 < n_slots < 64, n_slots
-    for part in ("llm ", "tts ", f" {n_slots} sessions of any kind fit", "without a vocoder", "not measured"):
-        assert part in text, f"expected {part!r}, got:\n{text}"
-    assert main([*flags, "--gpu", "80GB", "--kv-layout", "pages"]) == 0
-    text = capsys.readouterr().out
     n_paged = plan_memory(EngineConfig(model_path=tmp_path, kv_layout="pages"), 80 << 30).n_slots
-    assert n_slots < n_paged and f" {n_paged} sessions with default settings fit" in text, f"{n_paged}:\n{text}"
+    fit = f" {n_paged} sessions with default settings fit"
+    for part in (": pages of a pool, 4612 rows", "llm ", "tts ", fit, "without a vocoder", "not measured"):
+        assert part in text, f"expected {part!r}, got:\n{text}"
+    assert main([*flags, "--gpu", "80GB", "--kv-layout", "slots"]) == 0
+    text = capsys.readouterr().out
+    n_slots = plan_memory(EngineConfig(model_path=tmp_path, kv_layout="slots"), 80 << 30).n_slots
+    assert 20 < n_slots < n_paged < 64, f"slots {n_slots}, pages {n_paged}"
+    for part in (": slots of 8192 rows", f" {n_slots} sessions of any kind fit"):
+        assert part in text, f"expected {part!r}, got:\n{text}"
+    assert main([*flags, "--gpu", "80GB", "--json"]) == 0
+    got = json.loads(capsys.readouterr().out)
+    assert (got["kv_layout"], got["n_slots"], got["total"]) == ("pages", n_paged, 80 << 30), got
     assert main([*flags, "--gpu", "12GB"]) == 0 and "no session fits" in capsys.readouterr().out
     assert main(flags) == 2 and "expected --gpu SIZE or --measure" in capsys.readouterr().err
+    assert main([*flags, "--json", "--measure"]) == 2 and "expected --gpu SIZE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "gigabytes", "by_kernels", "expected"),
+    [
+        ({}, 80, True, ("pages", 49)),
+        ({"kv_layout": "slots"}, 80, True, ("slots", 30)),
+        ({"weights": "fp8"}, 24, True, ("pages", 7)),
+        ({"weights": "fp8", "kv_layout": "slots"}, 24, True, ("slots", 4)),
+        ({}, 24, True, ("slots", 1)),
+        ({"kv_layout": "pages"}, 24, True, ("pages", 1)),
+        ({"max_sessions": 4}, 80, True, ("slots", 4)),
+        ({"max_sessions": 5}, 80, True, ("pages", 5)),
+        ({}, 80, False, ("slots", 29)),
+        ({"dtype": "float32"}, 80, True, ("slots", 10)),
+    ],
+)
+def test_layout_follows_from_the_sessions_that_fit(
+    root: Path, tmp_path: Path, settings: dict, gigabytes: int, by_kernels: bool, expected: tuple[str, int]
+) -> None:
+    """The released model without a vocoder, on GPUs of 24 and 80 GB."""
+    shutil.copy(root / "tests" / "data" / "released_config.json", tmp_path / "config.json")
+    config = EngineConfig(model_path=tmp_path, **settings)
+    plan = plan_memory(config, gigabytes << 30, by_kernels=by_kernels)
+    assert (plan.kv_layout, plan.n_slots) == expected, f"expected {expected}, got {plan.kv_layout}, {plan.n_slots}"
+
+
+def test_copy_that_is_asked_for_takes_room_before_the_layout_is_chosen(root: Path, tmp_path: Path) -> None:
+    shutil.copy(root / "tests" / "data" / "released_config.json", tmp_path / "config.json")
+    config = EngineConfig(model_path=tmp_path, llm_len=5000)
+    for gigabytes, expected in ((40, ("pages", "slots")), (80, ("pages", "pages"))):
+        asked = config.model_copy(update={"decode_copy": True})
+        got = tuple(plan_memory(one, gigabytes << 30).kv_layout for one in (config, asked))
+        assert got == expected, f"{gigabytes} GB: expected {expected} without and with a copy, got {got}"
 
 
 def test_kinds_are_measured_and_sessions_closed() -> None:
