@@ -33,6 +33,7 @@ CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "compile": checks_gpu.compiles,
     "tf32": checks_gpu.tf32,
     "kernels": checks_gpu.kernels,
+    "kv-layout": checks_gpu.kv_layout,
     "attention": checks_gpu.attention,
     "weights": checks_gpu.weights,
     "allocator": checks_gpu.allocator,

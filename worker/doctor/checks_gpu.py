@@ -4,6 +4,7 @@ Contains which versions and settings fit each other; does not collect facts (see
 """
 
 import re
+from functools import cache
 from typing import get_args
 
 from models.checkpoint.precision import PRESETS, Place, Weights
@@ -220,6 +221,27 @@ def kernels(machine: Machine) -> Finding:
         found = f"may not run on {', '.join(old)}: written for capability 8.0 or higher"
         return note("kernels", found, "set service.compile.kernels to off")
     return ok("kernels", "the project's own run the model's layers")
+
+
+def kv_layout(machine: Machine) -> Finding:
+    """The layout that a worker with these settings has on each GPU."""
+    config = machine.config
+    if not config.model.omni:
+        return ok("kv-layout", "the omni model is not served")
+    from worker.assembly.kv_layout import with_kv_layout  # here, because it imports packages that may be missing
+
+    used, setting, engine = _used(machine), config.model.kv_layout, config.engine()
+    by_kernels = bool(used) and machine.compiles and config.compile.allows_kernels and machine.torch.triton is not None
+
+    @cache  # GPUs of one kind are equal
+    def layout(total: int) -> str:
+        found = with_kv_layout(
+            engine, by_kernels=by_kernels, n_fitting=lambda given: machine.n_fitting(given.kv_layout, total)
+        )
+        return found.kv_layout
+
+    lines = [f"{index}: {gpu.name}, {layout(gpu.total)}" for index, gpu in used.items()] or [layout(0)]
+    return ok("kv-layout", "\n".join([*lines[:-1], f"{lines[-1]} (model.kv_layout is {setting})"]))
 
 
 def attention(machine: Machine) -> Finding:

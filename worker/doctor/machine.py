@@ -32,6 +32,7 @@ from worker.doctor.facts import (
     TorchGpu,
     UnknownFact,
 )
+from worker.doctor.media_facts import sound_facts, video_facts
 from worker.doctor.own_server import is_ours
 from worker.doctor.speech_facts import speech_facts
 from worker.version import driver_version
@@ -253,13 +254,13 @@ class Machine:
 
     @cached_property
     def warmup_video(self) -> MediaFacts:
-        return _video(self.config.service.warmup_video, self.ffmpeg)
+        return video_facts(self.config.service.warmup_video, self.ffmpeg)
 
     @cached_property
     def voice(self) -> MediaFacts | None:
         """The default reference voice; None if the settings name none."""
         path = self.config.audio.ref_audio_path
-        return None if path is None else _sound(path)
+        return None if path is None else sound_facts(path)
 
     # --- memory and devices ---
 
@@ -287,6 +288,25 @@ class Machine:
     def compiles(self) -> bool:
         """Whether a worker with these settings compiles on the device that it will use."""
         return self.config.compile.enabled_on("cuda" if self.on_gpu else "cpu")
+
+    def n_fitting(self, kv_layout: str, total: int) -> int:
+        """Slots that the planner computes for a GPU of `total` bytes and these settings with this layout.
+
+        Raises: UnknownFact for a checkpoint that is not there, or that the planner cannot read.
+        """
+        command = [sys.executable, "-m", "worker.plan", "--json", "--gpu", f"{total / 2**30}GB"]
+        command += ["--kv-layout", kv_layout, "--model-path", str(self.checkpoint)]
+        command += [] if self._config_path is None else ["--config", str(self._config_path)]
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env={**self.environ}, capture_output=True, text=True, timeout=TORCH_S
+            )
+            return int(json.loads(done.stdout)["n_slots"])
+        except subprocess.TimeoutExpired:
+            raise UnknownFact(f"worker.plan: no answer within {TORCH_S} s") from None
+        except (ValueError, KeyError):
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise UnknownFact(f"worker.plan exited with {done.returncode}: {last}") from None
 
     @cached_property
     def max_open_files(self) -> int:
@@ -361,37 +381,3 @@ def _folder(path: Path) -> FolderFacts:
     runs_code = not disk.f_flag & os.ST_NOEXEC
     free = disk.f_bavail * disk.f_frsize
     return FolderFacts(path, path.is_dir(), free, len(files), sum(files), problem, runs_code)
-
-
-def _sound(path: Path) -> MediaFacts:
-    try:
-        import soundfile
-    except (ImportError, OSError) as error:
-        raise UnknownFact(f"sound files need a package that is not installed: {error}") from None
-    try:
-        info = soundfile.info(str(path))
-    except Exception as error:
-        return MediaFacts(error="no such file" if not path.is_file() else str(error))
-    if not 0.5 <= info.duration <= 30:
-        return MediaFacts(error=f"expected 0.5 to 30 s of sound, got {info.duration:.2f} s")
-    return MediaFacts(f"{info.duration:.1f} s at {info.samplerate} Hz")
-
-
-def _video(path: Path, ffmpeg: ProgramFacts) -> MediaFacts:
-    if not path.is_file():
-        return MediaFacts(error="no such file")
-    if not ffmpeg.path:
-        raise UnknownFact("reading videos needs ffmpeg")
-    command = [ffmpeg.path, "-nostdin", "-hide_banner", "-i", str(path), "-t", "1", "-f", "null", "-"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PROGRAM_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return MediaFacts(error=f"ffmpeg: {error}")
-    log = done.stderr.strip().splitlines()
-    if done.returncode:
-        return MediaFacts(error=f"ffmpeg: {log[-1] if log else done.returncode}")
-    kinds = [kind for kind in ("Video", "Audio") if any("Stream #0" in line and f" {kind}: " in line for line in log)]
-    if len(kinds) < 2:
-        return MediaFacts(error=f"expected frames and sound, got {kinds[0] + ' only' if kinds else 'neither'}")
-    length = next((line.split()[1].rstrip(",") for line in log if line.strip().startswith("Duration:")), "unknown")
-    return MediaFacts(f"frames and sound, {length}")

@@ -19,7 +19,7 @@ import pytest
 from tests.worker.doctor.machines import NOTE, ON_GPU, check, machine
 from worker import version
 from worker.doctor import machine as machine_module
-from worker.doctor.facts import MediaFacts, ProgramFacts, TorchGpu
+from worker.doctor.facts import MediaFacts, ProgramFacts, TorchGpu, UnknownFact
 from worker.doctor.findings import GIB, MIB
 from worker.doctor.machine import Machine
 from worker.doctor.own_server import TITLES
@@ -80,6 +80,18 @@ def test_counts_the_numbers_of_a_checkpoint(tiny: Path, tiny_model: Any) -> None
     assert not here.model.has_side_lane, "expected none in a checkpoint that names none"
     llm = tiny_model.config
     assert here.model.row_values == 2 * llm.num_hidden_layers * llm.num_key_value_heads * llm.head_dim
+
+
+def test_asks_the_planner_how_many_sessions_fit(tmp_path: Path, root: Path) -> None:
+    shutil.copy(root / "tests" / "data" / "released_config.json", tmp_path / "config.json")
+    settings_file = tmp_path / "settings.json"
+    settings_file.write_text('{"model": {"model_path": ".", "weights": "fp8"}}')
+    here = real(settings_file)
+    got = [here.n_fitting(layout, 24 * GIB) for layout in ("slots", "pages")]
+    assert got == [4, 7], f"expected 4 slots and 7 sessions in pages, got {got}"
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(UnknownFact, match=r"worker\.plan exited with 2: .*expected a JSON file, got no such file"):
+        here.n_fitting("pages", 24 * GIB)
 
 
 def broken_model(tiny: Path, folder: Path, change: Callable[[Path], None]) -> tuple[str, ...]:

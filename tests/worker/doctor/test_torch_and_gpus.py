@@ -1,6 +1,7 @@
 """Findings about torch, GPUs, compilation, and what changes their behaviour."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -172,6 +173,30 @@ def test_names_the_setting_that_turns_kernels_off() -> None:
         "service.compile.kernels to off",
     )
     check("kernels", machine(settings(service=compiling()), torch=ON_CPU), OK, "no GPU")
+
+
+def test_reports_the_layout_of_sessions() -> None:
+    asked: list[int] = []
+
+    def layout(said: list[str], fitting: int | None = None, torch: TorchFacts = ON_GPU, **sections: Any) -> None:
+        def n_fitting(kv_layout: str, total: int) -> int:
+            assert kv_layout == "pages" and fitting is not None, f"expected no question, got one about {kv_layout}"
+            asked.append(total)
+            return fitting
+
+        check("kv-layout", machine(settings(**sections), torch=torch, n_fitting=n_fitting), OK, *said)
+
+    layout(["0: NVIDIA H200, pages\n1: NVIDIA H200, pages (model.kv_layout is auto)"], 5)
+    assert asked == [H200.total], f"expected one question for equal GPUs, got {asked}"
+    layout(["1: NVIDIA H200, slots (model.kv_layout is auto)"], 4)
+    layout(["0: NVIDIA H200, pages (model.kv_layout is auto)"], model={"device": "cuda:0"}, duplex={"max_sessions": 5})
+    layout(["1: NVIDIA H200, slots"], duplex={"max_sessions": 4})
+    layout(["1: NVIDIA H200, slots"], service=EAGER)
+    layout(["1: NVIDIA H200, slots"], service=compiling(cuda_graphs="off"))
+    layout(["1: NVIDIA H200, slots"], torch=replace(ON_GPU, triton=None))
+    layout(["slots (model.kv_layout is auto)"], torch=ON_CPU, duplex={"max_sessions": 8})
+    layout(["pages (model.kv_layout is pages)"], torch=ON_CPU, model={"kv_layout": "pages"})
+    layout(["the omni model is not served"], model={"omni": False})
 
 
 def test_warns_about_eager_execution_on_a_gpu() -> None:
