@@ -56,7 +56,8 @@ class DecisionScript(Observer):
             return ids.speak
         if n_chosen <= self._n_text:
             return ord("a") + n_chosen
-        return ids.turn_eos if place == SPOKEN_UNITS - 1 else ids.chunk_eos
+        ends_turn = place == SPOKEN_UNITS - 1 and n_chosen == self._n_text + 1
+        return ids.turn_eos if ends_turn else ids.chunk_eos
 
 
 def place_in_cycle(session: str, n_units: int) -> int:

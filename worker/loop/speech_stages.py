@@ -16,6 +16,7 @@ from worker.loop.batch_runner import BatchRunner
 from worker.loop.job import Job, SpeechCall
 
 SLICE_SPEECH_TOKENS = 5  # drawn between two decode steps of other jobs
+FIRST_SLICE_SPEECH_TOKENS = 7  # the same, at most, if with them the first sound of a unit can be made
 FEW_JOBS = 4  # in flight, up to which a unit's further tokens wait for its first sound
 MAX_POLLS = 2  # in flight per call: draws that are needed in any case are launched before the last poll has arrived
 
@@ -64,7 +65,7 @@ class SpeechStages:
         self._batch.run_with_retry([job for job in new if job.calls], self._begin)
         while jobs := [job for job in jobs if self._may_draw(job)]:
             # If no other stage waits, draw up to the next poll, and on from there before its tokens have arrived.
-            n_steps = min(job.calls[0].n_until_poll for job in jobs) if is_alone else SLICE_SPEECH_TOKENS
+            n_steps = min(job.calls[0].n_until_poll for job in jobs) if is_alone else _slice(jobs)
             draw = _Draw(self._batch, self._speaker, self._polls, n_steps, start)
             drawn = self._batch.run_with_retry(jobs, draw)
             self._batch.count([job for job, is_polled in drawn if not is_polled], "speech", start)
@@ -261,6 +262,13 @@ class _ReadPoll(_CallStage):
             return self._speaker.poll([job.slot for job in jobs])
         polls = dict(zip((job for job, _ in self._poll.calls), self._poll.readback.take(), strict=True))
         return [polls[job] for job in jobs]
+
+
+def _slice(jobs: Sequence[Job]) -> int:
+    """Tokens to draw between two decode steps of other jobs: enough for a first piece of sound, if that are few."""
+    left = [call.pieces[0] - call.n_drawn for call in (job.calls[0] for job in jobs) if call.pieces]
+    first = [n for n in left if SLICE_SPEECH_TOKENS < n <= FIRST_SLICE_SPEECH_TOKENS]
+    return max(first, default=SLICE_SPEECH_TOKENS)
 
 
 def _is_undone(job: Job, speaker: Speaker) -> bool:

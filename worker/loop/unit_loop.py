@@ -151,18 +151,24 @@ class UnitLoop:
         unfed = [job for job in self._prior(waiting) if job.phase in (JobPhase.START, JobPhase.PREFILL)]
         self._text.prefill([job for job in unfed if not job.is_background])
         self._background.run([job for job in unfed if job.is_background], self._is_contended)
+        if 0 < len(unfed) < len(self.jobs):  # what has arrived for others during the prefill need not wait any longer
+            self._hand_over(waiting)
         self._text.decode([job for job in self._prior(waiting) if job.phase is JobPhase.DECODE])
         self._search.run([job for job in self.jobs if job.phase is JobPhase.SEARCH], self._is_contended)
         self._yielding.run(self.jobs, self._has_prior_work)
-        if self._speech is not None:
-            self._speech.poll()
-        if self._sound is not None:
-            self._sound.run([job for job in self.jobs if job.windows and job not in waiting])
+        self._hand_over(waiting)
         self._finish.run(complete := [job for job in self.jobs if job.is_complete])
         self.pictures.count_units(complete)
         self.pictures.run(self.jobs)
         self._rest([job for job in self.jobs if job not in waiting])
         return bool(self.jobs)
+
+    def _hand_over(self, waiting: set[Job]) -> None:
+        """Hand on speech tokens and sound that have arrived, and launch windows that are ready."""
+        if self._speech is not None:
+            self._speech.poll()
+        if self._sound is not None:
+            self._sound.run([job for job in self.jobs if job.windows and job not in waiting])
 
     def _units_to_hold(self) -> set[Job]:
         """With many jobs in flight, new units that wait for a prefill together, or for the next one if one is full."""

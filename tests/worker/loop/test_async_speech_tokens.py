@@ -18,6 +18,7 @@ from worker.loop.speech_stages import FEW_JOBS, MAX_POLLS
 from worker.loop.unit_loop import RESTS
 
 ASKED = "Hello there, how are you?"
+CHUNK_TOKENS = 10  # of a reply's chunk: the first piece of sound, which one slice draws, and more
 
 
 class HeldReadback:
@@ -39,7 +40,7 @@ class HeldReadback:
 def expected(parts: EngineParts) -> list[Event]:
     """A spoken reply of an engine that polls before it draws more."""
     engine = AnsweringEngine(parts)
-    with short_chunks(), short_speech():
+    with short_chunks(CHUNK_TOKENS), short_speech():
         engine.ask("a", ASKED, config=SPOKEN)
         engine.settle()
     return engine.received("a")
@@ -54,7 +55,7 @@ def engine(parts: EngineParts, monkeypatch: pytest.MonkeyPatch) -> Iterator[Answ
     engine = AnsweringEngine(parts)
     start = engine.unit_steps.speaker.start_poll
     monkeypatch.setattr(engine.unit_steps.speaker, "start_poll", lambda slots: HeldReadback(start(slots)))
-    with short_chunks(), short_speech():
+    with short_chunks(CHUNK_TOKENS), short_speech():
         yield engine
     engine.sessions.close_all()
     assert engine.n_free == (3, 3), f"slots: expected all free afterwards, got {engine.n_free}"
