@@ -23,11 +23,11 @@ from benchmarks.duplex.live_sessions import (
     SyntheticMedia,
     drain,
 )
+from benchmarks.playback import PLAYER_DELAY_S, needed_delay
 from worker.loop.results import SOUND_RATE
 from worker.unit_phases import UnitPhases
 
 LOG = logging.getLogger(__name__)
-PLAYBACK_DELAY_S = 0.2  # of the web pages, by default
 SEED = 22  # of random times of units
 
 
@@ -102,10 +102,13 @@ def _measure_row(
 
 
 def figures(units: Sequence[SentUnit]) -> dict[str, Any]:
-    """Times in ms from when a unit is due: first sounds of turns, first sounds of their later units, and results."""
+    """Times in ms from when a unit is due: first sounds of turns, first sounds of their later units, and results.
+
+    Delays in ms with which a player of a turn has no gap, and the turns that need more than `PLAYER_DELAY_S`.
+    """
     placed = [(place_in_cycle(unit.session, unit.result.index - 1), unit) for unit in units if unit.result is not None]
     totals = [unit.total_ms for unit in units]
-    gaps = [gap for turn in whole_turns(placed) for gap in playback_gaps(turn)]
+    delays = [turn_delay(turn) for turn in whole_turns(placed)]
     return {
         "n": len(units),
         "n_turns": sum(place == 0 for place, _ in placed),
@@ -115,8 +118,8 @@ def figures(units: Sequence[SentUnit]) -> dict[str, Any]:
         "total_ms": percentiles(totals),
         "n_missed": sum(total is None or total > DEADLINE_MS for total in totals),
         "errors": sorted({unit.error for unit in units if unit.error})[:5],
-        "n_gaps": len(gaps),
-        "longest_gap_ms": max(gaps, default=0.0),
+        "playback_delay_ms": percentiles(delays),
+        "n_turns_with_gaps": sum(delay > 1e3 * PLAYER_DELAY_S for delay in delays),
     }
 
 
@@ -134,14 +137,7 @@ def whole_turns(placed: Sequence[tuple[int, SentUnit]]) -> list[list[SentUnit]]:
     return turns
 
 
-def playback_gaps(turn: Sequence[SentUnit]) -> list[float]:
-    """The gaps in ms that a player of the web pages has in a turn: it begins 200 ms after the first sound."""
-    gaps, ends = [], None
-    for arrived, n_samples in (piece for unit in turn for piece in unit.pieces):
-        if ends is None:
-            ends = arrived + PLAYBACK_DELAY_S
-        elif arrived > ends:
-            gaps.append(1e3 * (arrived - ends))
-            ends = arrived
-        ends += n_samples / SOUND_RATE
-    return gaps
+def turn_delay(turn: Sequence[SentUnit]) -> float:
+    """The smallest delay in ms with which a player of the turn has no gap."""
+    pieces = [(arrived, n_samples / SOUND_RATE) for unit in turn for arrived, n_samples in unit.pieces]
+    return 1e3 * needed_delay(pieces)

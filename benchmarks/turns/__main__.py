@@ -207,7 +207,7 @@ def _header() -> str:
     parts = "".join(f"{name + ' p50':>15}" for name in PARTS)
     return (
         f"{'sessions':>8} {'early':>5} {'answered':>8} | {'turn p50':>9} {'p95':>7} |{parts} {'saved p50':>10} |"
-        f" {'early':>6} {'false':>6} {'missed':>6} {'late':>5}  (ms)"
+        f" {'player p50':>10} {'p95':>7} | {'early':>6} {'false':>6} {'missed':>6} {'late':>5}  (ms)"
     )
 
 
@@ -217,7 +217,7 @@ def _line(row: dict[str, Any]) -> str:
     return (
         f"{row['sessions']:8} {row['early_unit']:>5} {row['answered']:4}/{row['questions']:<3} |"
         f" {_ms(row['turn_ms'], 'p50'):>9} {_ms(row['turn_ms'], 'p95'):>7} |{parts} {_ms(row['saved_ms'], 'p50'):>10} |"
-        f" {shares} {row['late_units']:5}"
+        f" {_ms(row['playback_ms'], 'p50'):>10} {_ms(row['playback_ms'], 'p95'):>7} | {shares} {row['late_units']:5}"
     )
 
 

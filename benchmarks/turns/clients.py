@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from benchmarks.playback import needed_delay
 from benchmarks.turns.pieces import piece_ends
 from benchmarks.turns.questions import RATE, Conditions, UserSound, load_questions, user_sound
 from clients.duplex import DuplexClient, connect
 from clients.turn_wait import WorkerTimes
 from worker.protocol.messages import Error, Partial, Result, Spec
+from worker.protocol.wire import SOUND_RATE
 
 SPEC = Spec(partial_results=True, sound_in="pcm16", sound_out="pcm16")
 PICTURE_SIDE = 448
@@ -61,6 +63,7 @@ class AnsweredTurn:
         sound_at: arrival of its first sound, since the first sample of the user's sound; None without sound.
         early, shift_ms: of its first unit's result.
         model, vocoder: in the worker, as in `clients.turn_wait`; None without sound.
+        playback: delay with which a player of the turn, as far as it has come, has no gap.
     """
 
     position: int
@@ -69,6 +72,7 @@ class AnsweredTurn:
     shift_ms: float
     model: float | None
     vocoder: float | None
+    playback: float = 0.0
 
 
 @dataclass
@@ -95,6 +99,7 @@ class _User:
         self._picture_due = HALF
         self._sent: deque[tuple[int, float]] = deque()  # last sample of each open piece, and when it was sent
         self._first_sound: float | None = None  # of the unit in flight
+        self._pieces: list[tuple[float, float]] = []  # arrival and length in s of the turn's sound
         self._is_speaking = False
         self._picture = _jpeg() if load.pictures else b""
 
@@ -132,8 +137,9 @@ class _User:
         loop = asyncio.get_running_loop()
         async for message in client:
             now = loop.time()
-            if isinstance(message, Partial | Result) and message.audio_data and self._first_sound is None:
-                self._first_sound = now
+            if isinstance(message, Partial | Result) and message.audio_data:
+                self._first_sound = now if self._first_sound is None else self._first_sound
+                self._pieces.append((now, len(message.audio_data.samples("audio_data")) / SOUND_RATE))
             if isinstance(message, Result):
                 self._answered(message, now)
             elif isinstance(message, Error):
@@ -152,6 +158,10 @@ class _User:
             times, shift_ms = WorkerTimes.of(result) or (None, None), result.shift_ms or 0.0
             self._run.turns.append(AnsweredTurn(end, sound_at, bool(result.early), shift_ms, *times))
         self._is_speaking = not result.is_listen and not result.end_of_turn
+        if self._run.turns and self._pieces:
+            self._run.turns[-1].playback = 1000 * needed_delay(self._pieces)
+        if not self._is_speaking:
+            self._pieces.clear()
         self._first_sound = None
 
 

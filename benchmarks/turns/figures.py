@@ -21,6 +21,7 @@ class Outcome:
         parts: of `wait`, by name in `PARTS`.
         saved: silence of an early unit that did not have to be waited for.
         early: whether the first unit of the answer, or of the false start, was an early one.
+        playback: delay with which a player of the answer has no gap; not part of `wait`.
     """
 
     is_false_start: bool
@@ -29,6 +30,7 @@ class Outcome:
     parts: dict[str, float] = field(default_factory=dict)
     saved: float = 0.0
     early: bool = False
+    playback: float = 0.0
 
 
 def outcomes(run: dict[str, Any]) -> tuple[list[Outcome], int]:
@@ -53,7 +55,7 @@ def _outcome(question: dict[str, Any], turns: Sequence[dict[str, Any]]) -> Outco
     alignment = 1000 * first["position"] / RATE - end_ms
     model, vocoder = first["model"] or 0.0, first["vocoder"] or 0.0
     parts = dict(zip(PARTS, (alignment, model, vocoder, wait - alignment - model - vocoder), strict=True))
-    return Outcome(False, kind, wait, parts, first["shift_ms"], first["early"])
+    return Outcome(False, kind, wait, parts, first["shift_ms"], first["early"], first["playback"])
 
 
 def figures(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -65,6 +67,7 @@ def figures(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         **_counts(all_of),
         "kinds": {kind: _counts(found) for kind in KINDS if (found := [one for one in all_of if one.kind == kind])},
         **{f"{name}_ms": percentiles([one.parts[name] for one in answered]) for name in PARTS},
+        "playback_ms": percentiles([one.playback for one in answered]),
         "saved_ms": percentiles([one.saved for one in answered if one.early]),
         "early_rate": _share(sum(one.early for one in answered), len(answered)),
         "strays": sum(n for _, n in per_session),

@@ -41,7 +41,7 @@ def test_run_writes_results_and_summary(tmp_path: Path, capsys: pytest.CaptureFi
     figures_read, result = json.loads(figures.read_text()), json.loads(file.read_text())
     assert tuple(figures_read) == SUMMARY
     assert figures_read["listen_p95_ms"] > 0 and figures_read["speak_p95_ms"] > figures_read["first_sound_p95_ms"] > 0
-    missing = {"sessions_ok", "cold_start_s", "cached_start_s", "peak_gb"}
+    missing = {"sessions_ok", "cold_start_s", "cached_start_s", "peak_gb", "first_sound_32_p95_ms"}
     assert {name for name, value in figures_read.items() if value is None} == missing
     assert (figures_read["recompiles"], figures_read["cudagraph_skips"]) == (0, 0) and "--units 1" in figures_read[
         "command"

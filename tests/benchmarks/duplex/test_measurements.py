@@ -184,7 +184,7 @@ def test_overlapping_spans_share_the_time() -> None:
 
 
 def test_figures_of_turns() -> None:
-    """Times of first and later units, and gaps of a player that begins 200 ms after the first sound."""
+    """Times of first and later units, and the delay that a player needs."""
 
     def unit(session: str, index: int, sound_ms: float | None, *pieces: tuple[float, int]) -> SentUnit:
         due = float(index)
@@ -197,9 +197,10 @@ def test_figures_of_turns() -> None:
     late = [unit("TALK 4", 5, 50, (0.05, 0.84)), *(unit("TALK 4", n, 350, (0.35, 1.01)) for n in range(6, 9))]
     silent = [unit("TALK 1", n + 1, None) for n in range(4)]
     got = first_sound.figures([*turn, *late, *silent])
-    assert (got["n"], got["n_turns"], got["n_gaps"], got["n_missed"]) == (12, 2, 1, 0), got
-    # The second unit of the late turn comes 1.3 s after the first sound, which lasts until 1.04 s after it.
-    assert got["longest_gap_ms"] == pytest.approx(260), got
+    assert (got["n"], got["n_turns"], got["n_turns_with_gaps"], got["n_missed"]) == (12, 2, 1, 0), got
+    # The second unit of the late turn comes 1.3 s after the first sound, of which there are 0.84 s.
+    assert got["playback_delay_ms"]["max"] == pytest.approx(460), got
+    assert first_sound.turn_delay(turn) == pytest.approx(163), "expected 3.003 s less 2.84 s of sound"
     assert got["first_sound_ms"]["max"] == pytest.approx(100) and got["later_sound_ms"]["max"] == pytest.approx(350)
     assert len(first_sound.whole_turns([(0, turn[0]), (2, turn[2])])) == 0, "expected no turn with a unit missing"
 

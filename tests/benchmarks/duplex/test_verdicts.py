@@ -18,7 +18,10 @@ def test_verdicts_follow_the_bounds() -> None:
 
     rows = [{"mode": LISTEN, **row(20.0)}, {"mode": SPEAK, **row(100.0)}]
     first = {"ids": None, "codes": None, "sound": 3}
+    served, unordered = ({"sessions": 32, "units": "spread", "order": one} for one in ("first sound first", "none"))
+    turns = [{**unordered, **row(150.0)}, {**served, **row(170.0)}]
     processes = {
+        "first_sound": {"first_sound": {"rows": turns}},
         "latency": {"latency": {"rows": rows, "memory": {}}},
         "correctness": {
             "identity": {"two_runs": {"first": first}, "with_neighbours": {"first": first}},
@@ -30,6 +33,7 @@ def test_verdicts_follow_the_bounds() -> None:
     judged = {one["what"]: (one["passes"], one["reaches_aim"]) for one in verdicts(result)}
     assert judged["LISTEN unit, p95"] == (True, False) and judged["first sound, p95"] == (False, False)
     assert judged["live sessions, below 0.1 % misses"] == (None, None)
+    assert judged["first sound, p95, 32 sessions, half speaking"] == (False, None), "expected the ordered row's 170"
     assert judged["two runs: of ids, codes, sound differ"] == (False, None)
     assert judged["with neighbours: of ids differ"] == (True, None), "expected no verdict on sound beside neighbours"
     assert judged["region a: |d|/|ref|"] == (True, None) and judged["region b: |d|/|ref|"] == (False, None)

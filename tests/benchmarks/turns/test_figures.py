@@ -16,7 +16,7 @@ QUESTIONS = [
 
 def turn(at_ms: float, sound_at: float | None, **given: Any) -> dict[str, Any]:
     """A turn whose first unit ran `at_ms` into the sound."""
-    held = {"early": False, "shift_ms": 0.0, "model": 80.0, "vocoder": 20.0}
+    held = {"early": False, "shift_ms": 0.0, "model": 80.0, "vocoder": 20.0, "playback": 0.0}
     return {"position": int(at_ms * 16), "sound_at": sound_at, **held, **given}
 
 
@@ -52,6 +52,8 @@ def test_rows_count_shares_of_all_questions() -> None:
     assert (plain["answered"], plain["false_starts"], filled["answered"], filled["missed"]) == (2, 0.0, 0, 0.5)
     assert (filled["false_starts"], filled["false_starts_early"], row["false_starts_early"]) == (0.5, 0.5, 0.25)
     assert (row["units"], row["late_units"]) == (22, 2)
+    slow = figures([run(turn(3500, 3600.0, playback=160.0), turn(7000, 7100.0, playback=900.0))])
+    assert slow["playback_ms"] == {"p50": 160.0, "p95": 160.0, "max": 160.0}, "expected answers' delays alone"
     none = figures([run()])
     assert none["turn_ms"] is None and none["early_rate"] is None and none["missed"] == 1
 
