@@ -114,6 +114,8 @@ def _converse(
     units: MediaUnits,
     reference: ReferenceSound,
 ) -> OfflineRun:
+    if session.early_unit != "off":
+        _note("note: early_unit has no effect: a file's sound comes in whole seconds")
     started = time.perf_counter()
     with Engine.build(config) as engine:
         loaded = time.perf_counter()

@@ -150,7 +150,8 @@ def test_files_with_sound_or_pictures_only(files: Path, tmp_path: Path, capsys: 
         ("video.mp4", LISTEN_ROWS + PICTURE_ROWS),
         ("both.mp4", LISTEN_ROWS + PICTURE_ROWS),
     ):
-        document = talk(tmp_path, files / name, *QUIET, "--tail", 0)
+        document = talk(tmp_path, files / name, *QUIET, "--tail", 0, "--set", 'early_unit="auto"')
+        assert "note: early_unit has no effect" in capsys.readouterr().err
         got = np.diff([unit["llm_rows"] for unit in document["units"]]).tolist()
         assert got == [n_rows] * 2, f"{name}: expected {n_rows} rows a unit, got {got}"
         assert document["turns"] == []
