@@ -29,7 +29,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("worker.main", "tests.worker.http.brief_worker"), WORKER),
 }
 # Beginnings of variables that none of these modules reads when it is imported.
-READ_LATER = ("DUOLOGUE_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "PYTEST_")
+READ_LATER = ("DUOLOGUE_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "PYTEST_", "CXX")
 BOOT = "import sys; from tests.programs.fork_server import main; main(int(sys.argv[1]), sys.argv[2:])"
 
 
