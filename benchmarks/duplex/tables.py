@@ -19,6 +19,10 @@ SEPARATE = {
     "listen_p95_ms": "listen_{}_p95_ms",
     "speak_p95_ms": "speak_{}_p95_ms",
     "first_sound_p95_ms": "first_sound_{}_p95_ms",
+    "listen_edge_p95_ms": "listen_edge_{}_p95_ms",
+    "speak_edge_p95_ms": "speak_edge_{}_p95_ms",
+    "first_sound_edge_p95_ms": "first_sound_edge_{}_p95_ms",
+    "first_sound_32_p95_ms": "first_sound_32_{}_p95_ms",
     "sessions_ok": "sessions_{}",
     "peak_gb": "peak_{}_gb",
 }
@@ -127,6 +131,8 @@ def kept_summary(result: JsonDict, kept: JsonDict) -> JsonDict:
         return {**{name: value for name, value in kept.items() if name not in SUMMARY}, **figures}
     own = "_".join(names)
     added = {named.format(own): figures[name] for name, named in SEPARATE.items() if figures[name] is not None}
+    if not added:
+        return kept
     return {**kept, **added, f"command_{own}": figures["command"], f"date_{own}": figures["date"]}
 
 

@@ -144,6 +144,7 @@ class _User:
                 self._answered(message, now)
             elif isinstance(message, Error):
                 self._sent.popleft()
+                self._pieces.clear()
                 self._run.errors.append(f"{message.code}: {message.error}")
 
     def _answered(self, result: Result, now: float) -> None:

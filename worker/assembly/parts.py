@@ -201,7 +201,7 @@ def assemble(
     if by_kernels:
         model.decode_copy = _keeps_decode_copy(model, flow_parts, config)
         _use_kernels(model)
-    config = _with_kv_layout(model, flow_parts, config)
+    config = _with_kv_layout(model, flow_parts, config, by_kernels=model.kernels and model.device.type == "cuda")
     n_slots = config.max_sessions or max_sessions(model, flow_parts, config)
     LOG.info("sessions: at most %d, model.kv_layout %s", n_slots, config.kv_layout)
     llm_pages = _llm_pages(model, flow_parts, config, n_slots)
@@ -269,13 +269,14 @@ def _keeps_decode_copy(model: OmniModel, flow_parts: FlowAndHift | None, config:
         return keeps
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(model.device)
-    one = slot_bytes(model, flow_parts, _with_kv_layout(model, flow_parts, config))
+    one = slot_bytes(model, flow_parts, _with_kv_layout(model, flow_parts, config, by_kernels=True))
     return has_room_for_copy(free, decode_copy_bytes(model), one, config)
 
 
-def _with_kv_layout(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> EngineConfig:
-    """`with_kv_layout` for a loaded model. For so few slots as a copy is kept for, it does not depend on kernels."""
-    by_kernels = model.kernels and model.device.type == "cuda"
+def _with_kv_layout(
+    model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig, *, by_kernels: bool
+) -> EngineConfig:
+    """`with_kv_layout` for a loaded model and the free memory of its device."""
     return with_kv_layout(config, by_kernels=by_kernels, n_fitting=partial(_n_fitting, model, flow_parts))
 
 

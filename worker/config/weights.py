@@ -19,7 +19,8 @@ KV_LAYOUT_TEXT = (
     "slots: every slot has `duplex.context_rows` rows of keys and values; pages: sessions share a pool of rows and "
     "get as many as their settings need, and a pool of the speech model's rows, which turns take while they speak; "
     "auto: pages on a GPU with the project's kernels if `duplex.max_sessions` is above four or, without it, more than "
-    "four sessions fit as pages; slots for fewer, for float32 and if sessions are in reference mode by default"
+    "four sessions fit as pages, or more than in slots; slots otherwise, for float32, and if sessions are in reference "
+    "mode by default"
 )
 WEIGHTS_TEXT = (
     "weights of linear layers; bf16: as in `model.dtype`; int8: one scale a row; fp8: `tts` and `vpm` as in "

@@ -211,6 +211,7 @@ def kernels(machine: Machine) -> Finding:
         ("kernels", compiling.kernels, "auto"),
         ("mode", compiling.mode, "default"),
         ("attention", compiling.attention, "auto"),
+        *([] if compiling.cuda_graphs != "off" else [("cuda_graphs", "off", "auto")]),
     )
     if changed := [f"service.compile.{name} is {value}" for name, value, default in settings if value != default]:
         remedy = "set these keys to their defaults, unless you compare backends"

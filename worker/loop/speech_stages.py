@@ -15,8 +15,8 @@ from models.stages.speech_steps import Poll, Readback, Speaker
 from worker.loop.batch_runner import BatchRunner
 from worker.loop.job import Job, SpeechCall
 
-SLICE_SPEECH_TOKENS = 5  # drawn between two decode steps of other jobs
-FIRST_SLICE_SPEECH_TOKENS = 7  # the same, at most, if with them the first sound of a unit can be made
+SLICE_SPEECH_TOKENS = 6  # drawn between two decode steps of other jobs
+FIRST_SLICE_SPEECH_TOKENS = 7  # the same at most, if they complete a first piece; all but one of the default piece of 8
 FEW_JOBS = 4  # in flight, up to which a unit's further tokens wait for its first sound
 MAX_POLLS = 2  # in flight per call: draws that are needed in any case are launched before the last poll has arrived
 
@@ -265,7 +265,7 @@ class _ReadPoll(_CallStage):
 
 
 def _slice(jobs: Sequence[Job]) -> int:
-    """Tokens to draw between two decode steps of other jobs: enough for a first piece of sound, if that are few."""
+    """Tokens that all of `jobs` draw between two decode steps of others: up to a first piece if few are missing."""
     left = [call.pieces[0] - call.n_drawn for call in (job.calls[0] for job in jobs) if call.pieces]
     first = [n for n in left if SLICE_SPEECH_TOKENS < n <= FIRST_SLICE_SPEECH_TOKENS]
     return max(first, default=SLICE_SPEECH_TOKENS)

@@ -1,4 +1,4 @@
-"""The loop on the engine thread: each iteration runs every stage once for all jobs that need it.
+"""The loop on the engine thread: each iteration runs every stage for all jobs that need it, `sound` twice at most.
 
     draw       conditioning rows, then speech tokens: a few at a time while other jobs have text    per slice
     prefill    images, sound, one forward of all known rows, the first token                       per new unit
@@ -6,7 +6,7 @@
     decode     feed a token, sample the next                                                       per token
     search     a token of every hypothesis of beam searches; rarely while units are in flight      per token
     yielding   prefill and decode of jobs with low priority; rarely while others are in flight     per part
-    sound      speech tokens to samples                                                            per window
+    sound      speech tokens to samples; also after a prefill, for units whose text is complete    per window
     finish     emit the result, close the unit, apply the window's evictions
     pictures   images of later units; only while no unit is in flight                              per picture
 
@@ -137,7 +137,7 @@ class UnitLoop:
         return bool(unfed) and not self._order.waiting(active).issuperset(unfed)
 
     def run(self) -> bool:
-        """One iteration: schedule each stage's jobs, run the stage once for them, finish the jobs that are complete.
+        """One iteration: schedule each stage's jobs, run the stage for them, finish the jobs that are complete.
 
         Does not wait for speech tokens or sound in flight; a later iteration collects them.
         Returns: whether any job is left.
@@ -151,7 +151,7 @@ class UnitLoop:
         unfed = [job for job in self._prior(waiting) if job.phase in (JobPhase.START, JobPhase.PREFILL)]
         self._text.prefill([job for job in unfed if not job.is_background])
         self._background.run([job for job in unfed if job.is_background], self._is_contended)
-        if 0 < len(unfed) < len(self.jobs):  # what has arrived for others during the prefill need not wait any longer
+        if unfed and self._can_hand_over_early():
             self._hand_over(waiting)
         self._text.decode([job for job in self._prior(waiting) if job.phase is JobPhase.DECODE])
         self._search.run([job for job in self.jobs if job.phase is JobPhase.SEARCH], self._is_contended)
@@ -162,6 +162,11 @@ class UnitLoop:
         self.pictures.run(self.jobs)
         self._rest([job for job in self.jobs if job not in waiting])
         return bool(self.jobs)
+
+    def _can_hand_over_early(self) -> bool:
+        """Whether speech or sound is in flight, and of no reply whose text goes on: its sound follows its next text."""
+        speaking = [job for job in self.jobs if job.calls or job.windows]
+        return bool(speaking) and not any(job.has_text_left for job in speaking)
 
     def _hand_over(self, waiting: set[Job]) -> None:
         """Hand on speech tokens and sound that have arrived, and launch windows that are ready."""

@@ -123,6 +123,11 @@ def test_summary_of_quantised_weights_is_added_to_that_of_others() -> None:
     assert kept["command_fp8"] == "python -m benchmarks.duplex --weights fp8"
     copied = kept_summary({**result, "settings": {"decode_copy": True}}, kept)
     assert (copied["speak_p95_ms"], copied["speak_copy_p95_ms"], copied["speak_fp8_p95_ms"]) == (87.7, 60.0, 60.0)
+    none = kept_summary({**result, "processes": {}}, kept)
+    assert none == kept, "expected the command of other figures to stay"
+    turn = {"sessions": 32, "units": "spread", "order": "first sound first", **row}
+    turns = kept_summary({**result, "processes": {"first_sound": {"first_sound": {"rows": [turn]}}}}, kept)
+    assert turns["first_sound_32_fp8_p95_ms"] == 50.0 and "first_sound_32_p95_ms" not in turns
     again = kept_summary({**result, "settings": {}}, kept)
     assert (again["speak_p95_ms"], again["speak_fp8_p95_ms"], again["sessions_fp8"]) == (60.0, 60.0, 96)
 

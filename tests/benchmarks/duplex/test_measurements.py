@@ -3,6 +3,7 @@
 import json
 import math
 import queue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from benchmarks.duplex import live_sessions as live_sessions
 from benchmarks.duplex.bench_sessions import (
     LISTEN,
     SPEAK,
+    SPOKEN_UNITS,
     TALK,
     BenchSession,
     DecisionScript,
@@ -203,6 +205,21 @@ def test_figures_of_turns() -> None:
     assert first_sound.turn_delay(turn) == pytest.approx(163), "expected 3.003 s less 2.84 s of sound"
     assert got["first_sound_ms"]["max"] == pytest.approx(100) and got["later_sound_ms"]["max"] == pytest.approx(350)
     assert len(first_sound.whole_turns([(0, turn[0]), (2, turn[2])])) == 0, "expected no turn with a unit missing"
+
+
+@pytest.mark.parametrize(("place", "end"), [(0, "chunk_eos"), (SPOKEN_UNITS - 1, "turn_eos")])
+def test_script_ends_a_turn_as_a_model_does(place: int, end: str) -> None:
+    """A turn's last unit samples the end of the turn once, then the end of the unit."""
+    ids = SimpleNamespace(speak=1, listen=2, chunk_eos=3, turn_eos=4)
+    script, sampled = DecisionScript(2), list[int]()
+    for _ in range(6):
+        decoder = SimpleNamespace(all_ids=sampled)
+        job: Any = SimpleNamespace(
+            decoder=decoder, session=SimpleNamespace(n_decided=place), language=SimpleNamespace(control_tokens=ids)
+        )
+        sampled = [*sampled, script.token_sampled(f"{TALK} 0", job, 9)]
+    ends = [getattr(ids, end), ids.chunk_eos, ids.chunk_eos]
+    assert sampled == [ids.speak, ord("b"), ord("c"), *ends], sampled
 
 
 def test_units_are_spread_as_by_a_worker_or_at_random() -> None:

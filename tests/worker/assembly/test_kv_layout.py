@@ -22,13 +22,12 @@ from worker.trace.header import header_of
 GPU_BYTES = 80 << 30
 
 
-def resolved(by_kernels: bool = True, fit: int | None = None, **settings: Any) -> str:
-    """The layout of a worker into whose memory `fit` sessions fit as pages; None: nothing may ask for it."""
+def resolved(by_kernels: bool = True, fit: tuple[int, int] | None = None, **settings: Any) -> str:
+    """The layout of a worker with memory for so many sessions, in slots and as pages; None: nothing may ask for it."""
 
     def n_fitting(config: EngineConfig) -> int:
         assert fit is not None, "expected a layout that does not depend on memory"
-        assert config.kv_layout == "pages", f"expected memory of pages to be asked for, got {config.kv_layout}"
-        return fit
+        return fit[layout_of(config) == "pages"]
 
     return layout_of(with_kv_layout(EngineConfig(**settings), by_kernels=by_kernels, n_fitting=n_fitting))
 
@@ -36,9 +35,11 @@ def resolved(by_kernels: bool = True, fit: int | None = None, **settings: Any) -
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"fit": 4}, "slots"),
-        ({"fit": 5}, "pages"),
-        ({"fit": 0}, "slots"),
+        ({"fit": (4, 4)}, "slots"),
+        ({"fit": (4, 5)}, "pages"),
+        ({"fit": (5, 5)}, "pages"),
+        ({"fit": (2, 4)}, "pages"),  # slots would hold half as many
+        ({"fit": (0, 0)}, "slots"),
         ({"max_sessions": 4}, "slots"),
         ({"max_sessions": 5}, "pages"),
         ({"by_kernels": False}, "slots"),
@@ -50,7 +51,7 @@ def resolved(by_kernels: bool = True, fit: int | None = None, **settings: Any) -
         ({"kv_layout": "pages", "max_sessions": 1, "by_kernels": False}, "pages"),
     ],
 )
-def test_pages_are_for_more_sessions_than_four_by_kernels(settings: dict[str, Any], expected: str) -> None:
+def test_pages_are_for_many_sessions_and_little_memory_by_kernels(settings: dict[str, Any], expected: str) -> None:
     got = resolved(**settings)
     assert got == expected, f"{settings}: expected {expected}, got {got}"
 
@@ -65,7 +66,7 @@ def test_a_cpu_has_slots_however_many(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = assemble(*loaded(), config)
     assert (config.kv_layout, parts.kv_layout, parts.n_slots) == ("auto", "slots", 8)
     monkeypatch.setattr(OmniModel, "kernels", True)  # in Triton's interpreter
-    assert building._with_kv_layout(loaded()[0], None, config).kv_layout == "slots"
+    assert assemble(*loaded(), config).kv_layout == "slots"
 
 
 def test_engine_cache_and_trace_have_the_layout_in_use() -> None:
@@ -104,20 +105,20 @@ def test_a_gpus_free_memory_decides_without_a_number_of_sessions(monkeypatch: py
     least = int(0.1 * GPU_BYTES) + WORK_BYTES + 800_000_000 + 5 * (800_000_000 + WORK_SLOT_BYTES)
     for free, layout, n_slots in (
         (least, "pages", 5),
-        (least - 1, "slots", 2),
+        (least - 1, "pages", 4),
         (60 << 30, "pages", 51),
-        (10**9, "slots", 0),
+        (10**8, "slots", 0),
     ):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, GPU_BYTES))
-        got = building._with_kv_layout(model, None, config)
+        got = building._with_kv_layout(model, None, config, by_kernels=True)
         assert got.kv_layout == layout, f"{free} bytes free: expected {layout}, got {got.kv_layout}"
         assert building._n_fitting(model, None, got) == n_slots
     asked.clear()
     few, many = (config.model_copy(update={"max_sessions": n}) for n in (4, 5))
-    assert [building._with_kv_layout(model, None, one).kv_layout for one in (few, many)] == ["slots", "pages"]
-    assert not asked, "expected the given number of sessions to decide"
-    monkeypatch.setattr(OmniModel, "kernels", False)  # they have failed, or are off
-    assert building._with_kv_layout(model, None, config).kv_layout == "slots" and not asked
+    layouts = [building._with_kv_layout(model, None, one, by_kernels=True).kv_layout for one in (few, many)]
+    assert layouts == ["slots", "pages"]
+    assert building._with_kv_layout(model, None, config, by_kernels=False).kv_layout == "slots"
+    assert not asked, "expected the given number of sessions, or kernels that have failed, to decide"
 
 
 def test_room_for_a_copy_is_that_beside_slots(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def test_graphs_need_the_caching_allocator() -> None:
 
 def test_names_the_setting_that_turns_kernels_off() -> None:
     check("kernels", machine(settings(service=compiling())), OK, "run the model's layers")
-    for settings_ in ({"kernels": "off"}, {"mode": "max-autotune"}, {"attention": "sdpa"}):
+    for settings_ in ({"kernels": "off"}, {"mode": "max-autotune"}, {"attention": "sdpa"}, {"cuda_graphs": "off"}):
         [(name, value)] = settings_.items()
         made = machine(settings(service=compiling(**settings_)))
         check("kernels", made, NOTE, f"service.compile.{name} is {value}", "layers are compiled")
@@ -176,18 +176,18 @@ def test_names_the_setting_that_turns_kernels_off() -> None:
 
 
 def test_reports_the_layout_of_sessions() -> None:
-    asked: list[int] = []
+    asked: list[tuple[str, int]] = []
 
     def layout(said: list[str], fitting: int | None = None, torch: TorchFacts = ON_GPU, **sections: Any) -> None:
         def n_fitting(kv_layout: str, total: int) -> int:
-            assert kv_layout == "pages" and fitting is not None, f"expected no question, got one about {kv_layout}"
-            asked.append(total)
+            assert fitting is not None, f"expected no question, got one about {kv_layout}"
+            asked.append((kv_layout, total))
             return fitting
 
         check("kv-layout", machine(settings(**sections), torch=torch, n_fitting=n_fitting), OK, *said)
 
     layout(["0: NVIDIA H200, pages\n1: NVIDIA H200, pages (model.kv_layout is auto)"], 5)
-    assert asked == [H200.total], f"expected one question for equal GPUs, got {asked}"
+    assert asked == [("pages", H200.total)], f"expected one question for equal GPUs, got {asked}"
     layout(["1: NVIDIA H200, slots (model.kv_layout is auto)"], 4)
     layout(["0: NVIDIA H200, pages (model.kv_layout is auto)"], model={"device": "cuda:0"}, duplex={"max_sessions": 5})
     layout(["1: NVIDIA H200, slots"], duplex={"max_sessions": 4})

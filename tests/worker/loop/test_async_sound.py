@@ -1,14 +1,16 @@
 """Sound that is made beside other stages: emitted on arrival, in order, and dropped if its session has left."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from models.stages.speech_steps import Poll
 from tests.worker.chat.reply_engine import SPOKEN, AnsweringEngine, ToneVocoder, short_chunks
-from tests.worker.loop.engines import QUIET, assert_same_events, content_of, short_speech, voice
+from tests.worker.loop.engines import ALOUD, QUIET, assert_same_events, content_of, short_speech, voice
 from worker.assembly.parts import EngineParts
 from worker.chat.config import HalfDuplexConfig, PromptOptions
 from worker.loop.results import Event, PartialResult, ReplyResult, UnitResult
@@ -243,3 +245,53 @@ def test_loop_is_not_idle_while_sound_is_in_flight(engine: AnsweringEngine) -> N
         assert engine.step() and not engine.loop.is_idle, "expected a loop with a job left"
     release_all(engine)
     assert engine.loop.is_idle and isinstance(engine.events["a"][-1], ReplyResult)
+
+
+def test_sound_that_arrives_during_a_prefill_leaves_before_the_token_step(
+    engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit's sound does not wait for the token step of other units; there is no second look without a prefill."""
+    order: list[str] = []
+
+    def noted(name: str, call: Callable[..., Any], before: Callable[[], None] = lambda: None) -> Callable[..., Any]:
+        def called(*given: Any) -> Any:
+            order.append(name)
+            before()
+            return call(*given)
+
+        return called
+
+    speaks, listens = engine.open("speaks", ALOUD, speaker=0), engine.open("listens", QUIET)
+    engine.send(speaks, 0, force_speak=True)
+    engine.run_until(lambda: n_in_flight(engine.vocoder) > 0 and not any(job.calls for job in engine.loop.jobs))
+    engine.take("speaks")
+    steps, loop = engine.unit_steps, engine.loop
+    monkeypatch.setattr(steps, "feed", noted("prefill", steps.feed, before=engine.vocoder.release_oldest))
+    monkeypatch.setattr(steps, "step", noted("token step", steps.step))
+    monkeypatch.setattr(loop, "_hand_over", noted("hand over", loop._hand_over))
+    monkeypatch.setattr(loop, "_finish", SimpleNamespace(run=lambda jobs: order.append("finish")))
+    engine.send(listens, 0, force_speak=True)
+    engine.step()
+    assert order == ["prefill", "hand over", "token step", "hand over", "finish"], order
+    assert any(is_sound(event) for event in engine.events["speaks"]), "expected the sound in the same iteration"
+    order.clear()
+    engine.step()
+    assert order == ["token step", "hand over", "finish"], f"expected one look without a prefill, got {order}"
+    monkeypatch.undo()
+    release_all(engine)
+
+
+def test_reply_that_still_writes_is_not_looked_at_before_its_next_token(
+    engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the order of its text and its sound does not depend on prefills of other sessions."""
+    looks: list[bool] = []
+    engine.ask("a", ASKED, config=SPOKEN)
+    engine.run_until(lambda: any(job.has_text_left and job.windows for job in engine.loop.jobs))
+    hand_over = engine.loop._hand_over
+    monkeypatch.setattr(engine.loop, "_hand_over", lambda waiting: (looks.append(True), hand_over(waiting)))
+    engine.send(engine.open("listens", QUIET), 0, force_listen=True)
+    engine.step()
+    assert len(looks) == 1, f"expected one look, after the token steps, got {len(looks)}"
+    monkeypatch.undo()
+    release_all(engine)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -14,11 +15,11 @@ from worker.assembly.parts import EngineParts
 from worker.loop.job import SpeechCall
 from worker.loop.observer import Observer
 from worker.loop.results import Event, UnitResult
-from worker.loop.speech_stages import FEW_JOBS, MAX_POLLS
+from worker.loop.speech_stages import FEW_JOBS, MAX_POLLS, _slice
 from worker.loop.unit_loop import RESTS
 
 ASKED = "Hello there, how are you?"
-CHUNK_TOKENS = 10  # of a reply's chunk: the first piece of sound, which one slice draws, and more
+CHUNK_TOKENS = 10  # of a reply's chunk: more than one slice draws
 
 
 class HeldReadback:
@@ -262,3 +263,22 @@ def test_speech_time_counts_overlapping_polls_once(engine: AnsweringEngine, monk
             seconds += 1
     assert seconds > 1
     assert jobs[0].times.speech == 1000 * seconds, f"speech: expected {1000 * seconds} ms, got {jobs[0].times.speech}"
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        ([((8,), 1)], 7),
+        ([((8,), 8)], 6),
+        ([((8,), 3)], 6),  # a slice is enough
+        ([((), 1)], 6),
+        ([((25,), 1)], 6),  # too many are missing
+        ([((25,), 18)], 7),
+        ([((8,), 14), ((8,), 1)], 7),
+        ([((), 20), ((8,), 1)], 7),
+    ],
+)
+def test_slice_reaches_to_a_first_piece_of_sound(calls: list[tuple[tuple[int, ...], int]], expected: int) -> None:
+    """calls: pieces and drawn tokens of each."""
+    jobs: Any = [SimpleNamespace(calls=[SpeechCall([], pieces=one, n_drawn=n)]) for one, n in calls]
+    assert _slice(jobs) == expected, f"{calls}: expected {expected} tokens, got {_slice(jobs)}"

@@ -203,7 +203,7 @@ def test_layout_follows_from_the_sessions_that_fit(
 def test_copy_that_is_asked_for_takes_room_before_the_layout_is_chosen(root: Path, tmp_path: Path) -> None:
     shutil.copy(root / "tests" / "data" / "released_config.json", tmp_path / "config.json")
     config = EngineConfig(model_path=tmp_path, llm_len=5000)
-    for gigabytes, expected in ((40, ("pages", "slots")), (80, ("pages", "pages"))):
+    for gigabytes, expected in ((36, ("pages", "slots")), (80, ("pages", "pages"))):
         asked = config.model_copy(update={"decode_copy": True})
         got = tuple(plan_memory(one, gigabytes << 30).kv_layout for one in (config, asked))
         assert got == expected, f"{gigabytes} GB: expected {expected} without and with a copy, got {got}"
