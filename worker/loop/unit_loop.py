@@ -151,7 +151,7 @@ class UnitLoop:
         unfed = [job for job in self._prior(waiting) if job.phase in (JobPhase.START, JobPhase.PREFILL)]
         self._text.prefill([job for job in unfed if not job.is_background])
         self._background.run([job for job in unfed if job.is_background], self._is_contended)
-        if unfed and self._can_hand_over_early():
+        if 0 < len(unfed) < len(self.jobs) and self._can_hand_over_early():
             self._hand_over(waiting)
         self._text.decode([job for job in self._prior(waiting) if job.phase is JobPhase.DECODE])
         self._search.run([job for job in self.jobs if job.phase is JobPhase.SEARCH], self._is_contended)
