@@ -32,7 +32,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class KindCost:
-    """Times of one kind in s. n: sessions in the burst. most: sessions whose units are answered before the target."""
+    """Times of one kind in s. n: slots, and sessions in the burst. most: of them, those answered before the target."""
 
     kind: SessionKind
     lone_s: float
@@ -64,7 +64,7 @@ def measure(
             together_s = _slowest(sessions, units, kind) if len(sessions) > 1 else lone_s
             burst = Burst(len(sessions), together_s, 0) if len(sessions) > 1 else None
             most = UnitCost.fitted(lone_s, burst, shares_calls=shares_calls).most(TARGET_S)
-            costs.append(KindCost(kind, lone_s, len(sessions), together_s, most))
+            costs.append(KindCost(kind, lone_s, len(sessions), together_s, min(most, len(sessions))))
         return costs
     finally:
         for closing in [session.handle.close() for session in sessions]:
@@ -86,7 +86,10 @@ def _slowest(sessions: Sequence[WarmUpSession], units: Sequence[WarmUpUnit], kin
 
 def time_lines(costs: Sequence[KindCost]) -> list[str]:
     """The costs as a table."""
-    lines = [f"time: units of all sessions answered within {1000 * TARGET_S:.0f} ms, measured on this machine"]
+    lines = [
+        f"time: sessions, at most one a slot, whose units are all answered within {1000 * TARGET_S:.0f} ms, "
+        "measured on this machine"
+    ]
     for cost in costs:
         together = f"{cost.n} at once {1000 * cost.together_s:.0f} ms"
         what = "no session" if not cost.most else f"{cost.most} sessions" if cost.most > 1 else "1 session"

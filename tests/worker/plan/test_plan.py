@@ -217,9 +217,24 @@ def test_kinds_are_measured_and_sessions_closed() -> None:
         assert engine.n_free() == 2
     assert [cost.kind for cost in costs] == kinds
     for cost in costs:
-        assert cost.n == 2 and cost.lone_s > 0 and cost.together_s > 0 and cost.most >= 0, cost
+        assert cost.n == 2 and cost.lone_s > 0 and cost.together_s > 0 and 0 <= cost.most <= 2, cost
     lines = time_lines(costs)
-    assert len(lines) == 3 and "every unit speaks" in lines[1] and "2 at once" in lines[1], lines
+    assert (
+        len(lines) == 3
+        and "at most one a slot" in lines[0]
+        and "every unit speaks" in lines[1]
+        and "2 at once" in lines[1]
+    ), lines
+
+
+def test_sessions_in_time_are_at_most_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units that take a tenth of the time: ten sessions would be in time if there were as many slots."""
+    monkeypatch.setattr("worker.plan.measure._slowest", lambda sessions, units, kind: 0.09 * len(sessions))
+    config = make_config(2)
+    with Engine(make_parts(config), config) as engine:
+        [cost] = measure(engine, [SECOND], make_prompt(), KINDS[-1:])
+    assert cost.most == 2, f"expected as many sessions as slots, got {cost.most}"
+    assert time_lines([cost])[1].endswith(": 2 sessions")
 
 
 def test_graphs_are_those_of_the_last_start(tmp_path: Path) -> None:
