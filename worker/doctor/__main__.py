@@ -34,6 +34,7 @@ CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "tf32": checks_gpu.tf32,
     "kernels": checks_gpu.kernels,
     "kv-layout": checks_gpu.kv_layout,
+    "decode-copy": checks_gpu.decode_copy,
     "attention": checks_gpu.attention,
     "weights": checks_gpu.weights,
     "allocator": checks_gpu.allocator,

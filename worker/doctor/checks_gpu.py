@@ -11,7 +11,7 @@ from models.checkpoint.precision import PRESETS, Place, Weights
 from worker.doctor.facts import TorchGpu
 from worker.doctor.findings import GIB, Finding, note, ok, problem, size
 from worker.doctor.machine import Machine
-from worker.doctor.model_memory import decode_copy_bytes, model_bytes, s3gen_bytes, speech_bytes
+from worker.doctor.model_memory import decode_copy_bytes, model_bytes, other_models, without_copy
 from worker.doctor.versions import numbers
 
 MATCHED_TRITON = ((2, 10), (3, 6))  # torch from this version on requires at least this Triton
@@ -245,6 +245,16 @@ def kv_layout(machine: Machine) -> Finding:
     return ok("kv-layout", "\n".join([*lines[:-1], f"{lines[-1]} (model.kv_layout is {setting})"]))
 
 
+def decode_copy(machine: Machine) -> Finding:
+    """Whether a copy for decoding that the settings ask for can be made."""
+    model = machine.config.model
+    if not (model.omni and model.decode_copy is True):
+        return ok("decode-copy", "not asked for: model.decode_copy is not true, or the omni model is not served")
+    if why := without_copy(machine):
+        return note("decode-copy", f"model.decode_copy has no effect: {why}", 'set model.decode_copy to "auto"')
+    return ok("decode-copy", "of the language model's weights of bfloat16 numbers")
+
+
 def attention(machine: Machine) -> Finding:
     """Whether flash attention, if it is asked for, can run."""
     chosen, used = machine.config.compile.attention, _used(machine)
@@ -331,8 +341,8 @@ def gpu_memory(machine: Machine) -> Finding:
 
 def _others(machine: Machine) -> str:
     """What other models than the omni model need, in words; "" without them."""
-    needs = {"the speech model with its slots": speech_bytes(machine), "voice conversion": s3gen_bytes(machine)}
-    words = [f"{size(n_bytes)} for {name}" for name, n_bytes in needs.items() if n_bytes]
+    needs = other_models(machine.config.engine(), machine.speech, on_gpu=machine.on_gpu)
+    words = [f"{size(n_bytes)} for {name}" for name, n_bytes in needs.items()]
     return f"; of it {', '.join(words)}" if words else ""
 
 

@@ -1,13 +1,23 @@
-"""Memory that the models of the settings need at least: weights, the slots of a speech model, one session."""
+"""Memory that the models of the settings need at least: weights, the slots of a speech model, one session.
 
-from models.checkpoint.precision import Place, Precision
+The planner counts the models beside the omni model by `other_models`, too.
+"""
+
+from typing import TYPE_CHECKING
+
+from models.checkpoint.precision import Precision
 from worker.doctor.checkpoint_facts import file_bytes
+from worker.doctor.facts import ModelFacts
 from worker.doctor.machine import Machine
+
+if TYPE_CHECKING:
+    from worker.config.session import EngineConfig
 
 
 def model_bytes(machine: Machine, precision: Precision | None = None) -> int:
     """Bytes of all models. precision: of the omni model's weights; None: the worker's."""
-    return omni_bytes(machine, precision) + speech_bytes(machine) + s3gen_bytes(machine)
+    others = other_models(machine.config.engine(), machine.speech, on_gpu=machine.on_gpu)
+    return omni_bytes(machine, precision) + sum(others.values())
 
 
 def omni_bytes(machine: Machine, precision: Precision | None = None) -> int:
@@ -15,36 +25,49 @@ def omni_bytes(machine: Machine, precision: Precision | None = None) -> int:
     if not machine.config.model.omni:
         return 0
     rows = machine.model.row_values * machine.config.duplex.context_rows
-    weights = machine.model.weight_bytes(_width(machine), precision or machine.config.model.precision)
-    return weights + _width(machine) * rows
+    width = _width(machine.config.model.dtype, on_gpu=machine.on_gpu)
+    weights = machine.model.weight_bytes(width, precision or machine.config.model.precision)
+    return weights + width * rows
+
+
+def without_copy(machine: Machine) -> str | None:
+    """Why a worker has no copy for decoding, as `why_no_copy` returns it."""
+    from worker.config.decode_copy import why_no_copy  # here, because it imports packages that may be missing
+
+    return why_no_copy(machine.config.engine(), "cuda" if machine.on_gpu else "cpu")
 
 
 def decode_copy_bytes(machine: Machine) -> int:
     """Bytes of the copy that decode steps read, if the settings ask for it: by default a worker has it if it fits."""
-    config = machine.config
-    by_kernels = machine.on_gpu and machine.compiles and config.compile.allows_kernels
-    if not (config.model.omni and config.model.decode_copy is True and by_kernels):
+    model = machine.config.model
+    if not (model.omni and model.decode_copy is True) or without_copy(machine) is not None:
         return 0
-    places: tuple[Place, ...] = ("llm", "down", "head")
-    values = sum(machine.model.place_values.get(one, 0) for one in places if config.model.precision.at(one) is None)
+    from worker.config.decode_copy import COPIED
+
+    values = sum(machine.model.place_values.get(one, 0) for one in COPIED if model.precision.at(one) is None)
     return values * 12 // 8
 
 
-def speech_bytes(machine: Machine) -> int:
-    """Bytes of the speech model's weights and of all its slots, which a worker allocates at its start."""
-    if (facts := machine.speech) is None:
-        return 0
-    engine = machine.config.engine()
-    rows = engine.speech_slots("cuda" if machine.on_gpu else "cpu") * engine.speech_rows
-    return _width(machine) * (facts.n_values + rows * facts.row_values)
+def other_models(config: "EngineConfig", speech: ModelFacts | None, *, on_gpu: bool) -> dict[str, int]:
+    """Bytes of the models that are served beside the omni model or without it, by name; none of 0 bytes.
+
+    The speech model counts with all its slots, which a worker allocates at its start. Of S3Gen it is the least: its
+    file has float32 numbers, and a part of its networks keeps them.
+
+    Args:
+        speech: facts of `config.speech_path`; None without one.
+        on_gpu: the models are on a GPU.
+    """
+    width = _width(config.dtype, on_gpu=on_gpu)
+    found = {}
+    if speech is not None:
+        rows = config.speech_slots("cuda" if on_gpu else "cpu") * config.speech_rows
+        found["the speech model with its slots"] = width * (speech.n_values + rows * speech.row_values)
+    if config.s3gen_path is not None:
+        found["voice conversion"] = (file_bytes(config.s3gen_path) or 0) * width // 4
+    return {name: n_bytes for name, n_bytes in found.items() if n_bytes}
 
 
-def s3gen_bytes(machine: Machine) -> int:
-    """Least bytes of S3Gen, whose file has float32 numbers: part of its networks keep them. 0 without a file."""
-    path = machine.config.model.s3gen_path
-    return 0 if path is None else (file_bytes(path) or 0) * _width(machine) // 4
-
-
-def _width(machine: Machine) -> int:
+def _width(dtype: str, *, on_gpu: bool) -> int:
     """Bytes of a number that is not quantised."""
-    return {"float32": 4, "bfloat16": 2, "auto": 2 if machine.on_gpu else 4}[machine.config.model.dtype]
+    return {"float32": 4, "bfloat16": 2, "auto": 2 if on_gpu else 4}[dtype]

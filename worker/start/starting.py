@@ -24,6 +24,7 @@ from worker.compile.cache import REPORTS, CacheReport, CompileCache, cache_facts
 from worker.compile.compile_engine import compile_engine, set_states
 from worker.compile.prefetch import prefetch_compiler, prefetch_triton
 from worker.compile.state import CompileResult, TargetPhase, TargetState
+from worker.config.decode_copy import why_no_copy
 from worker.config.session import EngineConfig
 from worker.engine import Engine
 from worker.engine_thread import EngineThread
@@ -43,6 +44,7 @@ Other = TypeVar("Other")
 
 LOG = logging.getLogger(__name__)
 REPORT_FILE = Path(REPORTS, "start.json")  # in the cache folder; of the latest start
+NO_COPY = "no weight has one: they are not of bfloat16 numbers, or the GPU had no room for it"
 VOICES_FOLDER = "voices"  # in the cache folder: making a voice takes longer than reading one
 
 
@@ -157,6 +159,8 @@ def start_engine(
         LOG.warning("voices are not cached: %s", voices.problem)
     if report.compiled_graphs and config.compile.enabled:
         LOG.warning("%d graphs compiled in the warm-up that the compile stage had missed", report.compiled_graphs)
+    if config.decode_copy is True and not parts.model.has_decode_copy:
+        LOG.warning("setting model.decode_copy has no effect: %s", why_no_copy(config, device.type) or NO_COPY)
     if recorder is not None:
         recorder.header, recorder.is_on = header_of(parts, config), True
     cache_state = None if cache is None else f"{cache}; {cache.folder}"

@@ -143,6 +143,17 @@ def test_gpu_memory_counts_a_copy_that_must_fit(decode_copy: bool | str, bytes_a
     check("gpu-memory", machine(config, model=large), OK, f"at least {needed:.1f} GiB needed")
 
 
+def test_reports_a_copy_that_cannot_be_made() -> None:
+    asked = {"decode_copy": True}
+    check("decode-copy", machine(), OK, "not asked for")
+    check("decode-copy", machine(settings(model=asked)), OK, "of the language model's weights of bfloat16 numbers")
+    check("decode-copy", machine(settings(model=asked), torch=ON_CPU), NOTE, "has no effect: the model runs on a CPU")
+    int8 = machine(settings(model={**asked, "weights": "int8"}))
+    check("decode-copy", int8, NOTE, "has no effect: the language model's weights are quantised", 'to "auto"')
+    for service in (EAGER, compiling(kernels="off")):
+        check("decode-copy", machine(settings(model=asked, service=service)), NOTE, "service.compile does not let")
+
+
 def test_settings_that_do_not_load_are_a_problem() -> None:
     broken = machine(_loaded=(default_config(), "", "setting x: expected y, got z"))
     check("config", broken, PROBLEM, "setting x: expected y, got z", "docs/configuration.md")

@@ -114,6 +114,15 @@ def test_auto_starts_eagerly_on_a_cpu(tmp_path: Path) -> None:
     assert started.report.header.settings["enabled"] is False
 
 
+def test_says_that_a_copy_for_decoding_is_not_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for asked in ("auto", True):
+        caplog.clear()
+        start(tmp_path, CONFIG.model_copy(update={"decode_copy": asked})).engine.close()
+        said = [text for text in caplog.messages if "model.decode_copy" in text]
+        expected = ["setting model.decode_copy has no effect: the model runs on a CPU"] if asked is True else []
+        assert said == expected, f"{asked}: expected {expected}, got {said}"
+
+
 def test_compiles_on_the_engines_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, State, list[str]]] = []
     warm: list[bool] = []
