@@ -50,7 +50,9 @@ from worker.assembly.slot_memory import (
     WORK_SLOT_BYTES,
     decode_copy_bytes,
     has_room_for_copy,
+    one_session_bytes,
     slots_in,
+    weight_bytes,
 )
 from worker.assembly.solver_steps import with_solver_steps
 from worker.config.session import (
@@ -335,9 +337,9 @@ def max_sessions(model: OmniModel, flow_parts: FlowAndHift | None, config: Engin
         return CPU_SESSIONS
     n_slots = _n_fitting(model, flow_parts, config)
     if n_slots < 1:
-        one = sum(slot_bytes(model, flow_parts, config).values())
+        needed = one_session_bytes(sum(slot_bytes(model, flow_parts, config).values()), weight_bytes(model))
         free, _ = torch.cuda.mem_get_info(model.device)
-        expected = f"at least {one / 2**30:.1f} GiB for one session"
+        expected = f"at least {needed / 2**30:.1f} GiB for one session and its work"
         raise SettingsError("free GPU memory", expected=expected, got=f"{free / 2**30:.1f} GiB")
     return n_slots
 
@@ -347,7 +349,7 @@ def _n_fitting(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineC
     torch.cuda.empty_cache()
     one = sum(slot_bytes(model, flow_parts, config).values())
     free, total = torch.cuda.mem_get_info(model.device)
-    return slots_in(free, total, one)
+    return slots_in(free, total, one, weight_bytes(model))
 
 
 def _llm_pages(

@@ -5,30 +5,36 @@ since some of its sizes are in its files only.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from models.checkpoint.config import load_config
 from models.checkpoint.quantized import quantize
+from models.errors import SettingsError
 from models.load import build_on_meta, weight_dtype
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from worker.assembly.kv_layout import layout_of, with_kv_layout
 from worker.assembly.parts import slot_bytes
 from worker.assembly.sizes import POOLED_SPEECH_ROWS, SPEECH_ROWS
 from worker.assembly.slot_memory import (
+    CONTEXT_BYTES,
     FREE_SHARE,
     MAX_SESSIONS,
     decode_copy_bytes,
     has_room_for_copy,
     most_slots_in,
+    one_session_bytes,
     slots_in,
+    weight_bytes,
 )
 from worker.config.session import EngineConfig
 from worker.config.weights import KVLayout
+from worker.doctor.facts import UnknownFact
+from worker.doctor.model_memory import other_models
+from worker.doctor.speech_facts import speech_facts
 from worker.report.compile_report import CompileReport, ReportError
 from worker.start.starting import REPORT_FILE
 
@@ -42,10 +48,13 @@ class MemoryPlan:
     """Bytes of a worker on a GPU.
 
     Attributes:
-        weights: by part.
+        weights: of the omni model by part; empty if it is not served.
+        others: of the models beside it, by name, with the slots of the speech model.
         host: of text embeddings, which the project's kernels leave in host memory.
         slot: of one session by part; all kinds of sessions have equal slots, except for the rows of shared pools.
         n_slots: that fit; 0 if not even one does.
+        asked: slots that the settings name; None: as many as fit.
+        one_session: beside the weights, for one slot with its work.
         kv_layout: with slots each has room for a session of any kind, with pages for one with default settings.
     """
 
@@ -55,16 +64,24 @@ class MemoryPlan:
     slot: dict[str, int]
     n_slots: int
     kv_layout: KVLayout
+    others: dict[str, int] = field(default_factory=dict)
+    asked: int | None = None
+    one_session: int = 0
 
     @property
     def free(self) -> int:
         """Bytes that the weights leave."""
-        return self.total - sum(self.weights.values())
+        return self.total - sum(self.weights.values()) - sum(self.others.values())
 
     @property
     def rest(self) -> int:
         """Bytes for voices, activations, CUDA graphs and the CUDA context."""
         return self.free - self.n_slots * sum(self.slot.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the sessions that the settings ask for fit, at least one; without the omni model, all models."""
+        return self.n_slots >= (self.asked or 1) if self.weights else self.free >= CONTEXT_BYTES
 
 
 def plan_memory(config: EngineConfig, total: int, *, by_kernels: bool = True) -> MemoryPlan:
@@ -74,8 +91,12 @@ def plan_memory(config: EngineConfig, total: int, *, by_kernels: bool = True) ->
         config: of the engine; `model_path` is a folder with at least `config.json`.
         total: bytes of the GPU.
         by_kernels: the project's kernels run the model.
-    Raises: ConfigError; CheckpointError for an incomplete vocoder folder.
+    Raises: ConfigError; CheckpointError for an incomplete vocoder folder; SettingsError for another model whose
+        checkpoint is missing or incomplete.
     """
+    others = _other_models(config)
+    if not config.omni:
+        return MemoryPlan(total, {}, 0, {}, 0, "slots", others)
     dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
     model = build_on_meta(load_config(config.model_path)).to(dtype)
     weights: dict[str, int] = {}
@@ -92,17 +113,18 @@ def plan_memory(config: EngineConfig, total: int, *, by_kernels: bool = True) ->
         else:
             part = name.partition(".")[0]
             weights[part] = weights.get(part, 0) + n_bytes
+    model_bytes = host + sum(weights.values())
     flow_parts = None
     if model.config.init_tts and config.token2wav_folder.is_dir():
         loaded = load_flow_and_hift(config.token2wav_folder, dtype=dtype, hift_dtype=dtype)
-        weights["flow"], weights["hift"] = _n_bytes(loaded.flow), _n_bytes(loaded.hift)
+        weights["flow"], weights["hift"] = weight_bytes(loaded.flow), weight_bytes(loaded.hift)
         flow_parts = FlowAndHift(loaded.flow.to("meta"), loaded.hift.to("meta"))
 
     def free() -> int:
-        return max(0, total - sum(weights.values()))
+        return max(0, total - sum(weights.values()) - sum(others.values()))
 
     def n_fitting(given: EngineConfig) -> int:
-        return slots_in(free(), total, sum(slot_bytes(model, flow_parts, given).values()))
+        return slots_in(free(), total, sum(slot_bytes(model, flow_parts, given).values()), model_bytes)
 
     resolved = partial(with_kv_layout, config, by_kernels=by_kernels, n_fitting=n_fitting)
     if by_kernels and config.keeps_decode_copy(total):
@@ -111,15 +133,31 @@ def plan_memory(config: EngineConfig, total: int, *, by_kernels: bool = True) ->
             weights["decode copy"] = copy
     config = resolved()  # after the copy, which takes room of slots
     slot = slot_bytes(model, flow_parts, config)
+    one = sum(slot.values())
     if config.max_sessions is None:
         n_slots = n_fitting(config)
     else:
-        n_slots = min(config.max_sessions, most_slots_in(free(), sum(slot.values())))
-    return MemoryPlan(total, weights, host, slot, n_slots, layout_of(config))
+        n_slots = min(config.max_sessions, most_slots_in(free(), one, model_bytes))
+    needed = one_session_bytes(one, model_bytes)
+    return MemoryPlan(total, weights, host, slot, n_slots, layout_of(config), others, config.max_sessions, needed)
 
 
-def _n_bytes(module: nn.Module) -> int:
-    return sum(tensor.nbytes for tensor in module.state_dict().values())
+def _other_models(config: EngineConfig) -> dict[str, int]:
+    """As `other_models`, on a GPU. Raises: SettingsError for a checkpoint that is missing or incomplete."""
+    speech = None
+    if config.speech_path is not None:
+        expected = "a complete Qwen3-TTS folder, or a model id that is in the cache"
+        try:
+            speech = speech_facts(config.speech_path)
+        except UnknownFact as error:
+            raise SettingsError("model.speech_path", expected=expected, got=str(error)) from None
+        if speech.problems:
+            raise SettingsError(
+                "model.speech_path", expected=expected, got=f"{config.speech_path}: {speech.problems[0]}"
+            )
+    if config.s3gen_path is not None and not config.s3gen_path.is_file():
+        raise SettingsError("model.s3gen_path", expected="a file", got=config.s3gen_path)
+    return other_models(config, speech, on_gpu=True)
 
 
 def graphs_line(cache_dir: Path) -> str:
@@ -150,13 +188,24 @@ def memory_lines(plan: MemoryPlan) -> list[str]:
     """The plan as text."""
     lines = [f"memory: {_size(plan.total)}"]
     lines += [f"  weights  {name:<24}{_size(n_bytes):>12}" for name, n_bytes in plan.weights.items()]
+    lines += [f"  {name:<33}{_size(n_bytes):>12}" for name, n_bytes in plan.others.items()]
+    if not plan.weights:
+        rest = "are left for" if plan.fits else "are left, too few for"
+        return [
+            *lines,
+            "  no duplex sessions are planned: model.omni is false",
+            f"  {_size(max(plan.rest, 0))} {rest} activations, CUDA graphs and the CUDA context",
+        ]
     lines += [f"  ({HOST}: {_size(plan.host)})"] if plan.host else []
     if "flow" not in plan.weights:
         lines.append("  (without a vocoder, which the checkpoint does not contain)")
     lines += [f"  slot     {name:<24}{_size(n_bytes):>12}" for name, n_bytes in plan.slot.items()]
     lines.append(f"  weights {_size(sum(plan.weights.values()))}, one slot {_size(sum(plan.slot.values()))}")
     if not plan.n_slots:
-        return [*lines, "  no session fits"]
+        free = _size(max(plan.free, 0))
+        return [*lines, f"  no session fits: one needs {_size(plan.one_session)} with its work, {free} are left for it"]
+    if not plan.fits:
+        lines.append(f"  {plan.asked} sessions do not fit, only {plan.n_slots}")
     what = "1 session" if plan.n_slots == 1 else f"{plan.n_slots} sessions"
     kind = "of any kind" if plan.kv_layout == "slots" else "with default settings"
     lines.append(

@@ -20,6 +20,7 @@ from tests.worker.loop.engines import loaded, make_config, make_parts, make_prom
 from worker.assembly import parts as building
 from worker.assembly.parts import slot_bytes
 from worker.assembly.slot_memory import (
+    CONTEXT_BYTES,
     FREE_SHARE,
     WORK_BYTES,
     WORK_SLOT_BYTES,
@@ -65,8 +66,12 @@ def test_memory_is_that_of_the_modules_and_slots() -> None:
     saved = sum(tensor.nbytes - quantize(tensor, kind).nbytes for tensor, kind in kinds if kind is not None)
     assert sum(int8.weights.values()) == held - saved and saved > 0, int8.weights
     few = config.model_copy(update={"max_sessions": 3})
-    assert plan_memory(few, 2**30).n_slots == 3
-    assert plan_memory(few, held + 2 * sum(plan.slot.values()), by_kernels=False).n_slots == 1
+    assert plan_memory(few, 8 * 10**9).n_slots == 3
+    work = CONTEXT_BYTES + held + WORK_SLOT_BYTES  # of a small model
+    least = held + sum(plan.slot.values()) + work
+    for total, expected in ((least, 1), (least - 1, 0)):
+        fitting = plan_memory(few, total, by_kernels=False)
+        assert (fitting.n_slots, fitting.fits, fitting.one_session) == (expected, False, least - held), fitting
     assert plan_memory(config, 1000).n_slots == 0
 
 
@@ -135,12 +140,33 @@ def test_slots_leave_a_share_of_the_gpu_free() -> None:
     """The sizes of the released model in bf16, with slots of 8192 rows, on GPUs of 24, 80 and 141 GB."""
     weights, slot = 17_600_000_000, 1_722_000_000
     for total, expected in ((25_757_220_864, 1), (85_024_112_640, 27), (150_754_820_096, 58)):
-        n_slots = slots_in(total - weights, total, slot)
+        n_slots = slots_in(total - weights, total, slot, weights)
         assert n_slots == expected, f"{total}: expected {expected} slots, got {n_slots}"
         left = total - weights - (n_slots + 1) * slot - WORK_BYTES - n_slots * WORK_SLOT_BYTES
         assert n_slots == 1 or left >= FREE_SHARE * total, f"{total}: {left} bytes are left"
-    assert slots_in(10**12, 10**12, slot) == 64
-    assert slots_in(slot, 10**11, slot) == 0, "expected no slot without room for activations"
+    assert slots_in(10**12, 10**12, slot, weights) == 64
+    assert slots_in(slot, 10**11, slot, weights) == 0, "expected no slot without room for activations"
+
+
+@pytest.mark.parametrize(
+    ("weights", "gpu_gb", "expected"),
+    [("bf16", 24, 1), ("bf16", 20, 0), ("int4", 12, 1), ("int4", 11, 0), ("int4", 8, 0), ("int4", 7, 0)],
+)
+def test_one_slot_takes_the_share_that_others_leave_free(weights: str, gpu_gb: int, expected: int) -> None:
+    """The released model with its vocoder, and the CUDA context of an idle GPU with 2 % less than on its label.
+
+    In int4 on one H200 a worker with one session had 11.85 GB of the device in use.
+    """
+    weight_bytes, slot, context = {"bf16": 17_770_000_000, "int4": 5_970_000_000}[weights], 1_672_255_794, 5 * 10**8
+    total = int(0.98 * gpu_gb * 2**30)
+    free = max(0, total - context - weight_bytes)
+    got = slots_in(free, total, slot, weight_bytes)
+    assert got == expected, f"{gpu_gb} GB, {weights}: expected {expected} slots, got {got}"
+
+
+def test_small_model_needs_less_work_than_a_large_one() -> None:
+    assert slots_in(36 * 10**8, 4 << 30, 46 << 20, 40 << 20) == 1, "expected the embedded model on a GPU of 4 GB"
+    assert slots_in(36 * 10**8, 4 << 30, 46 << 20, 16 << 30) == 0
 
 
 @pytest.mark.parametrize("text", ["", "0GB", "many", "24MB", "-1"])
@@ -170,9 +196,7 @@ def test_command_needs_no_weights(root: Path, tmp_path: Path, capsys: pytest.Cap
     assert main([*flags, "--gpu", "80GB", "--json"]) == 0
     got = json.loads(capsys.readouterr().out)
     assert (got["kv_layout"], got["n_slots"], got["total"]) == ("pages", n_paged, 80 << 30), got
-    assert main([*flags, "--gpu", "12GB"]) == 0 and "no session fits" in capsys.readouterr().out
     assert main(flags) == 2 and "expected --gpu SIZE or --measure" in capsys.readouterr().err
-    assert main([*flags, "--json", "--measure"]) == 2 and "expected --gpu SIZE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
