@@ -1,7 +1,8 @@
 """`python -m worker.plan`: how many sessions of which kind fit in memory and are served in time.
 
 Memory is computed from the settings and the checkpoint's configuration, for any size of a GPU. Time is measured with
-`--measure`, by the engine that a worker would start here.
+`--measure`, by the engine that a worker would start here. Exit status: 0 if the sessions fit; 1 if none fits, or fewer
+than the settings name; 2 for invalid settings or arguments.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 from models.errors import ModelError, SettingsError
 from worker.config.service import INDUCTOR_VARIABLE, Config, load_config
 
-USAGE = 2
+DO_NOT_FIT, USAGE = 1, 2
 SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:GB|GiB|G)?", re.IGNORECASE)
 FLAGS = {
     "model_path": "model.model_path",
@@ -62,28 +63,33 @@ def main(argv: list[str] | None = None) -> int:
         flags = {key: getattr(args, name) for name, key in FLAGS.items()}
         config, _ = load_config(args.config, flags=flags, environ=os.environ)
         os.environ[INDUCTOR_VARIABLE] = str(config.service.cache_dir)
-        for line in _lines(config, args):
-            print(line)
+        lines, fits = _lines(config, args)
     except ModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
-    return 0
+    print("\n".join(lines))
+    return 0 if fits else DO_NOT_FIT
 
 
-def _lines(config: Config, args: argparse.Namespace) -> list[str]:
+def _lines(config: Config, args: argparse.Namespace) -> tuple[list[str], bool]:
+    """The answer, and whether the sessions fit. Raises: ModelError."""
+    if args.json and args.measure:
+        raise SettingsError("--json", expected="no --measure beside it: JSON holds the memory alone", got="both")
+    if args.measure and not config.model.omni:
+        raise SettingsError("--measure", expected="an omni model (model.omni), whose units are measured", got="none")
     import torch
 
     from worker.assembly.kv_layout import layout_of, with_kv_layout
-    from worker.assembly.parts import device_type
+    from worker.assembly.parts import device_type, pick_device
     from worker.plan.memory import graphs_line, layout_line, memory_lines, plan_memory
 
     total = None if args.gpu is None else gpu_bytes(args.gpu)
     kind = device_type(config.model.device)
     if total is None and kind == "cuda":
-        total = torch.cuda.get_device_properties(config.model.device if ":" in config.model.device else 0).total_memory
+        total = torch.cuda.get_device_properties(pick_device(config.model.device)).total_memory
     if total is None and (args.json or not args.measure):
         raise SettingsError("worker.plan", expected="--gpu SIZE or --measure without a GPU", got="neither")
-    engine = config.engine()
+    engine, fits = config.engine(), True
     if total is None:
         lines = [layout_line(engine, layout_of(with_kv_layout(engine, by_kernels=False, n_fitting=lambda _: 0)))]
     else:
@@ -91,9 +97,12 @@ def _lines(config: Config, args: argparse.Namespace) -> list[str]:
             engine, total, by_kernels=config.compile.enabled is not False and config.compile.allows_kernels
         )
         if args.json:
-            return [json.dumps(asdict(plan))]
-        lines = [layout_line(engine, plan.kv_layout), *memory_lines(plan), graphs_line(config.service.cache_dir)]
-    return lines + (_measured(config) if args.measure else ["time: not measured; --measure does it on the machine"])
+            return [json.dumps(asdict(plan))], plan.fits
+        fits = plan.fits
+        lines = [layout_line(engine, plan.kv_layout)] if engine.omni else []
+        lines += [*memory_lines(plan), graphs_line(config.service.cache_dir)]
+    unmeasured = ["time: not measured; --measure does it on the machine"] if engine.omni else []
+    return lines + (_measured(config) if args.measure else unmeasured), fits
 
 
 def _measured(config: Config) -> list[str]:
