@@ -44,8 +44,9 @@ def test_a_precision_is_equal_to_itself(reference: QualityRun) -> None:
     assert card.text_kl.n > 0 and card.speech_kl.n == sum(len(call.speech_tokens) for call in reference.calls)
 
 
-# fp8 has layers of int8 too.
-@pytest.mark.parametrize("settings", [{"weights": "fp8"}, {"weights": "int4"}, {"dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"weights": "fp8"}, {"weights": "int8"}, {"weights": "int4"}, {"dtype": "bfloat16"}], ids=str
+)
 def test_a_lower_precision_is_close_in_the_same_context(
     root: Path, reference: QualityRun, settings: dict[str, str]
 ) -> None:
