@@ -18,7 +18,8 @@ from torch import Tensor
 from models.checkpoint.checksums import FILES, INDEX, check_files, file_facts, files_in
 from models.checkpoint.config import load_config
 from models.checkpoint.files import FLOAT_BYTES, list_tensors, read_pt, read_tensors
-from models.checkpoint.packing import DECLARATION, DECLARED_AS, declaration, packed
+from models.checkpoint.index import DECLARATION, DECLARED_AS, declaration
+from models.checkpoint.packing import packed
 from models.checkpoint.precision import PRESETS, Kind
 from models.checkpoint.quantized import KINDS
 from models.errors import CheckpointError, ModelError

@@ -115,7 +115,7 @@ FOREIGN = {
 PARTS = {"vpm", "resampler", "apm", "llm", "tts"}
 TORCH_FREE = """
 models.errors models.checkpoint.checksums models.checkpoint.config models.checkpoint.embedded
-models.checkpoint.precision
+models.checkpoint.index models.checkpoint.precision models.checkpoint.public_layout
 models.inputs.tokens models.inputs.chat_template models.inputs.pretrained
 models.inputs.messages models.inputs.prompts models.inputs.image models.inputs.positions models.inputs.audio_sizes
 models.sampling.settings models.qwen3_tts.codec.config

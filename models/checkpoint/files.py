@@ -3,13 +3,11 @@
 Tensor names are returned as the files contain them; `models.load` maps them to the model.
 """
 
-import json
 import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from models.checkpoint.checksums import INDEX
+from models.checkpoint.index import DECLARED_AS, checked_declaration, read_index
 from models.checkpoint.packing import (
-    DECLARED_AS,
     STORED_KINDS,
     StoredShape,
-    checked_declaration,
     checked_matrix,
     companions,
     problems_beside,
@@ -31,7 +28,8 @@ from models.checkpoint.packing import (
 )
 from models.checkpoint.precision import Kind
 from models.checkpoint.pt_errors import pt_failure
-from models.checkpoint.public_int4 import PublicInt4, PublicLayout, matrix_shape, problems_of_parts, public_layout
+from models.checkpoint.public_int4 import PublicInt4, matrix_shape, problems_of_parts
+from models.checkpoint.public_layout import PublicLayout, public_layout
 from models.checkpoint.quantized import QuantizedMatrix
 from models.errors import CheckpointError
 
@@ -108,7 +106,7 @@ def _stored_tensors(folder: Path) -> tuple[list[StoredTensor], list[str], Kind |
         found, problem = _read_header(folder / SINGLE)
         return found, [problem] if problem else [], None
 
-    weight_map, kind = _read_index(folder / INDEX)
+    weight_map, kind = read_index(folder)
     tensors: list[StoredTensor] = []
     problems: list[str] = []
     for shard in sorted(set(weight_map.values())):
@@ -303,33 +301,6 @@ def _read_header(file: Path) -> tuple[list[StoredTensor], str | None]:
         return [], f"{file.name}: expected a safetensors file, got no such file"
     except (SafetensorError, OSError) as error:
         return [], f"{file.name}: expected a complete safetensors file, got {error}"
-
-
-@cache
-def converted_to(folder: Path) -> Kind | None:
-    """The kind of weights that `models.quantize` has made of a folder's; None if it has not, or is not readable.
-
-    The first answer stays: a process that serves a folder reads its index once.
-    """
-    try:
-        return _read_index(folder / INDEX)[1]
-    except CheckpointError:
-        return None
-
-
-def _read_index(file: Path) -> tuple[dict[str, str], Kind | None]:
-    """Map of tensor -> shard, and the declared kind of matrices."""
-    try:
-        index = json.loads(file.read_text(encoding="utf-8"))
-        weight_map: dict[str, str] = index["weight_map"]
-        metadata = index.get("metadata") or {}
-        is_quantized = DECLARED_AS in metadata
-        if not all(isinstance(shard, str) for shard in weight_map.values()):
-            raise TypeError("a shard name that is not a string")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        got = f"{type(error).__name__}: {error}"
-        raise CheckpointError(str(file), expected="JSON with weight_map {tensor: shard}", got=got) from None
-    return weight_map, checked_declaration(metadata[DECLARED_AS], str(file)) if is_quantized else None
 
 
 def _is_float_data(tensor: Tensor, *, or_int8: bool) -> bool:

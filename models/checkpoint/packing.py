@@ -10,22 +10,14 @@ import torch
 from torch import Tensor
 
 from models.checkpoint.precision import GROUPS, Kind
-from models.checkpoint.quantized import VALUE_TYPES, QuantizedMatrix, is_matrix, quantize
+from models.checkpoint.quantized import QuantizedMatrix, is_matrix, quantize
 from models.errors import CheckpointError
 
-FORMAT, VERSION = "int8", 1
-DECLARATION: dict[str, object] = {"format": FORMAT, "version": VERSION}  # of files that have int8 matrices only
-DECLARED_AS = "quantization"  # key of the declaration in an index's metadata and in a `.pt` file
 SCALE, ZEROS = ".scale", ".zeros"
 # Kind of a matrix by the stored type of its values, as safetensors names it; int4 has two values in a byte.
 STORED_KINDS: dict[str, Kind] = {"I8": "int8", "F8_E4M3": "fp8", "U8": "int4"}
 
 StoredShape = tuple[str, tuple[int, ...]]  # type as safetensors names it, and shape
-
-
-def declaration(kind: Kind) -> dict[str, object]:
-    """What the index of a folder with matrices of this kind declares. A folder of any kind may have int8 matrices."""
-    return {"format": kind, "version": VERSION}
 
 
 def packed(name: str, tensor: Tensor, kind: Kind = "int8") -> dict[str, Tensor]:
@@ -39,15 +31,6 @@ def stored_tensors(name: str, matrix: QuantizedMatrix) -> dict[str, Tensor]:
     """The tensors of a matrix by their stored names."""
     stored = {name: matrix.values.contiguous(), name + SCALE: matrix.scale.contiguous()}
     return stored if matrix.zeros is None else {**stored, name + ZEROS: matrix.zeros.contiguous()}
-
-
-def checked_declaration(declared: object, where: str) -> Kind:
-    """The declared kind. Raises: CheckpointError unless this program reads the declared format."""
-    for kind in VALUE_TYPES:
-        if declared == declaration(kind):
-            return kind
-    expected = f"{DECLARATION}, or format {' or '.join(kind for kind in VALUE_TYPES if kind != FORMAT)}"
-    raise CheckpointError(f"{where}: {DECLARED_AS}", expected=expected, got=declared)
 
 
 def companions(kind: Kind) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Int4 matrices as AWQ and GPTQ folders store them, converted to `QuantizedMatrix` without rounding.
 
 A matrix `NAME.weight` [N, K] is stored as `NAME.qweight`, `NAME.qzeros` and `NAME.scales` [K / group, N], eight values
-in an int32. `quantization_config` in `config.json` declares the method.
+in an int32. `models.checkpoint.public_layout` reads the declaration.
 
 | method | qweight | order in an int32 | zero |
 |---|---|---|---|
@@ -11,34 +11,19 @@ in an int32. `quantization_config` in `config.json` declares the method.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from models.checkpoint.config import read_json
 from models.checkpoint.packing import StoredShape
 from models.checkpoint.precision import GROUPS
+from models.checkpoint.public_layout import PublicLayout
 from models.checkpoint.quantized import QuantizedMatrix, packed_nibbles
 from models.errors import CheckpointError
 
 PER_WORD = 8  # values of an int32
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of rows 0 to 7 in an int32
 _FLOATS = ("F16", "BF16", "F32")
-
-
-@dataclass(frozen=True)
-class PublicLayout:
-    """How a folder's matrices are packed. group: columns with one scale, -1 for all; zero_plus: added to zeros."""
-
-    method: Literal["awq", "gptq"]
-    group: int
-    zero_plus: int = 0
-
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        return ("qweight", "qzeros", "scales") if self.method == "awq" else ("qweight", "qzeros", "scales", "g_idx")
 
 
 @dataclass(frozen=True)
@@ -79,31 +64,6 @@ class PublicInt4:
         return QuantizedMatrix(
             packed_nibbles(values.unflatten(1, (len(scale), -1))), scale.contiguous(), zeros.contiguous()
         )
-
-
-def public_layout(folder: Path) -> PublicLayout | None:
-    """What `config.json` declares; None without a declaration or without the file.
-
-    Raises: CheckpointError for another method, or another number of bits.
-    """
-    file = folder / "config.json"
-    declared = read_json(file).get("quantization_config") if file.exists() else None
-    if declared is None:
-        return None
-    given = declared if isinstance(declared, dict) else {}
-    method, bits, group = given.get("quant_method"), given.get("bits"), given.get("group_size", -1)
-    where = f"{file}: quantization_config"
-    if method not in ("awq", "gptq") or bits != 4:
-        got = f"{method} with {bits} bits" if given else declared
-        raise CheckpointError(where, expected="awq or gptq with 4 bits", got=got)
-    if method == "awq":
-        if (version := str(given.get("version", "gemm")).lower()) != "gemm":
-            raise CheckpointError(where, expected="version gemm", got=version)
-        return PublicLayout("awq", group)
-    form = given.get("checkpoint_format", given.get("format", "gptq"))
-    if form not in ("gptq", "gptq_v2"):
-        raise CheckpointError(where, expected="checkpoint_format gptq or gptq_v2", got=form)
-    return PublicLayout("gptq", group, zero_plus=1 if form == "gptq" else 0)
 
 
 def matrix_shape(layout: PublicLayout, stored: tuple[int, ...]) -> tuple[int, ...]:

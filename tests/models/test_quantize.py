@@ -17,7 +17,7 @@ from models.checkpoint.precision import PRESETS, Weights
 from models.checkpoint.quantized import quantize
 from models.errors import CheckpointError
 from models.load import load_model
-from models.quantize import check_files, main, quantize_folder
+from models.quantize import check_files, files_in, main, quantize_folder
 from models.token2wav.load.parts import HIFT, load_token2wav
 
 NAME = "llm.model.layers.0.mlp.up_proj.weight"
@@ -103,12 +103,54 @@ def test_size_and_checksums(tiny: Path, int8: Path, copy: Path, capsys: pytest.C
     with (copy / VOCODER / HIFT).open("r+b") as file:
         file.seek(5000)
         file.write(b"\x01\x02\x03")
-    (copy / "extra.txt").write_text("x")
+    (copy / "vocab.json").write_text("{}")
     (copy / "merges.txt").unlink()
+    shutil.copy(shards[0], copy / "other.safetensors")
     assert main([str(copy), "--check"]) == 2
     error = capsys.readouterr().err
-    for name in (f"{VOCODER}/hift.pt: expected {{'bytes'", "extra.txt: expected no such file, got", "merges.txt"):
-        assert name in error, f"expected {name}, got {error}"
+    for expected in (
+        f"{VOCODER}/hift.pt: expected {{'bytes'",
+        "vocab.json: expected {'bytes'",
+        "got {'bytes': 2};",
+        "got no such file;",
+        "other.safetensors: expected no shard that the index does not list",
+    ):
+        assert expected in error, f"expected {expected}, got {error}"
+
+
+def test_files_that_the_index_does_not_list_are_ignored(copy: Path) -> None:
+    n_files = check_files(copy)
+    (copy / ".cache" / "huggingface").mkdir(parents=True)
+    for name in ("README.md", ".cache/huggingface/x.metadata", "assets/notes.txt", "._model-00001.safetensors"):
+        (copy / name).write_text("x")
+    assert main([str(copy), "--check"]) == 0 and check_files(copy) == n_files
+    assert check_files(copy, ["vocab.json", "assets/*.pt"]) == 3
+
+
+def test_hidden_files_are_not_copied(tiny: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(tiny, tmp_path / "source")
+    (source / ".git").mkdir()
+    (source / ".git" / "HEAD").write_text("x")
+    quantize_folder(source, tmp_path / "out")
+    assert not (tmp_path / "out" / ".git").exists()
+    assert check_files(tmp_path / "out") == len(list(files_in(tmp_path / "out"))) - 1
+
+
+@pytest.mark.parametrize("files", [None, {}, [], {"merges.txt": "x"}])
+def test_an_index_without_checksums_fails_the_check(
+    copy: Path, files: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_metadata(copy, files=files)
+    assert main([str(copy), "--check"]) == 2
+    assert "which python -m models.quantize SRC DST writes" in (error := capsys.readouterr().err), error
+
+
+@pytest.mark.parametrize("metadata", ["quantization", 5, ["quantization"]])
+def test_metadata_that_is_no_object_is_refused(copy: Path, metadata: object) -> None:
+    index = json.loads((copy / INDEX).read_text()) | {"metadata": metadata}
+    (copy / INDEX).write_text(json.dumps(index))
+    expected = f"and an object as metadata if there is any, got TypeError: metadata {metadata!r}"
+    assert expected in (got := error_of(copy)), f"expected {expected}, got {got}"
 
 
 @pytest.mark.parametrize(

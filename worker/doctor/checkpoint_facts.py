@@ -7,12 +7,14 @@ import json
 import math
 import struct
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from models.checkpoint.checksums import INDEX, check_files, listed_files
+from models.checkpoint.checksums import ALL, INDEX, check_files, listed_files
+from models.checkpoint.index import declared_kind, read_index
 from models.checkpoint.precision import Place, place_of
-from models.errors import CheckpointError
+from models.errors import CheckpointError, ModelError
 from worker.doctor.facts import ModelFacts, UnknownFact
 
 SINGLE = "model.safetensors"
@@ -25,7 +27,7 @@ def checkpoint_facts(folder: Path) -> ModelFacts:
     """Sizes from the folder's headers, and the problems of its files. Raises: UnknownFact without dependencies."""
     try:
         from models.checkpoint.config import load_config
-        from models.errors import ConfigError
+        from models.checkpoint.public_layout import public_layout
     except ImportError as error:
         raise UnknownFact(f"reading checkpoints needs a package that is not installed: {error}") from None
     if not folder.is_dir():
@@ -37,7 +39,8 @@ def checkpoint_facts(folder: Path) -> ModelFacts:
         config = load_config(folder)
         has_side_lane = config.side_lane is not None
         row_values = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    except (ConfigError, OSError) as error:
+        public_layout(folder)
+    except (ModelError, OSError) as error:
         problems.append(str(error))
     weights = weight_facts(folder)
     return replace(
@@ -78,17 +81,20 @@ def weight_facts(folder: Path) -> ModelFacts:
     )
 
 
-def compared_files(folder: Path) -> tuple[int, str]:
+def compared_files(folder: Path, patterns: Sequence[str] = ALL) -> tuple[int, str]:
     """Compare the files of a checkpoint with the checksums of its index; reads all of them.
 
-    Returns: how many have checksums, and how they differ; 0 for an index without any.
+    Args:
+        patterns: as in `check_files`.
+    Returns: how many have checksums, and how they differ; 0 for an index without any, which is an error if it declares
+        quantised matrices.
     """
     try:
         listed = listed_files(folder)
-    except CheckpointError:
-        return 0, ""
+    except CheckpointError as error:
+        return 0, str(error) if declared_kind(folder) else ""
     try:
-        return check_files(folder), ""
+        return check_files(folder, patterns), ""
     except CheckpointError as error:
         return len(listed), str(error)
 
@@ -114,11 +120,11 @@ def _shards(folder: Path, problems: list[str]) -> tuple[set[str], dict[str, str]
             return set(), {}
         return {SINGLE}, {}
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        return {str(file) for file in index.values()}, index
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        problems.append(f"{INDEX}: expected JSON with weight_map {{tensor: file}}, got {type(error).__name__}: {error}")
+        index, _ = read_index(folder)
+    except CheckpointError as error:
+        problems.append(str(error))
         return set(), {}
+    return set(index.values()), index
 
 
 def _shard(file: Path) -> dict[str, tuple[int, Place | None]]:

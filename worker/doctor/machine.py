@@ -21,6 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from models.checkpoint.checksums import ALL
 from worker.doctor.checkpoint_facts import checkpoint_facts, compared_files, file_bytes
 from worker.doctor.facts import (
     FolderFacts,
@@ -218,8 +219,12 @@ class Machine:
 
     @cached_property
     def checked_files(self) -> tuple[int, str]:
-        """As `compared_files`, of the model's folder. Reads all of it."""
-        return compared_files(self.checkpoint)
+        """As `compared_files`, of the model's folder; of a model id, of the files that are downloaded. Reads all."""
+        folder = self.checkpoint
+        from worker.assembly.hub import FILES
+        from worker.config.hub_id import hub_id
+
+        return compared_files(folder, ALL if hub_id(self.config.model.model_path) is None else FILES)
 
     @cached_property
     def speech(self) -> ModelFacts | None:

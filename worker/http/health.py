@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from models.checkpoint.files import converted_to
+from models.checkpoint.index import converted_to
 from worker.assembly.load_times import Loading
 from worker.compile.compile_engine import count
 from worker.compile.state import CompileResult

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.checkpoint.files import read_pt
-from models.checkpoint.packing import DECLARATION, SCALE, packed
+from models.checkpoint.index import DECLARATION
+from models.checkpoint.packing import SCALE, packed
 from models.checkpoint.precision import MIN_ROW_VALUES
 from models.checkpoint.quantized import is_matrix, quantize
 from models.errors import CheckpointError

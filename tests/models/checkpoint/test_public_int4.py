@@ -24,6 +24,8 @@ STEM = "llm.model.layers.1.mlp.up_proj"  # [192, 128]
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": False}
 
+NO_GROUP = "group_size: expected a number of columns with one scale, or -1 for all, got"
+
 
 def words(values: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
     """Eight neighbours of the last dim in an int32."""
@@ -108,6 +110,21 @@ def test_one_group_of_all_columns_becomes_groups_of_128(tiny: Path, tmp_path: Pa
         ({**AWQ, "version": "gemv"}, {}, "quantization_config: expected version gemm, got gemv"),
         ({"quant_method": "fp8"}, {}, "expected awq or gptq with 4 bits, got fp8"),
         ({**GPTQ, "checkpoint_format": "marlin"}, {}, "expected checkpoint_format gptq or gptq_v2, got marlin"),
+        (
+            {**AWQ, "group_size": None},
+            {},
+            f"{NO_GROUP} None",
+        ),
+        (
+            {**AWQ, "group_size": "64"},
+            {},
+            f"{NO_GROUP} '64'",
+        ),
+        (
+            {**GPTQ, "group_size": 0},
+            {},
+            f"{NO_GROUP} 0",
+        ),
         (AWQ, {"scales": None}, f"{STEM}.scales: expected F16 or BF16 or F32 [2, 192], got nothing"),
         (AWQ, {"qzeros": torch.zeros(3, 24).int()}, f"{STEM}.qzeros: expected I32 [2, 24], got I32 [3, 24]"),
         ({**AWQ, "group_size": 48}, {}, "groups of 32, 64 or a multiple of 128 that divide 128 columns, got 48"),

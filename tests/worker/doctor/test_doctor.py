@@ -1,6 +1,7 @@
 """The doctor: the finding of each check for given facts; `test_torch_and_gpus` has those about torch and GPUs."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from tests.worker.doctor.machines import (
 from worker.config.compile import CompileConfig
 from worker.config.service import default_config
 from worker.doctor.__main__ import CHECKS, examine
+from worker.doctor.checkpoint_facts import checkpoint_facts, compared_files
 from worker.doctor.facts import FolderFacts, MediaFacts, ModelFacts, ProgramFacts, Requirement, TorchFacts, UnknownFact
 from worker.doctor.findings import GIB, MIB, Finding, Level
 from worker.doctor.machine import Machine
@@ -208,6 +210,46 @@ def test_finds_changed_files_of_a_quantised_model(tmp_path: Path) -> None:
     del found.__dict__["checked_files"]
     n_files, error = found.checked_files
     assert n_files == 1 and "a.bin: expected {'bytes': 3" in error, error
+
+
+def test_extra_files_of_a_quantised_model_are_no_problem(tmp_path: Path) -> None:
+    folder = shutil.copytree(DEFAULT, tmp_path / "talker")
+    n_files, _ = compared_files(folder)
+    (folder / ".cache" / "huggingface").mkdir(parents=True)
+    for name in ("README.md", ".cache/huggingface/x.metadata"):
+        (folder / name).write_text("x")
+    assert n_files > 10 and compared_files(folder) == (n_files, "")
+    (folder / "model-00002-of-00002.safetensors").write_bytes(b"x")
+    assert "model-00002-of-00002.safetensors: expected no shard" in compared_files(folder)[1]
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    (folder / "vocab.json").unlink()
+    assert compared_files(folder, ["*.safetensors"]) == (1, ""), "expected one of the files"
+    assert "vocab.json: expected {" in compared_files(folder)[1]
+
+
+def test_a_quantised_model_without_checksums_is_a_problem(tmp_path: Path) -> None:
+    index = {"metadata": {"quantization": {"format": "int8", "version": 1}}, "weight_map": {}}
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    n_files, error = compared_files(tmp_path)
+    assert n_files == 0 and "expected checksums of the folder's files" in error, error
+    check("checksums", machine(checked_files=(n_files, error)), PROBLEM, "got KeyError: 'files'", "models.quantize")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {}}))
+    assert compared_files(tmp_path) == (0, ""), "expected none for a folder as it was published"
+
+
+def test_damaged_declarations_of_a_model_are_problems(tmp_path: Path) -> None:
+    folder = shutil.copytree(DEFAULT, tmp_path / "talker")
+    index = json.loads((folder / INDEX).read_text())
+    assert not checkpoint_facts(folder).problems
+    (folder / INDEX).write_text(json.dumps(index | {"metadata": "quantization"}))
+    [problem] = checkpoint_facts(folder).problems
+    assert "an object as metadata if there is any, got TypeError: metadata 'quantization'" in problem, problem
+    (folder / INDEX).write_text(json.dumps({"weight_map": index["weight_map"]}))
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    [problem] = checkpoint_facts(folder).problems
+    assert "group_size: expected a number of columns with one scale, or -1 for all, got None" in problem, problem
 
 
 @pytest.mark.parametrize("name", CHECKS)

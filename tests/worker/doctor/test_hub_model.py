@@ -1,9 +1,12 @@
 """The doctor on a model id of the Hugging Face hub: in the cache, to be downloaded, and unavailable."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from models.checkpoint.checksums import INDEX
+from models.quantize import quantize_folder
 from tests.worker.assembly.fake_hub import NAME, fill_cache, use_cache
 from tests.worker.doctor.machines import NOTE, OK, PROBLEM, check
 from worker.doctor.machine import Machine
@@ -25,6 +28,20 @@ def test_a_cached_model_is_examined(
     check("vocoder", machine, OK, str(snapshot / "assets" / "token2wav"))
     (snapshot / "model-00002-of-00002.safetensors").unlink()
     check("model", Machine(tmp_path / "config.json", {}), PROBLEM, "model-00002-of-00002.safetensors: No such file")
+
+
+def test_files_that_are_not_downloaded_have_no_checksum(
+    machine: Machine, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "int8"
+    quantize_folder(tiny, folder)
+    index = json.loads((folder / INDEX).read_text())
+    index["metadata"]["files"]["README.md"] = {"bytes": 3, "sha256": "0"}
+    (folder / INDEX).write_text(json.dumps(index))
+    snapshot = fill_cache(use_cache(tmp_path / "hub", monkeypatch), folder)
+    check("checksums", machine, OK, "files equal their checksums")
+    (snapshot / "vocab.json").unlink()
+    check("checksums", Machine(tmp_path / "config.json", {}), PROBLEM, "vocab.json: expected", "got no such file")
 
 
 def test_a_model_to_be_downloaded_is_a_note(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ import soundfile
 import torch
 from safetensors import safe_open
 
-from models.checkpoint.files import converted_to, list_tensors
+from models.checkpoint.files import list_tensors
+from models.checkpoint.index import converted_to
 from models.errors import AudioError
 from models.layers.quantized import QuantizedLinear
 from models.quantize import quantize_folder
