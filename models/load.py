@@ -18,13 +18,12 @@ from models.checkpoint.files import (
     FLOAT_BYTES,
     Stored,
     StoredTensor,
-    float_weight,
     list_tensors,
+    on_device,
     read_pt,
     read_tensors,
 )
 from models.checkpoint.precision import UNQUANTIZED, Kind, Precision
-from models.checkpoint.public_int4 import PublicInt4
 from models.checkpoint.quantized import QuantizedMatrix, quantize
 from models.errors import SettingsError
 from models.layers.weights import Mismatch, assign_each, on_meta, tensor_shapes
@@ -80,7 +79,9 @@ def load_model(
     copied = _MIN_MAPPED_BYTES if precision == UNQUANTIZED else ALONE_BYTES
 
     def place(name: str, data: Stored) -> Tensor | QuantizedMatrix:
-        return _place(data, device, weight_dtype(name, dtype), precision.kind_of(name, expected[name]), copied)
+        return _place(
+            f"{path}: {name}", data, device, weight_dtype(name, dtype), precision.kind_of(name, expected[name]), copied
+        )
 
     expected = tensor_shapes(model)
     n_bytes = sum(tensor.n_bytes for tensor in stored.values())
@@ -119,17 +120,22 @@ def weight_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def _place(
-    data: Stored, device: torch.device | str, dtype: torch.dtype, kind: Kind | None, copied: int
+    name: str, data: Stored, device: torch.device | str, dtype: torch.dtype, kind: Kind | None, copied: int
 ) -> Tensor | QuantizedMatrix:
-    """The weight on the device. copied: tensors of fewer bytes do not stay mapped."""
+    """The weight on the device.
+
+    Args:
+        name: for errors.
+        copied: tensors of fewer bytes do not stay mapped.
+    Raises: CheckpointError for values that are not finite, of those that are rounded here or stored as fp8.
+    """
     # Device first: the smaller stored type crosses the bus. On the CPU, a tensor of the right type is not copied.
-    if isinstance(data, PublicInt4):
-        data = data.matrix(device)
-    if isinstance(data, QuantizedMatrix) and data.kind == kind:
-        return data.to(device)
-    weight = float_weight(data, device)
+    placed = on_device(data, device, name)
+    if isinstance(placed, QuantizedMatrix) and placed.kind == kind:
+        return placed
+    weight = placed.dequantized() if isinstance(placed, QuantizedMatrix) else placed
     if kind is not None:
-        return quantize(weight, kind)
+        return quantize(weight, kind, name)
     return weight.to(dtype, copy=weight.nbytes < copied)
 
 

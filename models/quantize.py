@@ -8,7 +8,8 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from models.checkpoint.index import DECLARATION, DECLARED_AS, declaration
 from models.checkpoint.packing import packed
 from models.checkpoint.precision import PRESETS, Kind
 from models.checkpoint.quantized import KINDS
-from models.errors import CheckpointError, ModelError
+from models.errors import CheckpointError, ModelError, SettingsError
 from models.load import renamed
 from models.token2wav.load.parts import FLOW, HIFT, HIFT_ORIGINAL
 
@@ -85,8 +86,12 @@ def quantize_folder(
         kind: what the index declares; an int4 folder has int8 matrices too (`models.checkpoint.precision`).
         keep: prefixes of names that stay floats.
         shard_bytes: most bytes of a file, unless one tensor takes more.
-    Raises: CheckpointError for a source that is damaged or not of floats, ConfigError, and for a result with files.
+    Raises: CheckpointError for a source that is damaged, not of floats or not finite, and for a result with files or in
+        the source; ConfigError; SettingsError for a prefix of no name. The result is as before then.
     """
+    _check_apart(source, result)
+    if shard_bytes < 1:
+        raise SettingsError("shard_bytes", expected="at least 1", got=shard_bytes)
     load_config(source)
     stored, problems = list_tensors(source)
     problems += [
@@ -98,13 +103,15 @@ def quantize_folder(
         raise CheckpointError(str(source), expected="a checkpoint of floats", got="; ".join(problems))
     if result.exists() and any(result.iterdir()):
         raise CheckpointError(str(result), expected="an empty folder or none", got="a folder with files")
-    result.mkdir(parents=True, exist_ok=True)
     kept = tuple(keep)
+    vocoder = _vocoder_files(source / TOKEN2WAV) if kind == "int8" else {}
+    _check_kept(kept, [one.name for one in stored], vocoder)
     weights = ((one.name, tensor) for one, tensor in read_tensors(stored) if isinstance(tensor, Tensor))
-    _copy_others(source, result)
-    if kind == "int8":
-        _quantize_vocoder(source / TOKEN2WAV, result / TOKEN2WAV, kept)
-    write_folder_weights(result, weights, kind, keep=kept, shard_bytes=shard_bytes)
+    with _removed_on_failure(result):
+        _copy_others(source, result)
+        for file, prefixes in vocoder.items():
+            write_packed_pt(result / TOKEN2WAV / file.name, read_pt(file), (*kept, *prefixes))
+        write_folder_weights(result, weights, kind, keep=kept, shard_bytes=shard_bytes)
 
 
 def write_folder_weights(
@@ -175,13 +182,42 @@ def _copy_others(source: Path, result: Path) -> None:
             shutil.copyfile(file, result / place)
 
 
-def _quantize_vocoder(source: Path, result: Path, keep: tuple[str, ...]) -> None:
-    """Write flow and HiFT with int8 matrices, where the checkpoint has a vocoder."""
-    hift = HIFT_ORIGINAL if (source / HIFT_ORIGINAL).exists() else HIFT
+def _vocoder_files(folder: Path) -> dict[Path, tuple[str, ...]]:
+    """The vocoder's files with matrices, flow and HiFT, and the prefixes of each that stay floats; none without one."""
+    hift = HIFT_ORIGINAL if (folder / HIFT_ORIGINAL).exists() else HIFT
     kept = (*VOCODER_KEPT, *(f"generator.{name}" for name in VOCODER_KEPT))
-    for name, prefixes in ((FLOW, keep), (hift, (*keep, *kept))):
-        if (source / name).exists():
-            write_packed_pt(result / name, read_pt(source / name), prefixes)
+    return {folder / name: prefixes for name, prefixes in ((FLOW, ()), (hift, kept)) if (folder / name).exists()}
+
+
+def _check_apart(source: Path, result: Path) -> None:
+    """Raises: CheckpointError for folders of which one contains the other; results would be copied as sources."""
+    inner, outer = result.resolve(), source.resolve()
+    if inner.is_relative_to(outer) or outer.is_relative_to(inner):
+        raise CheckpointError(str(result), expected=f"a folder neither in {outer} nor around it", got=inner)
+
+
+def _check_kept(keep: tuple[str, ...], names: list[str], vocoder: Iterable[Path]) -> None:
+    """Raises: SettingsError for a prefix that no name of a tensor has, those of the vocoder's files included."""
+    if missing := [prefix for prefix in keep if not any(name.startswith(prefix) for name in names)]:
+        others = [name for file in vocoder for name in read_pt(file)]
+        for prefix in missing:
+            if not any(name.startswith(prefix) for name in others):
+                raise SettingsError("keep", expected="prefixes of tensors' names", got=f"{prefix}, which none has")
+
+
+@contextmanager
+def _removed_on_failure(folder: Path) -> Iterator[None]:
+    """A context that makes a folder or fills an empty one, and undoes both if it fails."""
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for one in folder.iterdir():
+            shutil.rmtree(one) if one.is_dir() else one.unlink()
+        if is_new:
+            folder.rmdir()
+        raise
 
 
 if __name__ == "__main__":

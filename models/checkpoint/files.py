@@ -22,6 +22,7 @@ from models.checkpoint.packing import (
     STORED_KINDS,
     StoredShape,
     checked_matrix,
+    checked_values,
     companions,
     problems_beside,
     unpacked,
@@ -230,11 +231,23 @@ def _read(shard: Any, file: Path, tensor: StoredTensor) -> Stored:
     return checked_matrix(parts.pop(""), parts, f"{file}: {tensor.name}")
 
 
-def float_weight(data: Stored, device: torch.device | str) -> Tensor:
-    """The weight of stored data on the device; that of a quantised matrix in float32, of a tensor in its own type."""
+def on_device(data: Stored, device: torch.device | str, name: str) -> Tensor | QuantizedMatrix:
+    """Stored data on the device. name: for errors. Raises: CheckpointError for values that are not as they are stored.
+
+    A matrix that another program has packed is converted there.
+    """
     if isinstance(data, PublicInt4):
-        data = data.matrix(device)
-    return data.dequantized(device) if isinstance(data, QuantizedMatrix) else data.to(device)
+        return data.matrix(device)
+    return checked_values(data.to(device), name) if isinstance(data, QuantizedMatrix) else data.to(device)
+
+
+def float_weight(data: Stored, device: torch.device | str, name: str) -> Tensor:
+    """The weight of stored data on the device; that of a quantised matrix in float32, of a tensor in its own type.
+
+    Arguments and errors of `on_device`.
+    """
+    placed = on_device(data, device, name)
+    return placed.dequantized() if isinstance(placed, QuantizedMatrix) else placed
 
 
 def _read_part(shard: Any, file: Path, part: StoredTensor) -> Tensor:

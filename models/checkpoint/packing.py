@@ -6,6 +6,7 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from models.checkpoint.quantized import QuantizedMatrix, is_matrix, quantize
 from models.errors import CheckpointError
 
 SCALE, ZEROS = ".scale", ".zeros"
+_FP8_NAN = 0x7F  # bits of NaN below the sign
+_BLOCK_BYTES = 1 << 18  # of values compared at once on a CPU, which stay in its cache
 # Kind of a matrix by the stored type of its values, as safetensors names it; int4 has two values in a byte.
 STORED_KINDS: dict[str, Kind] = {"I8": "int8", "F8_E4M3": "fp8", "U8": "int4"}
 
@@ -24,7 +27,7 @@ def packed(name: str, tensor: Tensor, kind: Kind = "int8") -> dict[str, Tensor]:
     """The tensors that store a weight: values and scales, or the weight itself where that is smaller."""
     if not is_matrix(tensor):
         return {name: tensor.detach().contiguous()}
-    return stored_tensors(name, quantize(tensor, kind))
+    return stored_tensors(name, quantize(tensor, kind, name))
 
 
 def stored_tensors(name: str, matrix: QuantizedMatrix) -> dict[str, Tensor]:
@@ -73,6 +76,25 @@ def checked_matrix(values: Tensor, beside: Mapping[str, Tensor], name: str) -> Q
     if zeros is not None and (zeros > 16).any():
         raise CheckpointError(name + ZEROS, expected="zeros up to 16", got=int(zeros.max()))
     return QuantizedMatrix(values, scale, zeros)
+
+
+def checked_values(matrix: QuantizedMatrix, name: str) -> QuantizedMatrix:
+    """The matrix, whose values are checked on their device. Raises: CheckpointError for NaN among fp8 values.
+
+    Values of other kinds are always finite.
+    """
+    if matrix.kind == "fp8" and _has_nan(matrix.values.view(torch.uint8).flatten()):
+        raise CheckpointError(name, expected="finite fp8 values", got="NaN")
+    return matrix
+
+
+def _has_nan(stored: Tensor) -> bool:
+    """Whether a byte of fp8 values is NaN."""
+    if stored.device.type != "cpu":
+        return int((stored & _FP8_NAN).max()) == _FP8_NAN
+    # By NumPy, on this thread alone: threads of torch wait for each other, on a busy machine longer than this takes.
+    blocks = np.split(stored.numpy(), range(_BLOCK_BYTES, len(stored), _BLOCK_BYTES))
+    return any(int((block & _FP8_NAN).max()) == _FP8_NAN for block in blocks)
 
 
 def unpacked(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:

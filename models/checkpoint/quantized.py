@@ -109,13 +109,14 @@ def is_matrix(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.ndim > 1 and tensor[0].numel() >= MIN_ROW_VALUES
 
 
-def quantize(tensor: Tensor, kind: Kind = "int8") -> QuantizedMatrix:
+def quantize(tensor: Tensor, kind: Kind = "int8", name: str = "a weight") -> QuantizedMatrix:
     """The nearest values, on the tensor's device, some rows at a time.
 
     A weight differs from its source by half its scale at most; of fp8 by half the distance of neighbouring values.
 
     Args:
         tensor: [N, ...]; for int4 [N, K] with K a multiple of 32.
+        name: of the weight, for errors.
     Raises: CheckpointError for values that are not finite.
     """
     rows = tensor.detach().flatten(1)
@@ -124,9 +125,9 @@ def quantize(tensor: Tensor, kind: Kind = "int8") -> QuantizedMatrix:
     for start in range(0, len(rows), step):
         block = rows[start : start + step]
         if not block.isfinite().all():
-            raise CheckpointError(f"a weight to store as {kind}", expected="finite values", got="NaN or infinity")
+            raise CheckpointError(f"{name} to store as {kind}", expected="finite values", got="NaN or infinity")
         counts = [start, len(block), len(rows) - start - len(block)]
-        rounded = _int4(block) if kind == "int4" else _scaled(block, kind)
+        rounded = _int4(block, name) if kind == "int4" else _scaled(block, kind)
         for whole, part in zip(result.split(counts)[1].tensors(), rounded.tensors(), strict=True):
             whole.copy_(part.view(whole.shape))
     return result
@@ -159,14 +160,15 @@ def _scaled(rows: Tensor, kind: Kind) -> QuantizedMatrix:
     return QuantizedMatrix(values.float().clamp(-largest, largest).to(torch.float8_e4m3fn), scale)
 
 
-def _int4(rows: Tensor) -> QuantizedMatrix:
+def _int4(rows: Tensor, name: str) -> QuantizedMatrix:
     group = group_size(rows.shape[1])
     assert group is not None
     wide = rows.double().unflatten(1, (-1, group))
     low, high = wide.amin(2).clamp(max=0), wide.amax(2).clamp(min=0)
     exact = (high - low) / _MAX_INT4
     if (exact > torch.finfo(torch.float16).max).any():
-        raise CheckpointError("a weight to store as int4", expected="groups below 982 560", got=f"{exact.max() * 15:g}")
+        got = f"{exact.max() * _MAX_INT4:g}"
+        raise CheckpointError(f"{name} to store as int4", expected="groups below 982 560", got=got)
     scale = exact.half()
     # The bits of positive numbers count upwards.
     scale = torch.where(scale.double() < exact, (scale.view(torch.int16) + 1).view(torch.float16), scale)

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ from torch import Tensor
 from models.checkpoint.checksums import INDEX
 from models.checkpoint.files import list_tensors
 from models.checkpoint.packing import SCALE, ZEROS
-from models.checkpoint.precision import PRESETS, Weights
+from models.checkpoint.precision import PRESETS, Kind, Weights
 from models.checkpoint.quantized import quantize
-from models.errors import CheckpointError
+from models.errors import CheckpointError, SettingsError
 from models.load import load_model
 from models.quantize import check_files, files_in, main, quantize_folder
 from models.token2wav.load.parts import HIFT, load_token2wav
@@ -216,6 +217,76 @@ def test_command_names_what_is_wrong(
 def test_result_must_be_empty(tiny: Path, copy: Path) -> None:
     with pytest.raises(CheckpointError, match="expected an empty folder or none, got a folder with files"):
         quantize_folder(tiny, copy)
+
+
+@pytest.mark.parametrize("place", ["inside", "around", "same", "linked"])
+def test_result_must_not_overlap_the_source(tiny: Path, tmp_path: Path, place: str) -> None:
+    source = shutil.copytree(tiny, tmp_path / "folder" / "source")
+    (tmp_path / "link").symlink_to(source)
+    before = sorted(tmp_path.rglob("*"))
+    folders = {"inside": source / "int8", "around": tmp_path, "same": source, "linked": tmp_path / "link" / "int8"}
+    with pytest.raises(CheckpointError, match=f"expected a folder neither in {source} nor around it, got"):
+        quantize_folder(source, folders[place])
+    assert sorted(tmp_path.rglob("*")) == before, "expected nothing written"
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "expected"),
+    [
+        ("int8", {"shard_bytes": 0}, "shard_bytes: expected at least 1, got 0"),
+        ("int8", {"shard_bytes": -1}, "shard_bytes: expected at least 1, got -1"),
+        (
+            "int8",
+            {"keep": ["llm.", "resampla."]},
+            "keep: expected prefixes of tensors' names, got resampla., which",
+        ),
+        ("fp8", {"keep": ["decoder."]}, "got decoder., which none has"),
+    ],
+)
+def test_settings_without_meaning_are_refused(
+    tiny: Path, tmp_path: Path, kind: Kind, given: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        quantize_folder(tiny, tmp_path / "out", kind, **given)
+    assert expected in str(caught.value) and not (tmp_path / "out").exists(), caught.value
+
+
+def test_prefixes_of_the_vocoder_are_kept(tiny: Path, tmp_path: Path) -> None:
+    quantize_folder(tiny, tmp_path / "out", keep=["decoder."])
+    stored = torch.load(tmp_path / "out" / VOCODER / "flow.pt", weights_only=True)["state_dict"]
+    assert not [name for name in stored if name.startswith("decoder.") and name.endswith(SCALE)]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
+def test_a_source_with_nan_leaves_no_result(tiny: Path, tmp_path: Path, kind: Kind, exists: bool) -> None:
+    source = shutil.copytree(tiny, tmp_path / "source")
+    name = NAME.replace("up_proj", "down_proj")
+    for file in files_in(source):
+        file.chmod(0o644)
+    change_shard(source, lambda tensors: tensors[name][3].fill_(torch.nan), name)
+    out = tmp_path / "out"
+    if exists:
+        out.mkdir()
+    with pytest.raises(CheckpointError, match=f"{name} to store as {kind}: expected finite values, got NaN"):
+        quantize_folder(source, out, kind)
+    assert out.exists() is exists and not list(out.glob("*")), "expected the result as it was before"
+    with pytest.raises(CheckpointError, match=f"{name} to store as {kind}"):  # rounded while loading
+        load_model(source, precision=PRESETS[kind])
+
+
+@pytest.mark.parametrize("bits", [0x7F, 0xFF])
+@pytest.mark.parametrize("weights", ["fp8", "bf16"])
+def test_nan_among_fp8_values_is_refused(tiny: Path, tmp_path: Path, bits: int, weights: Weights) -> None:
+    quantize_folder(tiny, tmp_path / "out", "fp8")
+    name = NAME.replace("up_proj", "down_proj")
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors[name].view(torch.uint8)[100, 7] = bits
+
+    change_shard(tmp_path / "out", change, name)
+    with pytest.raises(CheckpointError, match=f"{name}: expected finite fp8 values, got NaN"):
+        load_model(tmp_path / "out", precision=PRESETS[weights])
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int4"])

@@ -126,7 +126,7 @@ def load_tree(
     tensors: dict[str, Tensor] = {}
     for tensor, data in read_tensors(stored.values()):
         name = names[tensor]
-        tensors[name] = float_weight(data, device).to(weight_dtype(name, dtype))
+        tensors[name] = float_weight(data, device, tensor.name).to(weight_dtype(name, dtype))
     return assign_weights(tree, tensors, device, dtype)
 
 

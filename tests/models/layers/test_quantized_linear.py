@@ -58,9 +58,9 @@ def test_int8_matrices_of_a_cpu_are_packed_one_by_one(tiny: Path, monkeypatch: p
     made: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
 
-    def quantize_and_count(tensor: Tensor, kind: Kind) -> QuantizedMatrix:
+    def quantize_and_count(tensor: Tensor, kind: Kind, name: str) -> QuantizedMatrix:
         alive.append(sum(one() is not None for one in made))
-        matrix = quantize(tensor, kind)
+        matrix = quantize(tensor, kind, name)
         made.append(weakref.ref(matrix.values))
         return matrix
 
