@@ -38,7 +38,7 @@ def test_loads_warms_up_and_writes_reports(root: Path, tmp_path: Path) -> None:
     assert len(re.findall(r"\[warmup\] unit=1/1 ", done.stderr)) == 1, done.stderr
     assert "✓ omni duplex warmup complete" in done.stderr
     lines = done.stdout.splitlines()
-    assert re.fullmatch(r"load \d+\.\d s, warm up \d+\.\d s", lines[0]), done.stdout
+    assert re.fullmatch(r"load \d+\.\d s, warm up \d+\.\d s, checksums \d+\.\d s", lines[0]), done.stdout
     assert lines[1] == "compile cache: not used"
     [at] = [number for number, line in enumerate(lines) if line.startswith("target ")]
     assert [line.split()[:2] for line in lines[at + 1 : at + 8]] == [[name, "off"] for name in TARGETS]

@@ -31,9 +31,10 @@ from worker.engine_thread import EngineThread
 from worker.loop.observer import Observer
 from worker.report.compile_report import CompileReport, write_report
 from worker.report.start_report import TargetWatch, start_report
+from worker.start.file_check import FileCheck
 from worker.start.memory import freeze_heap
 from worker.start.voices import ReferenceSound, Voices
-from worker.start.warmup import WarmUpMedia, extract, warm_up
+from worker.start.warmup import WarmUpError, WarmUpMedia, extract, warm_up
 from worker.start.warmup_report import WarmUpReport
 from worker.status import State, Status
 from worker.trace.header import header_of
@@ -57,7 +58,7 @@ class Started:
         compile_result: its `targets` is the dictionary given to `start_engine`.
         cache: of kernels; None if nothing was compiled.
         report: the compile report.
-        seconds: of `load`, `compile` and `warm_up`; a skipped stage is missing.
+        seconds: of `load`, `compile`, `warm_up` and, beside the last two, `checksums`; a skipped stage is missing.
     """
 
     engine: Engine
@@ -89,6 +90,8 @@ def start_engine(
 ) -> Started:
     """Load, compile if `config.compile` is on for the device, and warm up.
 
+    The files of a quantised checkpoint are compared with their checksums beside that.
+
     Args:
         video, max_units: of the warm-up.
         ref_audio: the voice of the warm-up; None: it has no speech.
@@ -101,7 +104,8 @@ def start_engine(
         measures_cost: measure units that are forced to speak, if the model runs eagerly on a CPU.
 
     Raises: MediaError and AudioError for the files, before anything is loaded; the errors of `parts.build`;
-        WarmUpError; EngineError; StateError if the worker is stopped meanwhile. No thread of the engine runs then.
+        CheckpointError for files that differ from their checksums, also if the warm-up fails; WarmUpError;
+        EngineError; StateError if the worker is stopped meanwhile. No thread of the engine runs then.
     """
     status.progress("files of the warm-up")
     extract(video, 1)
@@ -118,6 +122,7 @@ def start_engine(
     prefetch_triton(config.compile, device)
     prefetch_compiler(config.compile, device)
     parts = with_seconds("load", lambda: build(config))
+    files = FileCheck(config.model_path)
     engine = Engine(parts, config, observer=observer, thread=thread, recorder=recorder)
     engine.start()
     try:
@@ -151,9 +156,12 @@ def start_engine(
                 units=units,
             ),
         )
-    except Exception:
+        _finish(files, seconds, status.progress)
+    except Exception as error:
         with suppress(Exception):  # report the first error
             engine.close()
+        if isinstance(error, WarmUpError):  # by damaged weights, perhaps
+            _finish(files, seconds, status.progress)
         raise
     if voices is not None and voices.problem:
         LOG.warning("voices are not cached: %s", voices.problem)
@@ -167,6 +175,12 @@ def start_engine(
     compiled = start_report(config, parts.model.device, compile_result, watch.happened, cache_state, parts.loading)
     _save(compiled, cache_dir / REPORT_FILE)
     return Started(engine, voices, report, compile_result, cache, compiled, seconds)
+
+
+def _finish(files: FileCheck, seconds: dict[str, float], progress: Callable[[str], None]) -> None:
+    """Wait for the comparison of files. Raises: CheckpointError for files that differ."""
+    if (taken := files.finish(progress)) is not None:
+        seconds["checksums"] = taken
 
 
 def _save(report: CompileReport, path: Path) -> None:
