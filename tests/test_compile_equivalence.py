@@ -3,6 +3,7 @@ warm-up.
 """
 
 import queue
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -108,7 +109,11 @@ class Bench:
 
 
 def talk(engine: Engine, n_units: int) -> list[UnitResult]:
-    """Run two sessions at once; every third unit has a picture."""
+    """Run two sessions at once; every third unit has a picture.
+
+    The engine waits until both units of a round are there: with which windows of another session a window shares a run
+    of the vocoder, and so the padding and the last bits of its sound, would depend on when they arrive.
+    """
     events: queue.Queue[Any] = queue.Queue()
     handles: list[SessionHandle] = []
     for n in range(2):
@@ -117,8 +122,11 @@ def talk(engine: Engine, n_units: int) -> list[UnitResult]:
         handles.append(handle)
     results: list[UnitResult] = []
     for unit in range(n_units):
+        are_there = threading.Event()
+        engine.submit(are_there.wait, 60)
         for n, handle in enumerate(handles):
             handle.send(make_sound(100 * n + unit), [make_image(unit)] if unit % 3 == 0 else [])
+        are_there.set()
         done = 0
         while done < len(handles):
             event = events.get(timeout=120)
