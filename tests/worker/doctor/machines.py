@@ -66,6 +66,7 @@ def machine(config: Config | None = None, environ: dict[str, str] | None = None,
         "voice": MediaFacts("5.0 s at 16000 Hz"),
         "free_memory": 64 * GIB,
         "max_open_files": 65_536,
+        "n_fitting": lambda kv_layout, total: 64,
     }
     vars(made).update({**healthy, **facts})
     return made

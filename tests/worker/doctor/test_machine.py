@@ -87,8 +87,8 @@ def test_asks_the_planner_how_many_sessions_fit(tmp_path: Path, root: Path) -> N
     settings_file = tmp_path / "settings.json"
     settings_file.write_text('{"model": {"model_path": ".", "weights": "fp8"}}')
     here = real(settings_file)
-    got = [here.n_fitting(layout, 24 * GIB) for layout in ("slots", "pages")]
-    assert got == [4, 7], f"expected 4 slots and 7 sessions in pages, got {got}"
+    got = here.n_fitting("pages", 24 * GIB)
+    assert got == 7, f"expected 7 sessions in pages, got {got}"
     (tmp_path / "config.json").unlink()
     with pytest.raises(UnknownFact, match=r"worker\.plan exited with 2: .*expected a JSON file, got no such file"):
         here.n_fitting("pages", 24 * GIB)
