@@ -16,11 +16,11 @@ from server.live import slot_wait
 from tests.conformance.servers import Servers, WireClient
 from tests.worker.http.client_scripts import base64_of
 from tests.worker.http.small_worker import N_SLOTS, cancels_one
+from worker.protocol.connection import MAX_MESSAGE
 
 CHUNK = base64_of(np.zeros(16_000, np.float32))
 SHORT = base64_of(np.zeros(800, np.float32))
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "streaming": True, "generation": {"max_new_tokens": 4}}
-MIB = 2**20
 MIN_SAMPLES = EtaConfig().min_samples
 SOON_S = 20.0
 UPDATE_S = 3.0  # `queue_update` arrives at least this often
@@ -58,8 +58,10 @@ def full(servers: Servers, prefix: str = "omni") -> Iterator[list[WireClient]]:
 
 
 def test_item_01_frames_of_100_mib_are_forwarded(servers: Servers) -> None:
+    """Of 100 MiB and more: the largest that are accepted."""
+    text = json.dumps({**CHAT, "unknown": ""})
     with servers.open("/ws/chat") as client:
-        client.connection.send(json.dumps({**CHAT, "unknown": "A" * (100 * MIB)}))
+        client.connection.send(text.replace('"unknown": "', '"unknown": "' + "A" * (MAX_MESSAGE - len(text))))
         kinds = [message["type"] for message in client.until("done")]
         assert kinds[:2] == ["queue_done", "prefill_done"], f"got {kinds}"
         assert client.close_code() == 1000

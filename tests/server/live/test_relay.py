@@ -1,7 +1,6 @@
 """The relay: messages arrive unchanged and in order; forwarded closes, status and counters."""
 
 import asyncio
-import json
 
 import pytest
 import websockets
@@ -16,7 +15,6 @@ from server.live.relay import Relay, RelayEnds, Successor
 from tests.server.garbage import without_garbage
 from tests.server.live_gateway import CHUNK, PREPARE, STOP, Client, echo, run, running_gateway, scripted_worker
 
-MB = 2**20
 ODD_MESSAGES = (
     '  {"type" : "prepare",\n"prefix_system_prompt":"héllo \\ud83d\\ude00 😀", "unknown": [1, {"a": null}]}\r\n',
     '{"type":"audio_chunk","audio":"AAAA","video_frames":["/9j/"],"force_listen":true}',
@@ -91,24 +89,6 @@ def test_close_code_of_worker_is_forwarded(code: int, reason: str, expected: tup
             client = await (await gateway.connect()).with_slot()
             await client.receive("timeout")
             assert await client.wait_closed() == expected
-            await gateway.wait_idle()
-
-    run(scenario)
-
-
-def test_forwards_message_of_128_mib() -> None:
-    async def scenario() -> None:
-        async def measure(connection: ServerConnection) -> None:
-            async for message in connection:
-                await connection.send(json.dumps({"type": "length", "n": len(message)}))
-
-        async with scripted_worker(measure) as port, running_gateway(port) as gateway:
-            await gateway.wait_for_slot()
-            client = await (await gateway.connect()).with_slot()
-            await client.send("x" * (128 * MB))
-            got = (await client.receive("length"))["n"]
-            assert got == 128 * MB, f"expected all of it, got {got}"
-            await client.close()
             await gateway.wait_idle()
 
     run(scenario)
