@@ -218,7 +218,7 @@ def test_home_leads_to_enabled_apps_and_recent_sessions(browser: Browser, server
             assert page.locator("#off").is_hidden(), "the notice is shown once"
             page.click("#recent li:has(a[href='/s/omni_1']) button")
             assert page.locator("#recent a").count() == 1
-            assert "1 of 1 places are free" in page.inner_text("#state")
+            page.wait_for_selector("#state:has-text('1 of 1 places are free')")
     finally:
         httpx.put(f"{address}/api/admin/apps/audio_duplex", json={"enabled": True})
 
