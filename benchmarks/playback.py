@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-PLAYER_DELAY_S = 0.2  # the default of `audio.playback_delay_ms`, and what the metric `playback_gap_seconds` assumes
-
 
 def needed_delay(pieces: Iterable[tuple[float, float]]) -> float:
     """The smallest delay in s with which a player of a turn's sound never runs dry.

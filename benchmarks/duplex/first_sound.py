@@ -23,7 +23,8 @@ from benchmarks.duplex.live_sessions import (
     SyntheticMedia,
     drain,
 )
-from benchmarks.playback import PLAYER_DELAY_S, needed_delay
+from benchmarks.playback import needed_delay
+from worker.loop.order.unplayed_sound import PLAYER_S
 from worker.loop.results import SOUND_RATE
 from worker.unit_phases import UnitPhases
 
@@ -104,7 +105,7 @@ def _measure_row(
 def figures(units: Sequence[SentUnit]) -> dict[str, Any]:
     """Times in ms from when a unit is due: first sounds of turns, first sounds of their later units, and results.
 
-    Delays in ms with which a player of a turn has no gap, and the turns that need more than `PLAYER_DELAY_S`.
+    Delays in ms with which a player of a turn has no gap, and the turns that need more than `PLAYER_S`.
     """
     placed = [(place_in_cycle(unit.session, unit.result.index - 1), unit) for unit in units if unit.result is not None]
     totals = [unit.total_ms for unit in units]
@@ -119,7 +120,7 @@ def figures(units: Sequence[SentUnit]) -> dict[str, Any]:
         "n_missed": sum(total is None or total > DEADLINE_MS for total in totals),
         "errors": sorted({unit.error for unit in units if unit.error})[:5],
         "playback_delay_ms": percentiles(delays),
-        "n_turns_with_gaps": sum(delay > 1e3 * PLAYER_DELAY_S for delay in delays),
+        "n_turns_with_gaps": sum(delay > 1e3 * PLAYER_S for delay in delays),
     }
 
 

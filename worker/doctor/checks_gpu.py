@@ -211,9 +211,11 @@ def kernels(machine: Machine) -> Finding:
         ("kernels", compiling.kernels, "auto"),
         ("mode", compiling.mode, "default"),
         ("attention", compiling.attention, "auto"),
-        *([] if compiling.cuda_graphs != "off" else [("cuda_graphs", "off", "auto")]),
     )
-    if changed := [f"service.compile.{name} is {value}" for name, value, default in settings if value != default]:
+    changed = [f"service.compile.{name} is {value}" for name, value, default in settings if value != default]
+    if compiling.cuda_graphs == "off":  # "on" is as good as the default
+        changed.append("service.compile.cuda_graphs is off")
+    if changed:
         remedy = "set these keys to their defaults, unless you compare backends"
         return note("kernels", f"not used: {', '.join(changed)}; layers are compiled", remedy)
     if machine.torch.triton is None:

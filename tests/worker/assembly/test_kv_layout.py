@@ -1,4 +1,4 @@
-"""Which layout of keys and values `auto` means, and who is told."""
+"""The layout of keys and values that `auto` resolves to, and where the result is used and reported."""
 
 from types import SimpleNamespace
 from typing import Any
