@@ -195,6 +195,7 @@ class ClientSession:
             self._answered.clear()
             self._n_sent += len(unit.sound)
             self._speech.push(unit.sound)
+            self._length.sent(len(unit.sound))
             self._log.sent(now, heard_s, self._spoken_s(heard_s))
             await client.send_unit(unit.sound, () if self._looks_ahead else unit.jpegs)
             if self._args.fast:
@@ -256,8 +257,10 @@ class ClientSession:
                     self._add_sound(message, message.audio_data, now)
                 case Result():
                     self._add_sound(message, message.audio_data, now)
+                    self._length.answered(ends_unit=not message.incomplete)
                     done = self._log.answered(message, now)
                 case Error():
+                    self._length.answered(ends_unit=False)
                     done = self._log.failed(message, now)
                     if done is None:
                         note(f"error {message.code}: {message.error}")

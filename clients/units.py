@@ -5,6 +5,7 @@ Contains no pacing and no sockets.
 
 import asyncio
 import io
+from collections import deque
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ SPOKEN_PIECE = UNIT_SAMPLES // 25  # beside speech: a pause is found when a piec
 
 
 class MessageLength:
-    """Samples of the next message: a unit or, where units may run early, a piece of one.
+    """Samples of the next message: a unit or, where units may run early, a piece of one. One piece ends with its unit.
 
     Args:
         speech: of the user, heard up to the last message; None: messages are whole units.
@@ -49,18 +50,32 @@ class MessageLength:
 
     def __init__(self, speech: SpeechEnd | None):
         self._speech = speech
+        self._n_sent = self._edge = 0  # samples of all messages; of those up to the one that ended the last unit
+        self._open: deque[int] = deque()  # samples up to each message without an answer
 
     @property
     def is_whole(self) -> bool:
         """Whether messages are whole units."""
         return self._speech is None
 
-    def next(self, rest: int = UNIT_SAMPLES) -> int:
-        """The length of the next message. rest: samples up to the end of a second, which a message does not cross."""
+    def next(self, most: int = UNIT_SAMPLES) -> int:
+        """The length of the next message. most: samples of the source's second, which a message does not cross."""
         if self._speech is None:
-            return rest
+            return most
+        rest = min(most, UNIT_SAMPLES - (self._n_sent - self._edge) % UNIT_SAMPLES)
         n = SPOKEN_PIECE if self._speech.is_near else PIECE
         return n if rest - n >= SPOKEN_PIECE else rest
+
+    def sent(self, n_samples: int) -> None:
+        """A message was sent."""
+        self._n_sent += n_samples
+        self._open.append(self._n_sent)
+
+    def answered(self, *, ends_unit: bool) -> None:
+        """The oldest message without an answer has one. ends_unit: the server's unit ends with this message."""
+        end = self._open.popleft() if self._open else self._edge
+        if ends_unit:
+            self._edge = end
 
 
 class Source(Protocol):

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.playback import needed_delay
-from benchmarks.turns.pieces import piece_ends
+from benchmarks.turns.pieces import PieceEnds
 from benchmarks.turns.questions import RATE, Conditions, UserSound, load_questions, user_sound
 from clients.duplex import DuplexClient, connect
 from clients.turn_wait import WorkerTimes
@@ -94,7 +94,8 @@ class _User:
         self._load, self._number, self._together = load, number, together
         rng = np.random.default_rng((load.seed, number))
         self._sound: UserSound = user_sound(load_questions(), load.n_questions, load.conditions, rng)
-        self._ends = piece_ends(self._sound.samples, load.piece_ms, load.spoken_piece_ms)
+        self._ends = PieceEnds(self._sound.samples, load.piece_ms, load.spoken_piece_ms)
+        self._edge = 0  # last sample of the newest unit that is answered
         self._run = SessionRun([one._asdict() for one in self._sound.questions])
         self._picture_due = HALF
         self._sent: deque[tuple[int, float]] = deque()  # last sample of each open piece, and when it was sent
@@ -121,7 +122,7 @@ class _User:
 
     async def _send(self, client: DuplexClient) -> None:
         loop, samples, begin = asyncio.get_running_loop(), self._sound.samples, 0
-        for end in self._ends:
+        while (end := self._ends.next(begin, RATE - (begin - self._edge) % RATE)) is not None:
             due = self._begin + end / RATE
             await asyncio.sleep(due - loop.time())
             jpegs = []
@@ -151,7 +152,7 @@ class _User:
         end, sent = self._sent.popleft()
         if result.incomplete:
             return
-        self._picture_due = end + HALF
+        self._edge, self._picture_due = end, end + HALF
         self._run.n_units += 1
         self._run.n_late += now - sent > 1
         if not result.is_listen and not self._is_speaking:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.turns.figures import percentiles
-from benchmarks.turns.pieces import piece_ends
+from benchmarks.turns.pieces import PieceEnds
 from benchmarks.turns.questions import KINDS, RATE, Conditions, PlacedQuestion, UserSound, load_questions, user_sound
 from worker.early.pause import PauseDetector, hear
 from worker.vad_network import shared_network
@@ -33,9 +33,9 @@ ANSWER_UNITS = 2  # of the script: the second that it answers, and the next one
 
 def found_pauses(sound: UserSound, pause_ms: int, piece_ms: tuple[int, int]) -> list[int]:
     """The last sample of each message that ends in a pause."""
-    network = shared_network()
+    network, ends = shared_network(), PieceEnds(sound.samples, *piece_ms)
     detector, begin, found = PauseDetector(network, pause_ms), 0, list[int]()
-    for end in piece_ends(sound.samples, *piece_ms):
+    while (end := ends.next(begin)) is not None:
         [heard] = hear(network, [(detector, sound.samples[begin:end])])
         if heard.is_pause:
             found.append(end)

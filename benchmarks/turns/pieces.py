@@ -6,16 +6,31 @@ from benchmarks.turns.questions import RATE
 from server.doors.live.sound.speech_level import FRAME, SpeechLevel
 
 
-def piece_ends(samples: np.ndarray, piece_ms: int, spoken_piece_ms: int) -> list[int]:
-    """The last sample of each message of [n] float32 at 16 kHz, as a client finds it while it records.
+class PieceEnds:
+    """The ends of a client's messages, as it finds them while it records.
 
-    spoken_piece_ms: length of the messages while the user speaks and right after that, as the gateway's doors find it.
+    Args:
+        samples: [n] float32 at 16 kHz.
+        spoken_piece_ms: length of the messages while the user speaks and right after that, as the gateway's doors find
+            it.
     """
-    level, ends, begin = SpeechLevel(), list[int](), 0
-    lengths = {True: spoken_piece_ms * RATE // 1000, False: piece_ms * RATE // 1000}
-    for at in range(FRAME, len(samples) + 1, FRAME):
-        level.push(samples[at - FRAME : at])
-        if at - begin >= lengths[level.is_near]:
-            ends.append(at)
-            begin = at
-    return ends
+
+    def __init__(self, samples: np.ndarray, piece_ms: int, spoken_piece_ms: int):
+        self._lengths = {True: spoken_piece_ms * RATE // 1000, False: piece_ms * RATE // 1000}
+        level, self._is_near = SpeechLevel(), list[bool]()  # after each frame
+        for at in range(FRAME, len(samples) + 1, FRAME):
+            level.push(samples[at - FRAME : at])
+            self._is_near.append(level.is_near)
+
+    def next(self, begin: int, rest: int | None = None) -> int | None:
+        """The last sample of the message that begins at `begin`; None: the sound ends before.
+
+        rest: samples up to the end of the server's unit, with which a message ends; None: it is not known.
+        """
+        for frame in range(begin // FRAME, len(self._is_near)):
+            end = (frame + 1) * FRAME
+            left = None if rest is None else begin + rest - end
+            is_long = end - begin >= self._lengths[self._is_near[frame]]
+            if left == 0 or (is_long and (left is None or left >= self._lengths[True])):
+                return end
+        return None

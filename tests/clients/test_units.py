@@ -3,6 +3,7 @@
 import asyncio
 
 import numpy as np
+import pytest
 
 from clients.turn_wait import SpeechEnd
 from clients.units import PIECE, SPOKEN_PIECE, ClientUnit, MessageLength, PieceSource
@@ -45,6 +46,27 @@ def test_pieces_are_short_beside_speech_and_fill_each_second() -> None:
         assert not is_far or got == PIECE or is_rest, f"far from speech at {begin}: got {got} samples"
         middle = begin // UNIT_SAMPLES * UNIT_SAMPLES + UNIT_SAMPLES // 2
         assert bool(piece.jpegs) == (begin <= middle < end), f"expected pictures at {middle} only, got some at {begin}"
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_a_message_ends_with_each_unit(is_beside: bool) -> None:
+    """The first unit ends early with the third message, when two more are sent; the second ends when it is full."""
+    speech = SpeechEnd()
+    if is_beside:
+        speech.push(np.full(2 * UNIT_SAMPLES, 0.3, np.float32) * (np.arange(2 * UNIT_SAMPLES) > UNIT_SAMPLES))
+    length, ends, answered = MessageLength(speech), [0], 0
+    edges = []
+    while len(edges) < 4:
+        n = length.next()
+        assert 0 < n < PIECE + SPOKEN_PIECE and (not is_beside or n < 2 * SPOKEN_PIECE), n
+        length.sent(n)
+        ends.append(ends[-1] + n)
+        while answered < len(ends) - 3:  # two messages have no answer yet
+            answered += 1
+            is_end = answered == 3 or (edges and ends[answered] >= edges[-1] + UNIT_SAMPLES)
+            length.answered(ends_unit=bool(is_end))
+            edges += [ends[answered]] if is_end else []
+    assert set(np.diff(edges)) == {UNIT_SAMPLES}, f"expected messages that end with units, got {edges}"
 
 
 def test_messages_are_whole_units_without_early_units() -> None:

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks.turns.detector import answered_seconds, found_pauses, measured, row
-from benchmarks.turns.pieces import piece_ends
+from benchmarks.turns.pieces import PieceEnds
 from benchmarks.turns.questions import RATE, Conditions, PlacedQuestion, UserSound, load_questions, user_sound
 from worker.config.session import SessionConfig
 
@@ -22,12 +22,16 @@ def test_rows_count_the_first_pause_after_the_end_and_cuts_before_it() -> None:
 def test_messages_are_short_beside_speech() -> None:
     sound = user_sound(load_questions(), 1, Conditions(answer_s=1.0, lead_s=1.0), np.random.default_rng(0))
     (question,) = sound.questions
-    ends = piece_ends(sound.samples, 100, 40)
+    pieces, ends = PieceEnds(sound.samples, 100, 40), [0]
+    while (end := pieces.next(ends[-1])) is not None:
+        ends.append(end)
+    del ends[0]
     sizes = {end: end - begin for begin, end in zip([0, *ends], ends, strict=False)}
     assert {size for end, size in sizes.items() if end < question.begin - 1_600} == {1_600}
     near = [size for end, size in sizes.items() if question.begin + 8_000 < end < question.end + 4_800]
     assert near and set(near) == {640}, f"expected 40 ms up to 300 ms after speech, got {near}"
     assert sizes[ends[-1]] == 1_600 and ends[-1] > len(sound.samples) - 1_600
+    assert [pieces.next(0, rest) for rest in (160, 1_600, 2_080, 2_240)] == [160, 1_600, 2_080, 1_600]
 
 
 def test_default_pause_is_found_within_the_goal() -> None:

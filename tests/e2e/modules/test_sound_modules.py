@@ -284,6 +284,26 @@ def test_microphone_tells_whether_the_browser_cancels_echo(page: Page) -> None:
     assert call(page, "shared/audio/capture.js", body) == [False, False, False, True, False]
 
 
+def test_units_of_the_microphone_end_at_an_edge(page: Page) -> None:
+    """Of 100 ms each, with an edge every second."""
+    body = """const context = new AudioContext(); await context.resume(); await lib.Capture.load(context);
+        const units = [], capture = await new Promise((done) => {
+          const one = new lib.Capture(context, { unit: ({ samples, end }) => {
+            units.push([samples.length, end]);
+            if (end > 20000) done(one);
+          } }, 640);
+          one.cut(1600, 3000 + 5 * 16000); one.run(true);
+        });
+        return (capture.close(), await context.close(), units)"""
+    units = call(page, "shared/audio/capture.js", body)
+    ends = [end for _, end in units]
+    assert ends == list(np.cumsum([length for length, _ in units])), f"expected ends of whole units, got {units}"
+    assert {3_000, 19_000} <= set(ends), f"expected ends at the edges, got {ends}"
+    assert sum(length != 1_600 for length, _ in units) == 1, (
+        f"expected one short unit, in front of the first edge, got {units}"
+    )
+
+
 def test_heard_text_ends_with_the_last_whole_word_that_was_played(page: Page) -> None:
     body = """const text = "One two three. Four five six.";
         const marks = [{ sound_ms: 0, characters: 0 }, { sound_ms: 1000, characters: 15 }];

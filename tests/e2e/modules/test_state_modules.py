@@ -192,7 +192,7 @@ def test_each_unit_of_pieces_gets_one_picture_and_its_demand(page: Page) -> None
             const { picture, snap } = out.next(1600);
             const demands = out.demands(false);
             out.add(1600, demands);
-            found.push([picture, snap, Boolean(demands.force_speak)]);
+            found.push([picture, snap, Boolean(demands.force_speak), out.rest]);
             out.answered([10, 14, 24].includes(n));
         }
         const short = [...Array(25).keys()].map(() => { const due = out.next(640); out.add(640, {}); return due; });
@@ -204,6 +204,8 @@ def test_each_unit_of_pieces_gets_one_picture_and_its_demand(page: Page) -> None
     got = call(page, "live/conversation/outgoing.js", body)
     numbers = [[n for n, one in enumerate(got["found"], 1) if one[k]] for k in range(3)]
     assert numbers == [[6, 20, 30], [5, 19, 29], list(range(16, 25))], numbers
+    left = [got["found"][n - 1][3] for n in (1, 9, 10, 14, 15, 23, 24)]
+    assert left == [14_400, 1_600, 16_000, 9_600, 14_400, 1_600, 16_000], left
     assert got["lengths"] == [16000, 16000, 1600, 640]
     assert [sum(one[k] for one in got["short"]) for k in ("picture", "snap")] == [1, 1], got["short"]
     assert got["whole"] == {"picture": True, "snap": False}

@@ -2,9 +2,10 @@
  * The microphone's audio worklet: resamples to 16 kHz and splits the sound into units of exactly one second,
  * or of `processorOptions.unit` samples.
  *
- * Receives {type: "run", on}, which starts a new unit or stops, and {type: "cut", unit}, the length of later units.
- * Sends {type: "soon"} 150 ms before a unit is complete, so that a picture can be taken; {type: "unit", samples}; and
- * {type: "level", rms} 15 times a second.
+ * Receives {type: "run", on}, which starts a new unit or stops, and {type: "cut", unit, edge}, the length of later units.
+ * With `edge`, none of them crosses that sample, nor the samples whole seconds before and after it. Sends {type: "soon"}
+ * 150 ms before a unit is complete, so that a picture can be taken; {type: "unit", samples, end}, `end` being the sample
+ * at which it ends, counted over all units; and {type: "level", rms} 15 times a second.
  */
 
 import { Resampler } from "./resampler.js";
@@ -12,12 +13,15 @@ import { Resampler } from "./resampler.js";
 const UNIT_RATE = 16000;
 const UNIT = 16000; // samples, unless the page asks for another length
 const SOON = 2400; // 150 ms before the end
+const SHORTEST = 640; // what is left before an edge goes with the unit before it
 const LEVEL_S = 1 / 15;
 
 class Capture extends AudioWorkletProcessor {
   constructor({ processorOptions }) {
     super();
     this.length = this.nextLength = processorOptions?.unit ?? UNIT;
+    this.edge = null;
+    this.at = 0; // samples in all complete units
     this.resampler = sampleRate === UNIT_RATE ? null : new Resampler(sampleRate, UNIT_RATE);
     this.unit = new Float32Array(this.length);
     this.filled = 0;
@@ -27,6 +31,7 @@ class Capture extends AudioWorkletProcessor {
     this.port.onmessage = ({ data }) => {
       if (data.type === "cut") {
         this.nextLength = data.unit;
+        this.edge = data.edge ?? null;
         if (!this.filled) this.begin();
         return;
       }
@@ -44,7 +49,8 @@ class Capture extends AudioWorkletProcessor {
   }
 
   begin() {
-    this.length = this.nextLength;
+    const rest = this.edge === null ? Infinity : UNIT - (((this.at - this.edge) % UNIT) + UNIT) % UNIT;
+    this.length = rest - this.nextLength < SHORTEST ? rest : this.nextLength;
     this.unit = new Float32Array(this.length);
     this.filled = 0;
   }
@@ -60,8 +66,9 @@ class Capture extends AudioWorkletProcessor {
       at += n;
       if (this.filled < this.length) continue;
       const full = this.unit;
+      this.at += full.length;
       this.begin();
-      this.port.postMessage({ type: "unit", samples: full }, [full.buffer]);
+      this.port.postMessage({ type: "unit", samples: full, end: this.at }, [full.buffer]);
     }
   }
 

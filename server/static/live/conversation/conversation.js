@@ -98,7 +98,7 @@ export class Conversation {
     const context = (this.#context ??= makeContext(() => this.isOpen));
     const sound = await Sound.open(context, settings, {
       soon: () => this.#camera.snap(),
-      unit: ({ samples }) => this.#sendUnit(samples),
+      unit: ({ samples, end }) => this.#sendUnit(samples, end),
       level: ({ rms }) => this.#ui.micLevel(this.muted || this.state === "paused" ? 0 : rms),
       lost: () => this.isOpen && this.#fail("mic_lost", ""),
       started: (event) => this.#onStarted(event),
@@ -160,7 +160,7 @@ export class Conversation {
 
   // --- sending ---------------------------------------------------------------------------------
 
-  async #sendUnit(samples) {
+  async #sendUnit(samples, end) {
     if (!this.isLive) return;
     const session = this.#session;
     const due = this.#outgoing.next(samples.length);
@@ -173,7 +173,7 @@ export class Conversation {
     const fields = this.#outgoing.demands(this.forceListen);
     if (picture && (shown || this.#camera.detailed)) fields.max_slice_nums = DETAILED_SLICES;
     if (!session.sendUnit(samples, picture ? [picture] : [], fields)) return;
-    this.#units.add(samples, fields);
+    this.#units.add(samples, end, fields);
     if (this.#units.isOverdue) this.#lose("no_answer", "");
   }
 

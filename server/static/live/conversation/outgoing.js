@@ -2,8 +2,8 @@
  * What goes with each message of sound: whether it takes a picture, and what its unit must do.
  *
  * A message has a second of sound. Where units may run early, it has a tenth of it, and 40 ms beside the user's speech,
- * so that a pause is found soon. The answers tell where the server's unit ends, so that each unit gets one picture, half a
- * second before its end, and a demand goes with every piece until a unit has ended with it.
+ * so that a pause is found soon. The answers tell where the server's unit ends, so that a message ends there, too, each
+ * unit gets one picture, half a second before its end, and a demand goes with every piece until a unit has ended with it.
  */
 
 const UNIT = 16000; // samples
@@ -22,6 +22,11 @@ export class Outgoing {
   static length(config, isNear = false) {
     if (config?.early_unit !== "auto") return UNIT;
     return isNear ? SPOKEN_PIECE : PIECE;
+  }
+
+  /** Samples from the last message to the end of the server's unit. */
+  get rest() {
+    return UNIT - ((this.#sent - this.#edge) % UNIT);
   }
 
   /** A new context: nothing is answered any more. */

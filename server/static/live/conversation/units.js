@@ -15,6 +15,8 @@ export class Units {
   #capture;
   #config = null; // settings of the session
   #length = 0; // samples of a message
+  #end = 0; // sample of the microphone with which the last message ended
+  #edge = 0; // the same of the server's unit, modulo a second
   #waiting = []; // sent and not answered: {number, sentAt, samples, asked, sinceMs, opens, firstSound, text}
   #speech = new SpeechEnd();
   #isMoving = false;
@@ -35,12 +37,17 @@ export class Units {
     this.#cut();
   }
 
-  /** Let the microphone send messages of the length that the session needs now: after speech a pause may come. */
+  /**
+   * Let the microphone send messages of the length that the session needs now, of which one ends with the server's unit.
+   * After speech a pause may come.
+   */
   #cut() {
     const { endMs, ms } = this.#speech;
     const length = Outgoing.length(this.#config, endMs !== null && ms - endMs < NEAR_MS);
-    if (length !== this.#length) this.#capture.cut(length);
+    const edge = (this.#end + this.#outgoing.rest) % RATE;
+    if (length !== this.#length || edge !== this.#edge) this.#capture.cut(length, edge);
     this.#length = length;
+    this.#edge = edge;
   }
 
   /** Length of the sound without an answer, s. */
@@ -64,9 +71,15 @@ export class Units {
     return this.#waiting.length ? (performance.now() - this.#waiting[0].sentAt) / 1000 : 0;
   }
 
-  /** A unit, or a piece of one, was sent. @param {Float32Array} samples at 16 kHz @param {object} demands of its unit */
-  add(samples, demands) {
+  /**
+   * A unit, or a piece of one, was sent.
+   * @param {Float32Array} samples at 16 kHz
+   * @param {number} end sample of the microphone with which it ends
+   * @param {object} demands of its unit
+   */
+  add(samples, end, demands) {
     this.#outgoing.add(samples.length, demands);
+    this.#end = end;
     this.#stats.units += 1;
     const { length } = samples;
     this.#speech.add(samples);
@@ -111,6 +124,7 @@ export class Units {
     if (this.#waitingS <= MAX_UNANSWERED_S) this.#isMoving = false;
     this.#outgoing.answered(!message.incomplete);
     if (!unit || message.incomplete) return null;
+    this.#cut();
     const now = performance.now();
     if (!message.is_listen) this.#open(unit);
     if (message.sound) this.#turns.addSound(unit, message.sound);

@@ -18,7 +18,8 @@ export class Capture {
   mix; // GainNode that all sources are connected to
 
   /**
-   * on: handlers {soon, unit, level, lost}; `lost` is called when the device is disconnected.
+   * on: handlers {soon, unit, level, lost}; `unit` gets {samples, end}, `end` counted over all units; `lost` is called
+   * when the device is disconnected.
    * unit: samples of a unit at 16 kHz; `soon` is not called for units of 2400 and fewer.
    */
   constructor(context, on, unit = 16000) {
@@ -95,9 +96,13 @@ export class Capture {
     this.#node.port.postMessage({ type: "run", on });
   }
 
-  /** Produce units of another length from the next one on. @param {number} unit samples at 16 kHz */
-  cut(unit) {
-    this.#node.port.postMessage({ type: "cut", unit });
+  /**
+   * Produce units of another length from the next one on.
+   * @param {number} unit samples at 16 kHz
+   * @param {number} edge sample that no unit crosses, nor those whole seconds before and after it, counted as `end` of `unit`
+   */
+  cut(unit, edge) {
+    this.#node.port.postMessage({ type: "cut", unit, edge });
   }
 
   #release() {
