@@ -45,7 +45,11 @@ class WebRtcConfig(Settings):
         None, max_length=500, repr=False, description="password for the TURN server"
     )
     playback_delay_ms: int = Field(
-        100, ge=0, le=2000, description="milliseconds for which the sound of a response is held back, against gaps"
+        200,
+        ge=0,
+        le=2000,
+        description="milliseconds for which the sound of a response is held back; with less than 160 it has a gap, "
+        "since its first second has so much less sound",
     )
     pictures_per_s: float = Field(
         1.0, ge=0.1, le=2.0, description="pictures a second that the model gets of a call's video"

@@ -5,7 +5,9 @@ from collections import deque
 import numpy as np
 
 RATE = 24_000  # Hz, of the engine's sound
-HOLD = RATE // 10  # samples of silence before speech after a gap, so that a unit that is a little late leaves no gap
+# Samples of silence before speech after a gap: the first unit of a turn has 160 ms less than a second of sound, and a
+# later one may come up to 40 ms later in its second than that one.
+HOLD = RATE // 5
 
 
 class OutputTimeline:

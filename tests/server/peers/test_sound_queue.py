@@ -1,5 +1,6 @@
 from server.peers.frames import FrameKind
 from server.peers.sound_queue import PACKET_BYTES, SoundQueue
+from worker.config.webrtc import WebRtcConfig
 
 REPORTED = list[tuple[str, int, float]]
 
@@ -44,6 +45,16 @@ def test_the_first_sound_is_held_back_unless_the_response_has_ended() -> None:
     waiting.play(1, sound(1, 1))
     waiting.end(1)
     assert waiting.take() == sound(1, 1)
+
+
+def test_the_default_delay_leaves_no_gap_after_the_first_unit() -> None:
+    """840 ms of sound; the rest of the response comes a second and 20 ms after it."""
+    waiting, _ = queue(WebRtcConfig().playback_delay_ms)
+    waiting.play(1, sound(1, 42))
+    packets = [waiting.take() for _ in range(51)]
+    waiting.play(1, sound(1, 50))
+    heard = [packet is not None for packet in packets + [waiting.take() for _ in range(50)]]
+    assert all(heard[heard.index(True) :]) and sum(heard) == 91, f"expected no gap, got {heard}"
 
 
 def test_clearing_reports_what_was_sent_of_each_response() -> None:

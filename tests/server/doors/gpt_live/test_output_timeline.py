@@ -28,10 +28,11 @@ def test_all_sound_comes_out_once_and_in_order(steps: list[tuple[int, int]]) -> 
 
 
 def test_speech_after_a_gap_is_held_back_once() -> None:
-    timeline = OutputTimeline()
+    """A first unit of 840 ms; the second comes a second and 40 ms after it."""
+    timeline, first, second = OutputTimeline(), RATE * 840 // 1000, RATE
     assert not timeline.take(RATE).any()
-    assert timeline.add(np.ones(RATE, np.float32)) == (1100, 2100)
-    assert timeline.add(np.ones(RATE, np.float32)) == (2100, 3100)
-    out = timeline.take(3 * RATE)
-    assert np.count_nonzero(out) == 2 * RATE
-    assert np.flatnonzero(out)[0] == HOLD and np.flatnonzero(out)[-1] == HOLD + 2 * RATE - 1
+    assert timeline.add(np.ones(first, np.float32)) == (1200, 2040)
+    out = [timeline.take(RATE * 1040 // 1000 - 1)]
+    assert timeline.add(np.ones(second, np.float32)) == (2040, 3040)
+    heard = np.flatnonzero(np.concatenate([*out, timeline.take(3 * RATE)]))
+    assert (heard[0], heard[-1], len(heard)) == (HOLD, HOLD + first + second - 1, first + second)
