@@ -24,8 +24,8 @@ from models.checkpoint.packing import (
     checked_matrix,
     checked_values,
     companions,
+    matrices_in,
     problems_beside,
-    unpacked,
 )
 from models.checkpoint.precision import Kind
 from models.checkpoint.pt_errors import pt_failure
@@ -271,9 +271,15 @@ def _read_ahead(fd: int, start: int, end: int) -> int:
 
 
 def read_pt(path: Path) -> dict[str, Tensor]:
+    """As `read_stored_pt`, with weights of int8 in float32."""
+    stored = read_stored_pt(path)
+    return {name: one.dequantized() if isinstance(one, QuantizedMatrix) else one for name, one in stored.items()}
+
+
+def read_stored_pt(path: Path) -> dict[str, Tensor | QuantizedMatrix]:
     """The memory-mapped tensors of a `.pt` file that contains a dict of tensors, or such a dict under `state_dict`.
 
-    A file that declares int8 beside its `state_dict` has int8 values with scales; the weights are returned in float32.
+    A file that declares int8 beside its `state_dict` has int8 values with scales, which are one weight.
 
     Raises: CheckpointError if the file is missing or damaged, or contains code or anything but dense float tensors, or
         int8 values without a declaration or a fitting scale.
@@ -299,7 +305,7 @@ def read_pt(path: Path) -> dict[str, Tensor]:
             others.append(f"{name}: {_kind(value)}")
     if others:
         raise CheckpointError(str(path), expected="names with dense float tensors only", got=", ".join(others))
-    return unpacked(tensors, str(path)) if is_quantized else tensors
+    return matrices_in(tensors, str(path)) if is_quantized else {**tensors}
 
 
 def _read_header(file: Path) -> tuple[list[StoredTensor], str | None]:

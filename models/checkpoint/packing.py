@@ -97,8 +97,8 @@ def _has_nan(stored: Tensor) -> bool:
     return any(int((block & _FP8_NAN).max()) == _FP8_NAN for block in blocks)
 
 
-def unpacked(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
-    """Weights in float32 for int8 values; other tensors as they are.
+def matrices_in(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor | QuantizedMatrix]:
+    """Matrices of int8 values with their scales; other tensors as they are.
 
     Args:
         tensors: of a `.pt` file with a declaration.
@@ -107,14 +107,16 @@ def unpacked(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
     """
     matrices = [name for name, tensor in tensors.items() if tensor.dtype is torch.int8]
     scales = {name + SCALE for name in matrices}
-    weights = {name: tensor for name, tensor in tensors.items() if name not in scales}
+    weights: dict[str, Tensor | QuantizedMatrix] = {
+        name: tensor for name, tensor in tensors.items() if name not in scales
+    }
     for name in matrices:
         values, scale = tensors[name], tensors.get(name + SCALE)
         about = None if scale is None else (_type_name(scale), tuple(scale.shape))
         for problem in problems_beside("int8", tuple(values.shape), {SCALE: about}):
             raise CheckpointError(where, expected="int8 weights with scales", got=f"{name}{problem}")
         assert scale is not None
-        weights[name] = checked_matrix(values, {SCALE: scale}, f"{where}: {name}").dequantized()
+        weights[name] = checked_matrix(values, {SCALE: scale}, f"{where}: {name}")
     return weights
 
 

@@ -4,11 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from models.errors import SettingsError
+
 Kind = Literal["fp8", "int8", "int4"]
+FlowKind = Literal["fp8", "int8"]
 Weights = Literal["bf16", "fp8", "int8", "int4"]
-Part = Literal["llm", "tts", "vpm", "apm"]
-Place = Literal["llm", "down", "head", "tts", "vpm", "apm"]
+FlowWeights = Literal["bf16", "fp8", "int8"]
+Part = Literal["llm", "tts", "vpm", "apm", "flow"]
+Place = Literal["llm", "down", "head", "tts", "vpm", "apm", "flow"]
 PARTS: tuple[Part, ...] = get_args(Part)
+FLOW = "flow."  # before the names of the weights of the vocoder's flow, which has a file of its own
 GROUPS = (128, 64, 32)  # columns with one scale and one zero of int4: the first that divides the columns
 MIN_ROW_VALUES = 32  # in shorter rows the scale takes more bytes than rounding saves
 BYTES: dict[Kind, float] = {"fp8": 1, "int8": 1, "int4": 0.5 + 3 / GROUPS[0]}  # of a weight, without scales of rows
@@ -21,6 +26,9 @@ _LAYERS: dict[Place, str] = {
     "vpm": "vpm.encoder.layers.",
     "apm": "apm.layers.",
 }
+_FLOW_LAYERS = (f"{FLOW}encoder.encoders.", f"{FLOW}encoder.up_encoders.", f"{FLOW}decoder.estimator.blocks.")
+_FLOW_ONCE = (".linear_pos.weight", ".adaLN_modulation.1.weight")  # multiply constants, before the first chunk
+FLOW_EXPECTED = "bf16, fp8 or int8: its layers are small, so that groups of int4 would save no time"
 _MULTIPLE = 16  # of columns, as the kernels read them
 
 
@@ -31,6 +39,7 @@ class Precision:
     Attributes:
         down: of the down projections of the language model; None: as `llm`.
         head: of the language model's output head.
+        flow: of the layers of the vocoder's flow.
     """
 
     llm: Kind | None = None
@@ -39,9 +48,10 @@ class Precision:
     tts: Kind | None = None
     vpm: Kind | None = None
     apm: Kind | None = None
+    flow: FlowKind | None = None
 
     def kind_of(self, name: str, shape: tuple[int, ...]) -> Kind | None:
-        """The kind of a weight by its name in the model; None for one that stays in the model's dtype.
+        """The kind of a weight by its name in the model, of the flow after FLOW; None for one that stays in the dtype.
 
         A matrix whose columns int4 cannot group is int8.
         """
@@ -49,17 +59,22 @@ class Precision:
         kind = None if place is None else self.at(place)
         return "int8" if kind == "int4" and group_size(shape[1]) is None else kind
 
+    def flow_kind_of(self, name: str, shape: tuple[int, ...]) -> Kind | None:
+        """As `kind_of`, by a name in the flow."""
+        return self.kind_of(FLOW + name, shape)
+
     def at(self, place: Place) -> Kind | None:
-        kinds = {"llm": self.llm, "head": self.head, "tts": self.tts, "vpm": self.vpm, "apm": self.apm}
+        kinds: dict[Place, Kind | None] = {"llm": self.llm, "head": self.head, "tts": self.tts, "vpm": self.vpm}
+        kinds |= {"apm": self.apm, "flow": self.flow}
         return (self.down or self.llm) if place == "down" else kinds[place]
 
     def __str__(self) -> str:
-        kinds: dict[str, str] = {part: self.at(part) or "bf16" for part in PARTS}
+        """The kind of each part, or of all parts; the flow, which no preset quantises, is named if it is quantised."""
+        kinds: dict[str, str] = {part: self.at(part) or "bf16" for part in PARTS if part != "flow"}
         if self.down not in (None, self.llm):
             kinds["llm"] += f" and {self.down}"
-        if len(set(kinds.values())) == 1:
-            return kinds["llm"]
-        return ", ".join(f"{part} {kind}" for part, kind in kinds.items())
+        named = [f"{part} {kind}" for part, kind in kinds.items()] if len(set(kinds.values())) > 1 else [kinds["llm"]]
+        return ", ".join([*named, f"flow {self.flow}"] if self.flow else named)
 
 
 def place_of(name: str, shape: tuple[int, ...]) -> Place | None:
@@ -68,6 +83,8 @@ def place_of(name: str, shape: tuple[int, ...]) -> Place | None:
         return None
     if name.startswith(_LLM_LAYERS) and name.endswith(_DOWN):
         return "down"
+    if name.startswith(_FLOW_LAYERS):
+        return None if name.endswith(_FLOW_ONCE) else "flow"
     return next((place for place, prefix in _LAYERS.items() if name.startswith(prefix)), None)
 
 
@@ -85,7 +102,7 @@ UNQUANTIZED = Precision()
 # bound of `benchmarks.duplex`. With int8 there, vision erred by 6.2 times on one H200 (released size, random weights).
 # The encoder takes 0.42 GB more than in int8, a small part of the model. Nor does `fp8` quantise the speech model
 # (0.19 GB): its steps wait for kernels, not for weights, and those of bfloat16 take less time. `int8` and `int4` save
-# these bytes.
+# these bytes. No preset quantises the vocoder's flow (0.31 GB): its time is not that of reading its weights.
 PRESETS: dict[Weights, Precision] = {
     "bf16": UNQUANTIZED,
     "fp8": Precision(llm="int8", down="fp8", head="int8", apm="int8"),
@@ -95,9 +112,14 @@ PRESETS: dict[Weights, Precision] = {
 
 
 def chosen_precision(weights: Weights, parts: Mapping[Part, Weights | None] | None = None) -> Precision:
-    """The preset with some parts in kinds of their own; None keeps the preset's. `llm` is as in its own preset."""
+    """The preset with some parts in kinds of their own; None keeps the preset's. `llm` is as in its own preset.
+
+    Raises: SettingsError for int4 in the flow.
+    """
     precision = PRESETS[weights]
     for part, own in (parts or {}).items():
+        if part == "flow" and own == "int4":
+            raise SettingsError("weights of the flow", expected=FLOW_EXPECTED, got=own)
         if own is not None:
             kind: Kind | None = None if own == "bf16" else own
             if part == "llm":

@@ -240,7 +240,7 @@ def few_product(
     assert x.stride(1) == 1 and all(one.is_contiguous() for one in weight.tensors()), "expected contiguous rows"
     stored = weight.values.shape[1]
     _few_kernel[(triton.cdiv(N, plan.rows), plan.splits)](
-        x, _readable(weight), weight.scale, _zeros(weight), out, M, N, stored, rows, x.stride(0),
+        x, readable_values(weight), weight.scale, _zeros(weight), out, M, N, stored, rows, x.stride(0),
         BN=plan.rows, BM=max(16, triton.next_power_of_2(M)), BK=plan.columns,
         TILES=stored // plan.splits // plan.columns, INT4=weight.zeros is not None, GATED=gated,
         PRECISION=_precision(x), num_warps=plan.warps, num_stages=plan.stages,
@@ -329,7 +329,7 @@ def dequantized(weight: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
     out = torch.empty(N, K, dtype=dtype, device=weight.values.device)
     rows, columns = dequantize_tiles(weight)
     _dequantize_kernel[(triton.cdiv(N, rows), triton.cdiv(stored, columns))](
-        _readable(weight), weight.scale, _zeros(weight), out, N, stored, BN=rows, BK=columns, INT4=is_int4, num_warps=4
+        readable_values(weight), weight.scale, _zeros(weight), out, N, stored, BN=rows, BK=columns, INT4=is_int4, num_warps=4
     )  # fmt: skip
     return out
 
@@ -345,7 +345,7 @@ def many_product(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None, plan: 
     out = torch.empty(plan.splits, M, N, dtype=torch.float32 if is_split else x.dtype, device=x.device)
     own_bias = None if is_split else bias
     _many_kernel[(triton.cdiv(M, plan.rows), triton.cdiv(N, plan.columns), plan.splits)](
-        x, _readable(weight), weight.scale, _zeros(weight), out if own_bias is None else own_bias, out, M, N, stored,
+        x, readable_values(weight), weight.scale, _zeros(weight), out if own_bias is None else own_bias, out, M, N, stored,
         BM=plan.rows, BN=plan.columns, BK=plan.inner, TILES=stored // plan.splits // plan.inner,
         INT4=weight.zeros is not None, BIAS=own_bias is not None, PRECISION=_precision(x),
         # Tiles of larger numbers would not fit into the shared memory of smaller GPUs.
@@ -370,7 +370,7 @@ def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return out, scale
 
 
-def _readable(weight: QuantizedMatrix) -> Tensor:
+def readable_values(weight: QuantizedMatrix) -> Tensor:
     """Values as the kernels read them: fp8 as bytes, also on GPUs without instructions for fp8."""
     return weight.values.view(torch.uint8) if weight.kind == "fp8" else weight.values
 

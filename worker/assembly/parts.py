@@ -170,7 +170,9 @@ def build(
         raise ConfigError("tokenizer: highest id", expected=expected, got=tokenizer.highest_id)
     flow_parts = None
     if model.config.init_tts and config.token2wav_folder.is_dir():
-        flow_parts = load_flow_and_hift(config.token2wav_folder, device=device, dtype=dtype, hift_dtype=dtype)
+        flow_parts = load_flow_and_hift(
+            config.token2wav_folder, device=device, dtype=dtype, hift_dtype=dtype, precision=config.precision
+        )
     elif config.token2wav_path is not None:
         got = "a file" if config.token2wav_path.exists() else "no such folder"
         raise CheckpointError(str(config.token2wav_path), expected="a folder with a vocoder", got=got)

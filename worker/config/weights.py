@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from models.checkpoint.precision import Precision, Weights, chosen_precision
+from models.checkpoint.precision import FlowWeights, Part, Precision, Weights, chosen_precision
 from worker.config.settings import Settings
 
 KVLayout = Literal["slots", "pages"]
@@ -36,7 +36,12 @@ class PartWeights(Settings):
     tts: Weights | None = Field(None, description="of the speech model; null: `model.weights`")
     vpm: Weights | None = Field(None, description="of the vision encoder; null: `model.weights`")
     apm: Weights | None = Field(None, description="of the audio encoder; null: `model.weights`")
+    flow: FlowWeights | None = Field(
+        None,
+        description="of the layers of the vocoder's flow, which are too small to gain from groups of int4; null: bf16",
+    )
 
     def precision(self, weights: Weights) -> Precision:
         """The kinds of all parts."""
-        return chosen_precision(weights, {"llm": self.llm, "tts": self.tts, "vpm": self.vpm, "apm": self.apm})
+        own: dict[Part, Weights | None] = {"llm": self.llm, "tts": self.tts, "vpm": self.vpm, "apm": self.apm}
+        return chosen_precision(weights, {**own, "flow": self.flow})

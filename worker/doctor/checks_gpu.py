@@ -295,7 +295,8 @@ def allocator(machine: Machine) -> Finding:
 def weights(machine: Machine) -> Finding:
     """The precision of the linear layers, whether it fits the device and the folder, and the profile of each GPU."""
     model, precision = machine.config.model, machine.config.model.precision
-    found, kinds = str(precision), {precision.at(place) for place in get_args(Place)}
+    found, by_place = str(precision), {place: precision.at(place) for place in get_args(Place)}
+    kinds = {*by_place.values()}
     if slow := sorted(kind for kind in kinds if kind in ("fp8", "int4")):
         if not machine.on_gpu:
             found += f": {' and '.join(slow)} are dequantised at each product on a CPU"
@@ -304,7 +305,7 @@ def weights(machine: Machine) -> Finding:
             found += ": without the project's kernels each product dequantises them"
             return note("weights", found, "set service.compile to auto and service.compile.kernels to auto")
     stored = "int4" if machine.model.stored in ("awq", "gptq") else machine.model.stored
-    if stored in ("fp8", "int4") and stored not in kinds:
+    if stored in ("fp8", "int4") and stored not in {kind for place, kind in by_place.items() if place != "flow"}:
         found += f": the folder stores {machine.model.stored}, and no part of the model uses {stored}"
         return note("weights", found, f"set model.weights to {stored}, which takes the stored values as they are")
     old = [gpu.name for gpu in _used(machine).values() if "fp8" in kinds and gpu.capability < MIN_FOR_FP8]

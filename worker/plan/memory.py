@@ -4,14 +4,15 @@ The sizes are those of the modules and slots that a worker builds, on the meta d
 since some of its sizes are in its files only.
 """
 
-import math
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from models.checkpoint.config import load_config
+from models.checkpoint.precision import Kind
 from models.checkpoint.quantized import quantize
 from models.errors import SettingsError
 from models.load import build_on_meta, weight_dtype
@@ -102,12 +103,7 @@ def plan_memory(config: EngineConfig, total: int, *, by_kernels: bool = True) ->
     weights: dict[str, int] = {}
     host = 0
     for name, tensor in model.state_dict().items():
-        shape = tuple(tensor.shape)
-        kind = config.precision.kind_of(name, shape)
-        if kind is None:
-            n_bytes = math.prod(shape) * weight_dtype(name, dtype).itemsize
-        else:
-            n_bytes = shape[0] * quantize(torch.zeros(1, shape[1]), kind).nbytes
+        n_bytes = _stored_bytes(tensor, weight_dtype(name, dtype), config.precision.kind_of(name, tuple(tensor.shape)))
         if by_kernels and name.startswith(HOST_TABLES):
             host += n_bytes
         else:
@@ -117,7 +113,11 @@ def plan_memory(config: EngineConfig, total: int, *, by_kernels: bool = True) ->
     flow_parts = None
     if model.config.init_tts and config.token2wav_folder.is_dir():
         loaded = load_flow_and_hift(config.token2wav_folder, dtype=dtype, hift_dtype=dtype)
-        weights["flow"], weights["hift"] = weight_bytes(loaded.flow), weight_bytes(loaded.hift)
+        weights["flow"] = sum(
+            _stored_bytes(tensor, dtype, config.precision.flow_kind_of(name, tuple(tensor.shape)))
+            for name, tensor in loaded.flow.state_dict().items()
+        )
+        weights["hift"] = weight_bytes(loaded.hift)
         flow_parts = FlowAndHift(loaded.flow.to("meta"), loaded.hift.to("meta"))
 
     def free() -> int:
@@ -140,6 +140,13 @@ def plan_memory(config: EngineConfig, total: int, *, by_kernels: bool = True) ->
         n_slots = min(config.max_sessions, most_slots_in(free(), one, model_bytes))
     needed = one_session_bytes(one, model_bytes)
     return MemoryPlan(total, weights, host, slot, n_slots, layout_of(config), others, config.max_sessions, needed)
+
+
+def _stored_bytes(weight: Tensor, dtype: torch.dtype, kind: Kind | None) -> int:
+    """Of a weight that is loaded as `dtype`, or quantised."""
+    if kind is None:
+        return weight.numel() * dtype.itemsize
+    return len(weight) * quantize(torch.zeros(1, weight.shape[1]), kind).nbytes
 
 
 def _other_models(config: EngineConfig) -> dict[str, int]:

@@ -5,6 +5,8 @@ to rounding, except that the residual stream stays in float32. Requires Triton.
 """
 
 from contextlib import nullcontext
+from copy import deepcopy
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -14,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from models.kernels.launch import launch_options
+from models.kernels.quantized_gemm import quantized_linear
+from models.layers.quantized import QuantizedLinear
 from models.token2wav.flow.block_table import SlotMapping
 from models.token2wav.flow.conformer import (
     TABLE_END,
@@ -50,7 +54,9 @@ class FusedLayers:
     """A replacement of `conformer.run_layers` for one encoder; calls it where there are too many rows."""
 
     def __init__(self, encoder: UpsampleConformer):
-        self.layers = {stack: _layers(stack) for stack in (encoder.encoders, encoder.up_encoders)}
+        stacks = encoder.encoders, encoder.up_encoders
+        self.layers = {stack: _layers(stack) for stack in stacks}
+        self._plain = {stack: _for_many_rows(stack) for stack in stacks}
 
     def __call__(
         self, stack: nn.ModuleList, x: Tensor, mapping: SlotMapping, caches: LayerCaches
@@ -60,7 +66,7 @@ class FusedLayers:
         width = mapping.cached.shape[1]
         if B * T > MAX_ROWS or 1 - T < TABLE_FIRST or T + width > TABLE_END:
             with sdpa_kernel(_ATTENTION) if x.is_cuda and torch.cuda.is_current_stream_capturing() else nullcontext():
-                return run_layers(stack, x, mapping, caches)
+                return run_layers(self._plain[stack], x, mapping, caches)
         rows, dtype = x.reshape(B * T, D).float(), x.dtype
         layers = self.layers[stack]
         inner = len(layers[0].w_1.weight)
@@ -172,6 +178,26 @@ def _attend(qkv: Tensor, layer: _Layer, mapping: SlotMapping, cache: Tensor, out
         BM=_QUERIES, BN=_KEYS, PRECISION="ieee" if exact else "tf32", num_warps=_WARPS, num_stages=2,
         **launch_options(qkv.device),
     )  # fmt: skip
+
+
+class _KernelLinear(nn.Module):
+    """A quantised layer, by the kernels for any number of rows."""
+
+    def __init__(self, layer: QuantizedLinear):
+        super().__init__()
+        self._weight, self._bias = layer.weight, layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return quantized_linear(x.flatten(0, -2), self._weight, self._bias).view(*x.shape[:-1], -1)
+
+
+def _for_many_rows(stack: nn.ModuleList) -> nn.ModuleList:
+    """The plain layers, with kernels for those that are quantised; all tensors are those of `stack`."""
+    kernels = {id(one): _KernelLinear(one) for one in stack.modules() if isinstance(one, QuantizedLinear)}
+    if not kernels:
+        return stack
+    tensors = {id(one): one for one in chain(stack.parameters(), stack.buffers())}
+    return deepcopy(stack, {**tensors, **kernels})
 
 
 def _layers(stack: nn.ModuleList) -> list[_Layer]:

@@ -91,6 +91,10 @@ class ConvBlock(nn.Module):
         tails = torch.stack((tail_at(first, n, CONV_TAIL), tail_at(second, n, CONV_TAIL)), dim=1)
         return causal_conv(second, conv2), tails
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.layers()[0].weight.dtype
+
     def layers(self) -> tuple[nn.Conv1d, nn.LayerNorm, nn.Conv1d]:
         """First convolution, norm, second convolution."""
         return cast(tuple[nn.Conv1d, nn.LayerNorm, nn.Conv1d], tuple(self.block[name] for name in ("1", "3", "6")))
@@ -131,7 +135,7 @@ class DiTBlock(nn.Module):
             tail: [2B, 2, 2, D].
         Returns: the residual stream, the new keys and the new values [2B, T, H, hd], and the next tail.
         """
-        dtype = self.mlp.fc1.weight.dtype
+        dtype = self.conv.dtype
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m, shift_c, scale_c, gate_c = shifts
         attended, k, v = self.attn(modulate(h, shift_a, scale_a, dtype), context.rows, context.mask, cache)
         h = h + gate_a * attended

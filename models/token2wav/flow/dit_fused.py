@@ -7,7 +7,6 @@ which tests verify. Intended for capture as one CUDA graph: without one, the tim
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.kernels.launch import has_large_tiles
@@ -49,7 +48,7 @@ class FusedSolver:
         # Input layer without the columns of the condition, and output layer.
         self.entry = LinearWeights(estimator.in_proj.weight[:, : flow.config.n_mels].contiguous(), None)
         self.last = LinearWeights.of(estimator.final_layer.linear)
-        self._is_large = has_large_tiles(self.last.weight.device) and self.last.weight.element_size() == 2
+        self._is_large = has_large_tiles(flow.device) and flow.dtype.itemsize == 2
 
     def __call__(self, state: FlowState, slots: ChunkSlots, inputs: SolveInputs) -> Tensor:
         """Arguments and results as `flow_state.solve`."""
@@ -108,22 +107,19 @@ class FusedSolver:
         modulated = entering.new_empty(kernels.M, D)
         windows, more_windows = (entering.new_empty(kernels.M, 3 * D) for _ in range(2))
         attended = entering.new_empty(kernels.M, inner)
-        added = F.linear(entering, *self.entry)
+        added = self.entry.product(entering)
         h = kernels.residual_norm(condition, added, None, shifts[0, 0], shifts[0, 1], modulated)
         for i, block in enumerate(self.blocks):
             _, _, gate_a, shift_m, scale_m, gate_m, shift_c, scale_c, gate_c = shifts[i]
-            qkv = F.linear(modulated, *block.qkv)
+            qkv = block.qkv.product(modulated)
             kernels.attend(qkv, block.q_norm, block.k_norm, attended, i)
-            kernels.residual_norm(h, F.linear(attended, *block.proj), gate_a, shift_c, scale_c, windows, i)
-            kernels.norm_mish(F.linear(windows, *block.conv1), *block.norm, more_windows, i)
-            kernels.residual_norm(h, F.linear(more_windows, *block.conv2), gate_c, shift_m, scale_m, modulated)
-            weight, bias = block.fc1
-            assert bias is not None, "expected a first MLP layer with a bias"
-            # GELU (tanh approximation) as the epilogue of the library's product saves a launch.
-            hidden = torch._addmm_activation(bias, modulated, weight.T, use_gelu=True)
+            kernels.residual_norm(h, block.proj.product(attended), gate_a, shift_c, scale_c, windows, i)
+            kernels.norm_mish(block.conv1.product(windows), *block.norm, more_windows, i)
+            kernels.residual_norm(h, block.conv2.product(more_windows), gate_c, shift_m, scale_m, modulated)
+            hidden = block.fc1.product_with_gelu(modulated)
             shift, scale = final if i + 1 == len(self.blocks) else shifts[i + 1, :2]
-            kernels.residual_norm(h, F.linear(hidden, *block.fc2), gate_m, shift, scale, modulated)
-        return F.linear(modulated, *self.last)
+            kernels.residual_norm(h, block.fc2.product(hidden), gate_m, shift, scale, modulated)
+        return self.last.product(modulated)
 
 
 def _block(block: DiTBlock) -> _Block:

@@ -11,11 +11,17 @@ chain of additions.
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from models.checkpoint.quantized import QuantizedMatrix
 from models.kernels.launch import has_large_tiles, launch_options
+from models.kernels.packed_linear import Linear, pack_biases, pack_weights
+from models.kernels.quantized_gemm import quantized_linear, readable_values
+from models.kernels.tile_ops import widened
+from models.layers.quantized import QuantizedLinear, Weight
 
 MAX_AHEAD = 4  # most tiles of a weight that a program reads ahead
 MAX_ROWS = 128  # with more, the library's products and separate norms take less time
@@ -33,17 +39,37 @@ class LinearTiles(NamedTuple):
 
 
 class LinearWeights(NamedTuple):
-    """Weight [N, K] and bias [N] of a linear layer, or of several packed along N."""
+    """Weight [N, K] and bias [N] of a linear layer, or of several packed along N. A quantised weight has a bias."""
 
-    weight: Tensor
+    weight: Weight
     bias: Tensor | None
 
     @classmethod
-    def of(cls, *layers: nn.Linear) -> "LinearWeights":
-        """The weights of one layer, or a packed copy of the weights of several layers with a bias."""
+    def of(cls, *layers: Linear) -> "LinearWeights":
+        """The weights of one layer, or a packed copy of the weights of several layers with a bias.
+
+        Quantised layers have one kind; they become views of what is packed.
+        """
         if len(layers) == 1:
             return cls(layers[0].weight, layers[0].bias)
-        return cls(torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers]))
+        if any(isinstance(layer, QuantizedLinear) for layer in layers):
+            return cls(pack_weights(layers), pack_biases(layers))
+        weights = [layer.weight for layer in layers if isinstance(layer, nn.Linear)]
+        return cls(torch.cat(weights), torch.cat([layer.bias for layer in layers if layer.bias is not None]))
+
+    def product(self, a: Tensor) -> Tensor:
+        """a [M, K] weight^T + bias for many rows, by the library's products."""
+        if isinstance(self.weight, QuantizedMatrix):
+            return quantized_linear(a, self.weight, self.bias)
+        return F.linear(a, self.weight, self.bias)
+
+    def product_with_gelu(self, a: Tensor) -> Tensor:
+        """As `product`, then GELU by its tanh approximation. The layer has a bias."""
+        if isinstance(self.weight, QuantizedMatrix):
+            return F.gelu(self.product(a), approximate="tanh")
+        assert self.bias is not None, "expected a layer with a bias"
+        # As the epilogue of the library's product the activation saves a launch.
+        return torch._addmm_activation(self.bias, a, self.weight.T, use_gelu=True)
 
 
 class Norm(NamedTuple):
@@ -95,9 +121,12 @@ def _sum_of_parts(parts, SPLIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 
 
 @triton.jit
-def _weight_tile(w_at, k_w, w_rows, K: tl.constexpr, start):
-    """Columns start + k_w of a weight's rows: [SPLIT, KS, BN]."""
-    return tl.load(w_at + start, mask=w_rows & (k_w + start < K), other=0.0)
+def _weight_tile(w_at, k_w, w_rows, K: tl.constexpr, start, QUANTISED: tl.constexpr, dtype: tl.constexpr):
+    """Columns start + k_w of a weight's rows: [SPLIT, KS, BN]; of a quantised weight its values, not scaled."""
+    tile = tl.load(w_at + start, mask=w_rows & (k_w + start < K), other=0.0)
+    if QUANTISED:
+        tile = widened(tile, dtype)
+    return tile
 
 
 @triton.jit
@@ -109,15 +138,16 @@ def _row_tile(a_at, k_a, a_rows, K: tl.constexpr, start):
 # The number of rows differs between buckets, so the kernel is not specialized for it.
 @triton.jit(do_not_specialize=["M", "n_a"])
 def _product_kernel(
-    a, scale, shift, weight, bias, base, gate, out, M, N, n_a,
+    a, scale, shift, weight, row_scale, bias, base, gate, out, M, N, n_a,
     K: tl.constexpr, EPS: tl.constexpr, PLUS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, LINES: tl.constexpr,
-    LINE: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    LINE: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, QUANTISED: tl.constexpr,
 ):  # fmt: skip
     """One tile of base + gate * activation(norm(a) weight^T + bias). AHEAD: all of the weight's tiles are read before
-    the wait, and all tiles of a at once.
+    the wait, and all tiles of a at once. QUANTISED: row_scale multiplies the sums; otherwise it is None.
     """
+    dtype: tl.constexpr = bias.dtype.element_ty if QUANTISED else weight.dtype.element_ty
     KS: tl.constexpr = BK // SPLIT
     m = tl.program_id(1) * BM + tl.arange(0, BM)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -132,15 +162,17 @@ def _product_kernel(
     tl.static_assert(not (AHEAD and TILES > 4))
     tl.static_assert(not (NORM and TILES > 1))
     if AHEAD:
-        w_0 = _weight_tile(w_at, k_w, w_rows, K, 0)
+        w_0 = _weight_tile(w_at, k_w, w_rows, K, 0, QUANTISED, dtype)
         if TILES > 1:
-            w_1 = _weight_tile(w_at, k_w, w_rows, K, BK)
+            w_1 = _weight_tile(w_at, k_w, w_rows, K, BK, QUANTISED, dtype)
         if TILES > 2:
-            w_2 = _weight_tile(w_at, k_w, w_rows, K, 2 * BK)
+            w_2 = _weight_tile(w_at, k_w, w_rows, K, 2 * BK, QUANTISED, dtype)
         if TILES > 3:
-            w_3 = _weight_tile(w_at, k_w, w_rows, K, 3 * BK)
+            w_3 = _weight_tile(w_at, k_w, w_rows, K, 3 * BK, QUANTISED, dtype)
     elif PDL:
         _fetch(weight, n, N, K, LINES, LINE)
+    if QUANTISED:
+        weight_scale = tl.load(row_scale + n, mask=n < N, other=0.0)
     if NORM:
         by = tl.load(scale + k_a, mask=k_a < K, other=0.0).to(tl.float32) + PLUS
         plus = tl.load(shift + k_a, mask=k_a < K, other=0.0).to(tl.float32)
@@ -170,19 +202,21 @@ def _product_kernel(
             x = tl.where(k_a < K, x - mean[None, :, None], 0.0)
             variance = tl.sum(tl.sum(x * x, 2), 0) / K
             x = x * tl.rsqrt(variance + EPS)[None, :, None] * by + plus
-        acc = tl.dot(x.to(weight.dtype.element_ty), w_0, acc, input_precision=PRECISION)
+        acc = tl.dot(x.to(dtype), w_0, acc, input_precision=PRECISION)
         if TILES > 1:
-            acc = tl.dot(x_1.to(weight.dtype.element_ty), w_1, acc, input_precision=PRECISION)
+            acc = tl.dot(x_1.to(dtype), w_1, acc, input_precision=PRECISION)
         if TILES > 2:
-            acc = tl.dot(x_2.to(weight.dtype.element_ty), w_2, acc, input_precision=PRECISION)
+            acc = tl.dot(x_2.to(dtype), w_2, acc, input_precision=PRECISION)
         if TILES > 3:
-            acc = tl.dot(x_3.to(weight.dtype.element_ty), w_3, acc, input_precision=PRECISION)
+            acc = tl.dot(x_3.to(dtype), w_3, acc, input_precision=PRECISION)
     else:
         for start in range(0, K, BK):
             x = _row_tile(a_at, k_a, a_rows, K, start)
-            w = _weight_tile(w_at, k_w, w_rows, K, start)
-            acc = tl.dot(x.to(weight.dtype.element_ty), w, acc, input_precision=PRECISION)
+            w = _weight_tile(w_at, k_w, w_rows, K, start, QUANTISED, dtype)
+            acc = tl.dot(x.to(dtype), w, acc, input_precision=PRECISION)
     y = _sum_of_parts(acc, SPLIT, BM, BN)
+    if QUANTISED:
+        y *= weight_scale[None, :]
     if BIAS:
         y += offset[None, :]
     if ACTIVATION == "gelu":
@@ -200,7 +234,7 @@ def product_tiles(M: int, K: int, n_bytes: int, *, norm: bool, is_large: bool) -
     """Tile sizes for M rows of a layer with K columns.
 
     Args:
-        n_bytes: size of one weight element.
+        n_bytes: size of one element of the product's inputs.
         norm: a norm precedes the product.
         is_large: programs may hold large tiles, see `has_large_tiles`.
     """
@@ -251,7 +285,7 @@ def product(
 
     Args:
         a: [R, K]. If `out` has more rows, reading starts again at the first row.
-        linear: weight [N, K] and bias [N].
+        linear: weight [N, K], which may be quantised as int8 or fp8, and bias [N].
         out: [M, N] of any float type.
         norm: of the rows of `a`; K is then one tile.
         epilogue: activation, gate and base.
@@ -259,19 +293,25 @@ def product(
     Returns: out.
     """
     (weight, bias), (activation, base, gate) = linear, epilogue
+    row_scale = None
+    if isinstance(weight, QuantizedMatrix):
+        assert bias is not None and weight.zeros is None, f"weight: expected int8 or fp8 with a bias, got {weight.kind}"
+        n_bytes, row_scale, weight = bias.element_size(), weight.scale, readable_values(weight)
+    else:
+        n_bytes = weight.element_size()
     (M, N), K = out.shape, weight.shape[1]
     is_large = has_large_tiles(weight.device)
-    tiles = tiles or product_tiles(M, K, weight.element_size(), norm=norm is not None, is_large=is_large)
+    tiles = tiles or product_tiles(M, K, n_bytes, norm=norm is not None, is_large=is_large)
     allow_tf32 = torch.backends.cuda.matmul.allow_tf32
     line = 128 // weight.element_size()  # elements per cache line
     scale, shift, eps, plus = norm or Norm(a, a, 0.0)
     _product_kernel[(triton.cdiv(N, tiles.columns), triton.cdiv(M, tiles.rows))](
-        a, scale, shift, weight, out if bias is None else bias, out if base is None else base,
+        a, scale, shift, weight, row_scale, out if bias is None else bias, out if base is None else base,
         out if gate is None else gate, out, M, N, len(a),
         K=K, EPS=eps, PLUS=plus, NORM=norm is not None, BIAS=bias is not None, ACTIVATION=activation,
         ADD=base is not None, GATED=gate is not None, BM=tiles.rows, BN=tiles.columns, BK=tiles.inner,
-        SPLIT=tiles.split, PRECISION="tf32" if allow_tf32 or weight.element_size() <= 2 else "ieee",
+        SPLIT=tiles.split, PRECISION="tf32" if allow_tf32 or n_bytes <= 2 else "ieee",
         LINES=triton.next_power_of_2(triton.cdiv(K, line)), LINE=line, AHEAD=_is_ahead(K, tiles, is_large),
-        num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(out.device),
+        QUANTISED=row_scale is not None, num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(out.device),
     )  # fmt: skip
     return out

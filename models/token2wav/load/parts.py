@@ -5,7 +5,7 @@ there and HiFT in `hift_original.pt`, whose presence identifies the layout. Does
 `onnx_container`, `flow_yaml`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from models.checkpoint.files import read_pt
+from models.checkpoint.files import read_pt, read_stored_pt
+from models.checkpoint.precision import UNQUANTIZED, Kind, Precision
+from models.checkpoint.quantized import QuantizedMatrix, quantize
 from models.errors import CheckpointError, SettingsError
-from models.layers.weights import Mismatch, Tree, assign_weights, on_meta, tensor_shapes
+from models.layers.quantized import Weight
+from models.layers.weights import Mismatch, Tree, assign_each, on_meta, tensor_shapes
 from models.token2wav.flow.flow import Flow
 from models.token2wav.hift import hift
 from models.token2wav.hift.hift import Hift
@@ -35,6 +38,7 @@ SPEAKER_ENCODER, SPEECH_TOKENIZER = "campplus.onnx", "speech_tokenizer_v2_25hz.o
 _HIFT_PREFIX = "generator."  # some checkpoints store HiFT under this name
 
 DtypeOf = Callable[[str], torch.dtype]
+KindOf = Callable[[str, tuple[int, ...]], Kind | None]  # by name and shape
 
 
 @dataclass(frozen=True)
@@ -101,8 +105,12 @@ def load_flow_and_hift(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     hift_dtype: torch.dtype = torch.float32,
+    precision: Precision = UNQUANTIZED,
 ) -> FlowAndHift:
-    """The modules from tokens to sound, without the 0.5 GB that only preparing a voice needs; as `load_token2wav`."""
+    """The modules from tokens to sound, without the 0.5 GB that only preparing a voice needs; as `load_token2wav`.
+
+    precision: of the flow's layers. A matrix that the file stores in this kind is used as it is.
+    """
     for name, value in (("dtype", dtype), ("hift_dtype", hift_dtype)):
         if not value.is_floating_point:
             raise SettingsError(name, expected="a floating-point type", got=value)
@@ -111,7 +119,8 @@ def load_flow_and_hift(
     _require(folder, files)
     config = load_flow_config(folder / FLOW_YAML)
     loader = _Loader(folder, device)
-    flow = loader.check(FLOW, read_pt(folder / FLOW), lambda: Flow(config), lambda _: dtype)
+    flow_tensors = read_stored_pt(folder / FLOW)
+    flow = loader.check(FLOW, flow_tensors, lambda: Flow(config), lambda _: dtype, precision.flow_kind_of)
     tensors = _read_hift(folder / files[-1])
     hift_config = hift_config_of(tensors, folder / files[-1])
     if hift_config.n_mels != config.n_mels:
@@ -166,9 +175,16 @@ class _Loader:
     def __init__(self, folder: Path, device: torch.device | str):
         self.device = device
         self.mismatch = Mismatch(str(folder), "the tensors of the networks that its files describe")
-        self.checked: list[tuple[str, nn.Module, dict[str, Tensor], DtypeOf]] = []
+        self.checked: list[tuple[str, nn.Module, Mapping[str, Weight], DtypeOf, KindOf]] = []
 
-    def check(self, file: str, tensors: dict[str, Tensor], build: Callable[[], Tree], dtype_of: DtypeOf) -> Tree:
+    def check(
+        self,
+        file: str,
+        tensors: Mapping[str, Weight],
+        build: Callable[[], Tree],
+        dtype_of: DtypeOf,
+        kind_of: KindOf = UNQUANTIZED.kind_of,
+    ) -> Tree:
         """The module, still without data; differences from `tensors` are collected."""
         with on_meta():
             module = build()
@@ -181,21 +197,41 @@ class _Loader:
         wrong = (name for name in expected if name in both and got[name] != expected[name])
         lines = (f"{name}: expected {list(expected[name])}, got {list(got[name])}" for name in wrong)
         add(f"wrong shape in {file}", lines)
-        self.checked.append((file, module, tensors, dtype_of))
+        self.checked.append((file, module, tensors, dtype_of, kind_of))
         return module
 
     def assign(self) -> None:
         self.mismatch.raise_if_any()
         placed = []
-        for file, module, tensors, dtype_of in self.checked:
-            # The device first: the type is converted there, and on the CPU an unchanged tensor is not copied.
-            ready = {name: tensor.to(self.device).to(dtype_of(name)) for name, tensor in tensors.items()}
-            bad = (f"{name} as {tensor.dtype}" for name, tensor in ready.items() if not tensor.isfinite().all())
+        for file, module, tensors, dtype_of, kind_of in self.checked:
+            ready = {
+                name: self._placed(tensor, dtype_of(name), kind_of(name, tuple(tensor.shape)))
+                for name, tensor in tensors.items()
+            }
+            plain = ((name, one) for name, one in ready.items() if isinstance(one, Tensor))
+            bad = (f"{name} as {tensor.dtype}" for name, tensor in plain if not tensor.isfinite().all())
             self.mismatch.add(f"not finite in {file}", bad)
             placed.append((module, ready, dtype_of("")))
         self.mismatch.raise_if_any()
         for module, ready, dtype in placed:
-            assign_weights(module, ready, self.device, dtype)
+            assign_each(module, _taken(ready), self.device, dtype)
+
+    def _placed(self, stored: Weight, dtype: torch.dtype, kind: Kind | None) -> Weight:
+        """A weight on the device; as `dtype` if it is not quantised, or has values that are not finite."""
+        # The device first: the type is converted there, and on the CPU an unchanged tensor is not copied.
+        weight = stored.to(self.device)
+        if isinstance(weight, QuantizedMatrix):
+            if weight.kind == kind:
+                return weight
+            weight = weight.dequantized()
+        return quantize(weight, kind) if kind is not None and weight.isfinite().all() else weight.to(dtype)
+
+
+def _taken(weights: dict[str, Weight]) -> Iterator[tuple[str, Weight]]:
+    """All weights, each removed before the next one: a layer that packs its matrix frees it."""
+    while weights:
+        name = next(iter(weights))
+        yield name, weights.pop(name)
 
 
 def _read_hift(path: Path) -> dict[str, Tensor]:

@@ -6,13 +6,15 @@ Contains the scale of each weight, chosen so that the sound is neither silent no
 import math
 
 import torch
-from torch import Tensor
 
-from models.layers.weights import Tree, assign_weights, on_meta, tensor_shapes
+from models.checkpoint.precision import UNQUANTIZED, Precision
+from models.checkpoint.quantized import quantize
+from models.layers.quantized import Weight
+from models.layers.weights import Tree, assign_each, on_meta, tensor_shapes
 from models.token2wav.flow.flow import Flow
 from models.token2wav.hift import hift
 from models.token2wav.hift.hift import Hift
-from models.token2wav.load.parts import DtypeOf, FlowAndHift
+from models.token2wav.load.parts import DtypeOf, FlowAndHift, KindOf
 from models.token2wav.settings import FlowConfig, HiftConfig
 
 MEAN_F0 = 190.0  # Hz
@@ -26,15 +28,19 @@ def random_parts(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     hift_dtype: torch.dtype = torch.float32,
+    precision: Precision = UNQUANTIZED,
     seed: int = 0,
 ) -> FlowAndHift:
-    """Flow and HiFT of these sizes; None = the released sizes. Equal seed, device and types give equal weights."""
+    """Flow and HiFT of these sizes; None = the released sizes. Equal seed, device and types give equal weights.
+
+    precision: to which the flow's layers are rounded then.
+    """
     flow, hift_config = flow or FlowConfig(), hift_config or HiftConfig()
     with on_meta():
         parts = Flow(flow), Hift(hift_config)
     generator = torch.Generator(device).manual_seed(seed)
     return FlowAndHift(
-        filled(parts[0], generator, device, lambda _: dtype),
+        filled(parts[0], generator, device, lambda _: dtype, precision.flow_kind_of),
         filled(parts[1], generator, device, lambda name: hift.weight_dtype(name, hift_dtype)),
     )
 
@@ -66,12 +72,20 @@ def mean_and_std(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     return 0.0, 1 / math.sqrt(fan_in)
 
 
-def filled(module: Tree, generator: torch.Generator, device: torch.device | str, dtype_of: DtypeOf) -> Tree:
+def filled(
+    module: Tree,
+    generator: torch.Generator,
+    device: torch.device | str,
+    dtype_of: DtypeOf,
+    kind_of: KindOf = UNQUANTIZED.kind_of,
+) -> Tree:
     """The module from the meta device, with random weights of `mean_and_std`."""
 
-    def drawn(name: str, shape: tuple[int, ...]) -> Tensor:
+    def drawn(name: str, shape: tuple[int, ...]) -> Weight:
         mean, std = mean_and_std(name, shape)
-        return torch.empty(shape, dtype=dtype_of(name), device=device).normal_(mean, std, generator=generator)
+        weight = torch.empty(shape, dtype=dtype_of(name), device=device).normal_(mean, std, generator=generator)
+        kind = kind_of(name, shape)
+        return weight if kind is None else quantize(weight, kind)
 
-    tensors = {name: drawn(name, shape) for name, shape in tensor_shapes(module).items()}
-    return assign_weights(module, tensors, device, dtype_of(""))
+    weights = ((name, drawn(name, shape)) for name, shape in tensor_shapes(module).items())
+    return assign_each(module, weights, device, dtype_of(""))

@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from models.checkpoint.precision import Kind
+from models.checkpoint.quantized import quantize
 from tests.models.compare import assert_close
 
 pytest.importorskip("triton")
@@ -50,6 +52,26 @@ def test_activation_gate_and_base(device: str, activation: str, tiles: LinearTil
     assert_close(base, added, 0.0, "in place")
 
 
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.parametrize(("K", "norm", "n_bytes"), [(80, True, 2), (120, False, 2), (272, False, 4)])
+@pytest.mark.parametrize("device", DEVICES)
+def test_quantised_weights_equal_dequantised_ones(device: str, K: int, norm: bool, n_bytes: int, kind: Kind):
+    """With all tiles read ahead, and in a loop."""
+    M, N = 18, 40
+    a, bias, gate, base = (drawn(*shape, device=device) for shape in ((M, K), (N,), (N,), (M, N)))
+    matrix = quantize(drawn(N, K, device=device) / K**0.5, kind)
+    shift = Norm(drawn(K, device=device), drawn(K, device=device), 1e-6, 1.0) if norm else None
+    tiles = product_tiles(M, K, n_bytes, norm=norm, is_large=True)
+    got, expected = (
+        product(
+            a, LinearWeights(weight, bias), torch.empty_like(base), norm=shift,
+            epilogue=Epilogue("gelu", base, gate), tiles=tiles,
+        )
+        for weight in (matrix, matrix.dequantized())
+    )  # fmt: skip
+    assert_close(got, expected, 1e-5)
+
+
 @pytest.mark.parametrize(("plus", "M", "is_large"), [(0.0, 18, True), (1.0, 18, False), (1.0, 40, True)])
 @pytest.mark.parametrize("device", DEVICES)
 def test_norm_precedes_the_product(device: str, plus: float, M: int, is_large: bool):
@@ -64,17 +86,20 @@ def test_norm_precedes_the_product(device: str, plus: float, M: int, is_large: b
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kind", [None, "int8", "fp8"])
 @pytest.mark.parametrize("M", [32, 68, 128])
 @pytest.mark.parametrize(("K", "norm"), [(512, True), (512, False), (1536, False), (2048, False)])
-def test_released_sizes_in_bfloat16(M: int, K: int, norm: bool):
+def test_released_sizes_in_bfloat16(M: int, K: int, norm: bool, kind: Kind | None):
     a, weight = drawn(M, K, device="cuda"), (drawn(512, K, device="cuda") / K**0.5).bfloat16()
+    stored = weight if kind is None else quantize(weight, kind)
+    weight = weight if kind is None else stored.dequantized()
     bias, gate, base = drawn(512, device="cuda").bfloat16(), drawn(512, device="cuda"), drawn(M, 512, device="cuda")
     scale, shift = drawn(K, device="cuda"), drawn(K + 4, device="cuda")[4:]
     normed = F.layer_norm(a, (K,), eps=1e-6) * (1 + scale) + shift if norm else a
     expected = base + gate * F.linear(normed.bfloat16().float(), weight.float(), bias.float())
     product(
         a if norm else a.bfloat16(),
-        LinearWeights(weight, bias),
+        LinearWeights(stored, bias),
         base,
         norm=Norm(scale, shift, 1e-6, 1.0) if norm else None,
         epilogue=Epilogue(base=base, gate=gate),
