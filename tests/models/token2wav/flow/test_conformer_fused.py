@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from models.checkpoint.precision import FlowKind, Precision
+from models.layers.quantized import QuantizedLinear
 from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.flow.flow_state import REFERENCE_FLOW, ChunkSlots, ChunkTokens, FlowSizes, FlowState, encode
 from models.token2wav.load.random_weights import random_parts
@@ -11,6 +13,7 @@ from tests.models.compare import assert_close, assert_same
 
 pytest.importorskip("triton")
 
+from models.token2wav.flow import conformer_fused
 from models.token2wav.flow.conformer_fused import FusedLayers
 
 DEVICES = (
@@ -21,19 +24,28 @@ SIZES = FlowSizes(n_sessions=2, n_voices=1, max_steps=1, max_chunk=10, max_promp
 CONFIG = FlowConfig(
     n_mels=6,
     speaker_dim=5,
-    encoder=EncoderConfig(width=32, heads=2, inner=40, n_layers=2, n_up_layers=1),
+    encoder=EncoderConfig(width=32, heads=2, inner=48, n_layers=2, n_up_layers=1),
     estimator=DiTConfig(width=8, heads=1, head_dim=8, depth=1, mlp_ratio=2.0),
 )
 
 
+@pytest.mark.parametrize(("kind", "most_rows"), [(None, 128), ("int8", 128), ("fp8", 0)], ids=["", "int8", "fp8-many"])
 @pytest.mark.parametrize("device", DEVICES)
 @torch.no_grad()
-def test_fused_layers_equal_plain_layers(device: str):
+def test_fused_layers_equal_plain_layers(
+    device: str, kind: FlowKind | None, most_rows: int, monkeypatch: pytest.MonkeyPatch
+):
     """Chunks of different length after a prompt that fills more than one tile of keys."""
+    monkeypatch.setattr(conformer_fused, "MAX_ROWS", most_rows)
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
-    parts = random_parts(CONFIG, HiftConfig(n_mels=6, base_channels=8, f0_channels=4), device=device)
-    flow, generator = parts.flow, torch.Generator().manual_seed(3)
+    hift = HiftConfig(n_mels=6, base_channels=8, f0_channels=4)
+    flow = random_parts(CONFIG, hift, device=device, precision=Precision(flow=kind)).flow
+    quantized = [layer for layer in flow.modules() if isinstance(layer, QuantizedLinear)]
+    assert len(quantized) == (18 if kind else 0), "expected six for each layer of the encoder"
+    for layer in quantized:
+        layer.replace_weight(layer.weight)  # PyTorch's int8 kernel of a CPU would round the inputs too
+    generator = torch.Generator().manual_seed(3)
     states = [FlowState(flow, SIZES, REFERENCE_FLOW) for _ in range(2)]
     voice = torch.tensor([states[0].scratch + 1], device=device)
     prompt = torch.randint(6561, (1, 33), generator=generator).to(device)

@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.checkpoint.precision import FlowKind, Precision
+from models.layers.quantized import QuantizedLinear
 from models.token2wav.flow.block_table import FIRST_ROW
 from models.token2wav.flow.flow import Flow
 from models.token2wav.flow.flow_backend import FlowBackend, PlainFlow
@@ -28,15 +30,21 @@ SIZES = FlowSizes(n_sessions=N_SESSIONS, n_voices=1, max_steps=N_STEPS, max_chun
 TOLERANCE = 2e-5
 
 
-def make_flow() -> Flow:
-    """Three heads, and a width that is neither a power of two nor theirs together."""
+def make_flow(kind: FlowKind | None = None) -> Flow:
+    """Three heads, and a width that is neither a power of two nor theirs together. kind: of all layers of blocks."""
     config = FlowConfig(
         n_mels=N_MELS,
         speaker_dim=5,
         encoder=EncoderConfig(width=8, heads=2, inner=12, n_layers=1, n_up_layers=1),
-        estimator=DiTConfig(width=20, heads=3, head_dim=16, depth=1, mlp_ratio=2.0),
+        estimator=DiTConfig(width=80 if kind else 20, heads=3, head_dim=16, depth=1, mlp_ratio=1.2 if kind else 2.0),
     )
-    return random_parts(config, HiftConfig(n_mels=N_MELS, base_channels=8, f0_channels=4)).flow
+    hift = HiftConfig(n_mels=N_MELS, base_channels=8, f0_channels=4)
+    flow = random_parts(config, hift, precision=Precision(flow=kind)).flow
+    quantized = [layer for layer in flow.modules() if isinstance(layer, QuantizedLinear)]
+    assert len(quantized) == (6 if kind else 0)
+    for layer in quantized:
+        layer.replace_weight(layer.weight)  # PyTorch's int8 kernel of a CPU would round the inputs too
+    return flow
 
 
 def make_state(backend: FlowBackend) -> FlowState:
@@ -53,9 +61,15 @@ def make_state(backend: FlowBackend) -> FlowState:
     return state
 
 
-@pytest.mark.parametrize(("most_rows", "is_ahead"), [(128, True), (0, False)], ids=["few", "many"])
+@pytest.mark.parametrize(
+    ("most_rows", "is_ahead", "kind"),
+    [(128, True, None), (0, False, None), (128, True, "int8"), (128, True, "fp8"), (0, False, "int8")],
+    ids=["few", "many", "few-int8", "few-fp8", "many-int8"],
+)
 @torch.no_grad()
-def test_fused_solve_equals_plain_solve(most_rows: int, is_ahead: bool, monkeypatch: pytest.MonkeyPatch):
+def test_fused_solve_equals_plain_solve(
+    most_rows: int, is_ahead: bool, kind: FlowKind | None, monkeypatch: pytest.MonkeyPatch
+):
     """Rows with all frames, with one frame and with none; cached keys of two tiles, of which the first is read ahead or
     not.
     """
@@ -64,14 +78,14 @@ def test_fused_solve_equals_plain_solve(most_rows: int, is_ahead: bool, monkeypa
     if not is_ahead:  # the voice's new rows are two tiles
         monkeypatch.setattr(dit_kernels, "NEW_ROWS", 16)
     monkeypatch.setattr(torch, "_addmm_activation", _product_with_gelu)
-    flow = make_flow()
+    flow = make_flow(kind)
     backends = PlainFlow(flow), FusedFlow(flow)
     states = [make_state(backend) for backend in backends]
     _same(*states, "of the voice")
     slots = torch.tensor([1, 0, states[0].scratch])
     others = torch.where(slots < N_SESSIONS, slots + N_SESSIONS, slots)
     schedule, noise, generator = flow.schedule(N_STEPS), noise_table(N_MELS, 0), torch.Generator().manual_seed(7)
-    for number, counts in enumerate([[T, 1, 0], [2, T, 0]][: 2 if most_rows else 1]):
+    for number, counts in enumerate([[T, 1, 0], [2, T, 0]][: 2 if most_rows and kind is None else 1]):
         mu, n_frames = torch.randn(3, T, N_MELS, generator=generator), torch.tensor(counts)
         mels = []
         for state, backend in zip(states, backends, strict=True):
