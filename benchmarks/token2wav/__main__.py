@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +17,10 @@ from torch import Tensor
 from benchmarks import report
 from benchmarks.timing import Ceilings, DeviceClock, Timing, float32_precision
 from benchmarks.token2wav.work import chunk_work
+from models.checkpoint.precision import FlowWeights, Precision
+from models.checkpoint.quantized import quantize
 from models.graphs.region_graphs import compile_counters
+from models.layers.quantized import Weight
 from models.layers.weights import assign_weights, on_meta
 from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.flow.flow import Flow
@@ -35,6 +38,7 @@ from models.token2wav.voice.voice import Voice
 
 TINY = Path(__file__).parents[2] / "assets" / "tiny" / "assets" / "token2wav"
 PRECISIONS = ("bfloat16", "tf32", "float32")
+FLOW_WEIGHTS: tuple[FlowWeights, ...] = get_args(FlowWeights)
 # Ways to run a chunk: kernels, compilation, capture of both regions. With kernels, a worker compiles nothing of the
 # vocoder.
 WAYS = {
@@ -48,7 +52,7 @@ MODES = tuple(WAYS)
 PROMPT_TOKENS = 150  # a voice of six seconds
 SETTLED_AFTER = 4  # chunks until a turn's attention window is full
 HEADER = (
-    f"{'precision':9} {'steps':>5} {'batch':>5} {'mode':14} {'chunk p50/p95 ms':>17} {'flow':>8} {'hift':>8} "
+    f"{'precision':13} {'steps':>5} {'batch':>5} {'mode':14} {'chunk p50/p95 ms':>17} {'flow':>8} {'hift':>8} "
     f"{'kernels':>8} {'busy ms':>8} {'floor':>7} {'p50/floor':>9} {'first s':>8} {'voice ms':>9}"
 )
 
@@ -59,6 +63,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--config", default="tiny", help="tiny, a vocoder folder, or `real` for random weights")
     parser.add_argument("--device", default="cuda" if has_cuda else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--precision", type=_names, help=f"some of {','.join(PRECISIONS)}")
+    parser.add_argument(
+        "--weights",
+        type=_names,
+        default=("bf16",),
+        help=f"of the flow's layers, some of {','.join(FLOW_WEIGHTS)}; bf16: as the precision",
+    )
     parser.add_argument("--modes", type=_names, help=f"some of {','.join(MODES)}")
     parser.add_argument("--steps", type=_numbers, default=(10, 5), help="numbers of Euler steps")
     parser.add_argument("--batch", type=_numbers, help="batch sizes")
@@ -74,14 +84,21 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options.modes = options.modes or (MODES if is_cuda else ("eager",))
     options.batch = options.batch or ((1, 8, 32) if is_cuda else (1,))
     wrong = [*set(options.precision) - set(PRECISIONS), *set(options.modes) - set(MODES)]
+    wrong += set(options.weights) - set(FLOW_WEIGHTS)
     if (
         wrong
         or (is_cuda and not has_cuda)
         or (not is_cuda and set(options.modes) - {"eager", "compiled"})
         or options.repeats < 1
     ):
-        parser.error(f"expected known precisions and modes, a device that exists and a count, got {vars(options)}")
+        parser.error(
+            f"expected known precisions, weights and modes, a device that exists and a count, got {vars(options)}"
+        )
     return options
+
+
+def _named(precision: str, weights: FlowWeights) -> str:
+    return precision if weights == "bf16" else f"{precision} {weights}"
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -120,17 +137,19 @@ class VocoderBench:
         print(HEADER, flush=True)
         for precision in self.options.precision:
             with float32_precision(precision):
-                parts = self._cast(precision)
                 dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
                 ceilings = self.clock.ceilings(dtype)
                 self.result["ceilings"][precision] = asdict(ceilings)
-                for batch in self.options.batch:
-                    self._batch(precision, parts, batch, ceilings)
+                for weights in self.options.weights:
+                    parts = self._cast(precision, weights)
+                    for batch in self.options.batch:
+                        self._batch(_named(precision, weights), parts, batch, ceilings)
         self._differences()
         self._save()
         return self.result
 
     def _batch(self, precision: str, parts: FlowAndHift, batch: int, ceilings: Ceilings) -> None:
+        """Rows of one batch size. precision: as `_named` returns it."""
         if time.monotonic() - self._began > self.options.budget_s:
             self.result["left_out"].append(f"{precision} batch {batch}")
             return
@@ -178,7 +197,7 @@ class VocoderBench:
         parts = self._part_times(vocoder, chunks)
         n_frames = FRAMES_PER_TOKEN * CHUNK_TOKENS
         work = chunk_work(vocoder.parts, batch, n_steps, n_frames, FRAMES_PER_TOKEN * PROMPT_TOKENS + HISTORY_FRAMES)
-        floor_ms = work.floor_ms(ceilings, "bfloat16" if precision == "bfloat16" else "float32")
+        floor_ms = work.floor_ms(ceilings, "bfloat16" if precision.startswith("bfloat16") else "float32")
         kernels, busy_ms = self._kernels(lambda: vocoder.speak(chunks))
         now = compile_counters()
         row = {
@@ -203,7 +222,7 @@ class VocoderBench:
         self.result["rows"].append(row)
         pair = f"{timing.p50_ms:.2f}/{timing.p95_ms:.2f}"
         print(
-            f"{precision:9} {n_steps:5} {batch:5} {mode:14} {pair:>17} {row['flow_p50_ms']:8.2f} "
+            f"{precision:13} {n_steps:5} {batch:5} {mode:14} {pair:>17} {row['flow_p50_ms']:8.2f} "
             f"{row['hift_p50_ms']:8.2f} {kernels or '-':>8} {busy_ms or 0:8.2f} {floor_ms:7.2f} "
             f"{timing.p50_ms / floor_ms:9.1f} {first_s:8.1f} {1e3 * voice_s:9.1f}",
             flush=True,
@@ -254,18 +273,22 @@ class VocoderBench:
         return torch.cat([vocoder.speak([Chunk(session, self.speech_tokens[n])])[0] for n in range(4)]).cpu()
 
     def _differences(self) -> None:
-        """Difference of each precision's sound from float32: signal-to-noise ratio and log-mel distance."""
+        """Difference of each precision's sound from float32, or of quantised weights' from that of the same precision:
+        signal-to-noise ratio and log-mel distance.
+        """
         for key, wave in self.waves.items():
-            precision, n_steps = key.split()
-            plain = self.waves.get(f"float32 {n_steps}")
-            if plain is None or precision == "float32":
+            precision, n_steps = key.rsplit(maxsplit=1)
+            names = ("float32", precision.split()[0])
+            against = next((name for name in names if name != precision and f"{name} {n_steps}" in self.waves), None)
+            if against is None or precision == "float32":
                 continue
+            plain = self.waves[f"{against} {n_steps}"]
             error = (wave - plain).square().mean()
             snr_db = float(10 * torch.log10(plain.square().mean() / error))
             mels = [prompt_mel(w) for w in (wave, plain)]
             mel_l1 = float((mels[0] - mels[1]).abs().mean())
-            self.result["difference"][key] = {"snr_db": snr_db, "log_mel_l1": mel_l1}
-            print(f"{precision} against float32, {n_steps} steps: SNR {snr_db:.1f} dB, log-mel L1 {mel_l1:.4f}")
+            self.result["difference"][key] = {"against": against, "snr_db": snr_db, "log_mel_l1": mel_l1}
+            print(f"{precision} against {against}, {n_steps} steps: SNR {snr_db:.1f} dB, log-mel L1 {mel_l1:.4f}")
 
     def _plain_parts(self) -> FlowAndHift:
         if self.options.config == "real":
@@ -273,16 +296,22 @@ class VocoderBench:
         folder = TINY if self.options.config == "tiny" else Path(self.options.config)
         return load_flow_and_hift(folder, device=self.device)
 
-    def _cast(self, precision: str) -> FlowAndHift:
-        """The same weights in another precision; bfloat16 weights are rounded copies."""
-        if precision != "bfloat16":
+    def _cast(self, precision: str, weights: FlowWeights) -> FlowAndHift:
+        """The same weights in another precision; those of bfloat16 and of quantised layers are rounded copies."""
+        if precision != "bfloat16" and weights == "bf16":
             return self.plain
         flow, hift = self.plain.flow, self.plain.hift
-        dtype = torch.bfloat16
+        dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        kinds = Precision(flow=None if weights == "bf16" else weights)
         with on_meta():
             copies = Flow(flow.config), Hift(hift.config)
+
+        def flow_weight(name: str, weight: Tensor) -> Weight:
+            kind = kinds.flow_kind_of(name, tuple(weight.shape))
+            return weight.to(dtype) if kind is None else quantize(weight, kind)
+
         return FlowAndHift(
-            assign_weights(copies[0], {n: t.to(dtype) for n, t in flow.state_dict().items()}, self.device, dtype),
+            assign_weights(copies[0], {n: flow_weight(n, t) for n, t in flow.state_dict().items()}, self.device, dtype),
             assign_weights(
                 copies[1],
                 {n: t.to(hift_room.weight_dtype(n, dtype)) for n, t in hift.state_dict().items()},

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from benchmarks.timing import Ceilings
+from models.layers.quantized import QuantizedLinear
 from models.token2wav.hift.hift import Hift
 from models.token2wav.stream.region_table import VocoderParts
 from models.token2wav.stream.vocode import TAIL_FRAMES
@@ -35,6 +36,8 @@ def chunk_work(parts: VocoderParts, batch: int, n_steps: int, n_frames: int, n_s
     dit_weights = _numel(dit.blocks, without="adaLN") + dit.in_proj.weight.numel() + _numel(dit.final_layer, "adaLN")
     encoder_weights = _numel(encoder, without="linear_pos") + _numel(flow.encoder_proj)
     weights = width_bytes * (n_steps * dit_weights + encoder_weights) + sum(p.nbytes for p in hift.parameters())
+    # A number of int8 or fp8 is one byte.
+    weights -= (width_bytes - 1) * (n_steps * _quantized(dit) + _quantized(encoder))
 
     config = flow.config.estimator
     columns, inner = n_seen + n_frames, config.heads * config.head_dim
@@ -61,4 +64,11 @@ def hift_flops(hift: Hift, n_frames: int) -> int:
 
 
 def _numel(module: nn.Module, without: str = "\0") -> int:
-    return sum(p.numel() for name, p in module.named_parameters() if without not in name and p.ndim > 1)
+    parameters = (p for name, p in module.named_parameters() if without not in name and not name.endswith(".values"))
+    return sum(p.numel() for p in parameters if p.ndim > 1) + _quantized(module)
+
+
+def _quantized(module: nn.Module) -> int:
+    """Numbers in the quantised layers, which a CPU may have packed."""
+    layers = (one for one in module.modules() if isinstance(one, QuantizedLinear))
+    return sum(one.out_features * one.in_features for one in layers)

@@ -118,13 +118,16 @@ def chosen_precision(weights: Weights, parts: Mapping[Part, Weights | None] | No
     """
     precision = PRESETS[weights]
     for part, own in (parts or {}).items():
-        if part == "flow" and own == "int4":
-            raise SettingsError("weights of the flow", expected=FLOW_EXPECTED, got=own)
-        if own is not None:
+        if own is None:
+            continue
+        if part == "llm":
+            like = PRESETS[own]
+            precision = replace(precision, llm=like.llm, down=like.down, head=like.head)
+        elif part == "flow":
+            if own == "int4":
+                raise SettingsError("weights of the flow", expected=FLOW_EXPECTED, got=own)
+            precision = replace(precision, flow=None if own == "bf16" else own)
+        else:
             kind: Kind | None = None if own == "bf16" else own
-            if part == "llm":
-                like = PRESETS[own]
-                precision = replace(precision, llm=like.llm, down=like.down, head=like.head)
-            else:
-                precision = replace(precision, **{part: kind})
+            precision = replace(precision, **{part: kind})
     return precision

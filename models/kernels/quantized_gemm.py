@@ -329,7 +329,8 @@ def dequantized(weight: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
     out = torch.empty(N, K, dtype=dtype, device=weight.values.device)
     rows, columns = dequantize_tiles(weight)
     _dequantize_kernel[(triton.cdiv(N, rows), triton.cdiv(stored, columns))](
-        readable_values(weight), weight.scale, _zeros(weight), out, N, stored, BN=rows, BK=columns, INT4=is_int4, num_warps=4
+        readable_values(weight), weight.scale, _zeros(weight), out, N, stored,
+        BN=rows, BK=columns, INT4=is_int4, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -345,7 +346,8 @@ def many_product(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None, plan: 
     out = torch.empty(plan.splits, M, N, dtype=torch.float32 if is_split else x.dtype, device=x.device)
     own_bias = None if is_split else bias
     _many_kernel[(triton.cdiv(M, plan.rows), triton.cdiv(N, plan.columns), plan.splits)](
-        x, readable_values(weight), weight.scale, _zeros(weight), out if own_bias is None else own_bias, out, M, N, stored,
+        x, readable_values(weight), weight.scale, _zeros(weight), out if own_bias is None else own_bias, out,
+        M, N, stored,
         BM=plan.rows, BN=plan.columns, BK=plan.inner, TILES=stored // plan.splits // plan.inner,
         INT4=weight.zeros is not None, BIAS=own_bias is not None, PRECISION=_precision(x),
         # Tiles of larger numbers would not fit into the shared memory of smaller GPUs.

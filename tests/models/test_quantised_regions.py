@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.checkpoint.precision import PRESETS, Weights
+from models.checkpoint.precision import PRESETS, FlowKind, Precision, Weights
 from models.layers.backend import TORCH
 from models.load import load_model
 from models.omni import OmniModel
+from models.token2wav.flow.flow import Flow
+from models.token2wav.load.parts import load_flow_and_hift
 from tests.parity.build import slot_cache
 
 # Largest error as a multiple of bfloat16's.
@@ -21,6 +23,7 @@ BOUNDS: dict[Weights, dict[str, float]] = {
     "int8": {"llm": 4, "tts": 4, "apm": 4, "vpm": 4},
     "int4": {"llm": 20, "tts": 4, "apm": 4, "vpm": 4},
 }
+FLOW_BOUNDS: dict[FlowKind, tuple[float, float]] = {"int8": (0.1, 1), "fp8": (0.5, 3)}  # smallest and largest
 
 
 def outputs(model: OmniModel) -> dict[str, Tensor]:
@@ -71,3 +74,29 @@ def test_errors_stay_bounded(tiny: Path, exact: dict[str, Tensor], rounded: dict
         assert found["tts"] == found["vpm"] == 0, f"expected tts and vpm that are not quantised, got errors of {found}"
     if weights == "int4":
         assert found["llm"] > 3 * found["vpm"], "expected the language model alone in int4"
+
+
+def flow_outputs(flow: Flow) -> dict[str, Tensor]:
+    """Hidden states of the encoder, and the mel."""
+    generator, n, n_mels = torch.Generator().manual_seed(2), torch.tensor([24]), flow.config.n_mels
+    speech_tokens = torch.randint(flow.config.vocab_size, (1, 24), generator=generator)
+    prompt, noise = (torch.randn(1, 48, n_mels, generator=generator) for _ in range(2))
+    prompt[:, 20:] = 0
+    speaker = torch.randn(1, flow.config.speaker_dim, generator=generator)
+    with torch.no_grad():
+        hidden = flow.encoder.offline(flow.input_embedding(speech_tokens), n)
+        inputs = prompt.to(flow.dtype), flow.speaker(speaker), noise, flow.schedule(3)
+        mel = flow.offline(speech_tokens, n, *inputs)
+    return {"hidden": hidden.double(), "mel": mel.double()}
+
+
+def test_errors_of_the_flow_stay_bounded(tiny: Path) -> None:
+    folder = tiny / "assets" / "token2wav"
+    exact = flow_outputs(load_flow_and_hift(folder).flow)
+    rounded = errors(flow_outputs(load_flow_and_hift(folder, dtype=torch.bfloat16).flow), exact)
+    for kind, (least, most) in FLOW_BOUNDS.items():
+        found = errors(flow_outputs(load_flow_and_hift(folder, precision=Precision(flow=kind)).flow), exact)
+        times = {name: error / rounded[name] for name, error in found.items()}
+        assert all(least < one < most for one in times.values()), (
+            f"flow in {kind}: expected {least} to {most} times bfloat16's error, got {times}"
+        )

@@ -14,12 +14,14 @@ from torch import Tensor
 from models.checkpoint.checksums import INDEX
 from models.checkpoint.files import list_tensors
 from models.checkpoint.packing import SCALE, ZEROS
-from models.checkpoint.precision import PRESETS, Kind, Weights
+from models.checkpoint.precision import PRESETS, Kind, Precision, Weights
 from models.checkpoint.quantized import quantize
 from models.errors import CheckpointError, SettingsError
+from models.layers.quantized import QuantizedLinear
 from models.load import load_model
 from models.quantize import check_files, files_in, main, quantize_folder
-from models.token2wav.load.parts import HIFT, load_token2wav
+from models.token2wav.load import parts
+from models.token2wav.load.parts import FLOW, HIFT, load_flow_and_hift, load_token2wav
 
 NAME = "llm.model.layers.0.mlp.up_proj.weight"
 VOCODER = Path("assets/token2wav")
@@ -95,6 +97,22 @@ def test_vocoder_is_rounded_and_its_pitch_is_not(tiny: Path, int8: Path) -> None
     assert all(torch.equal(tensor, pitch[name]) for name, tensor in got.hift.f0_predictor.state_dict().items())
     assert torch.load(int8 / VOCODER / HIFT, weights_only=True)["quantization"] == {"format": "int8", "version": 1}
     assert not torch.equal(source.flow.input_embedding.weight, got.flow.input_embedding.weight)
+
+
+def test_stored_matrices_of_the_flow_are_used_as_they_are(int8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = torch.load(int8 / VOCODER / FLOW, weights_only=True)["state_dict"]
+    as_fp8 = load_flow_and_hift(int8 / VOCODER, precision=Precision(flow="fp8")).flow
+    monkeypatch.setattr(parts, "quantize", None)
+    flow = load_flow_and_hift(int8 / VOCODER, precision=Precision(flow="int8")).flow
+    layers = {name: one for name, one in flow.named_modules() if isinstance(one, QuantizedLinear)}
+    assert len(layers) == 36, "expected all layers of the encoder's and the estimator's blocks"
+    for name, layer in layers.items():
+        assert torch.equal(layer.weight.values, stored[f"{name}.weight"]), name
+        assert torch.equal(layer.weight.scale, stored[f"{name}.weight{SCALE}"]), name
+        other = as_fp8.get_submodule(name)
+        assert isinstance(other, QuantizedLinear) and other.kind == "fp8"
+        exact = layer.weight.dequantized()
+        assert (other.weight.dequantized() - exact).norm() < 0.05 * exact.norm(), name
 
 
 def test_size_and_checksums(tiny: Path, int8: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -156,9 +156,8 @@ def build(
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
     start = time.perf_counter()
-    model = load_model(
-        config.model_path, device=device, dtype=dtype, precision=config.precision, pt_path=config.pt_path
-    )
+    precision = config.precision
+    model = load_model(config.model_path, device=device, dtype=dtype, precision=precision, pt_path=config.pt_path)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = time.perf_counter() - start
@@ -169,10 +168,9 @@ def build(
         expected = f"below {model.config.vocab_size} (vocab_size)"
         raise ConfigError("tokenizer: highest id", expected=expected, got=tokenizer.highest_id)
     flow_parts = None
-    if model.config.init_tts and config.token2wav_folder.is_dir():
-        flow_parts = load_flow_and_hift(
-            config.token2wav_folder, device=device, dtype=dtype, hift_dtype=dtype, precision=config.precision
-        )
+    vocoder = config.token2wav_folder
+    if model.config.init_tts and vocoder.is_dir():
+        flow_parts = load_flow_and_hift(vocoder, device=device, dtype=dtype, hift_dtype=dtype, precision=precision)
     elif config.token2wav_path is not None:
         got = "a file" if config.token2wav_path.exists() else "no such folder"
         raise CheckpointError(str(config.token2wav_path), expected="a folder with a vocoder", got=got)

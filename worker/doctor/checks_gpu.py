@@ -7,7 +7,7 @@ import re
 from functools import cache
 from typing import get_args
 
-from models.checkpoint.precision import PRESETS, Place, Weights
+from models.checkpoint.precision import PRESETS, Kind, Place, Weights
 from worker.doctor.facts import TorchGpu
 from worker.doctor.findings import GIB, Finding, note, ok, problem, size
 from worker.doctor.machine import Machine
@@ -18,6 +18,7 @@ MATCHED_TRITON = ((2, 10), (3, 6))  # torch from this version on requires at lea
 MIN_FOR_TRITON = (7, 0)
 MIN_FOR_BFLOAT16 = MIN_FOR_KERNELS = MIN_FOR_TF32 = MIN_FOR_FLASH = (8, 0)
 MIN_FOR_FP8 = (8, 9)
+SLOW: set[Kind | None] = {"fp8", "int4"}  # without the project's kernels
 PROFILES: tuple[Weights, ...] = ("bf16", "int8", "int4")  # the most exact first; fp8 takes more bytes than int8
 COMPILE_ROOM = GIB  # bytes of GPU memory that compiling needs beside weights and slots
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -296,16 +297,17 @@ def weights(machine: Machine) -> Finding:
     """The precision of the linear layers, whether it fits the device and the folder, and the profile of each GPU."""
     model, precision = machine.config.model, machine.config.model.precision
     found, by_place = str(precision), {place: precision.at(place) for place in get_args(Place)}
-    kinds = {*by_place.values()}
-    if slow := sorted(kind for kind in kinds if kind in ("fp8", "int4")):
+    kinds, own = {*by_place.values()}, {kind for place, kind in by_place.items() if place != "flow"}
+    if slow := sorted(kind for kind in kinds if kind is not None and kind in SLOW):
+        key = "model.weights" if own & SLOW else "model.part_weights.flow"
         if not machine.on_gpu:
             found += f": {' and '.join(slow)} are dequantised at each product on a CPU"
-            return note("weights", found, "set model.weights to int8 or bf16")
+            return note("weights", found, f"set {key} to int8 or bf16")
         if not machine.compiles or machine.config.compile.kernels == "off":
             found += ": without the project's kernels each product dequantises them"
             return note("weights", found, "set service.compile to auto and service.compile.kernels to auto")
     stored = "int4" if machine.model.stored in ("awq", "gptq") else machine.model.stored
-    if stored in ("fp8", "int4") and stored not in {kind for place, kind in by_place.items() if place != "flow"}:
+    if stored in SLOW and stored not in own:
         found += f": the folder stores {machine.model.stored}, and no part of the model uses {stored}"
         return note("weights", found, f"set model.weights to {stored}, which takes the stored values as they are")
     old = [gpu.name for gpu in _used(machine).values() if "fp8" in kinds and gpu.capability < MIN_FOR_FP8]

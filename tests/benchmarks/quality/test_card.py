@@ -17,13 +17,14 @@ from benchmarks.quality.quality_run import SPEAKS_EVERY, QualityRun, VoicedTurn,
 from models.errors import SettingsError
 from tests.worker.loop.engines import TINY, make_config, short_speech, voice
 from worker.config.session import SessionConfig, WindowConfig
+from worker.config.weights import PartWeights
 from worker.start.warmup import extract
 
 SESSION = SessionConfig(force_listen_count=0, seed=3, listen_prob_scale=0.01, window=WindowConfig(mode="off"))
 N_UNITS = 3
 
 
-def recorded(root: Path, forced: QualityRun | None = None, **settings: str | SessionConfig) -> QualityRun:
+def recorded(root: Path, forced: QualityRun | None = None, **settings: str | SessionConfig | PartWeights) -> QualityRun:
     config = make_config(1, 512, session=SESSION).model_copy(update=settings)
     assert config.model_path == TINY
     with short_speech():
@@ -60,6 +61,12 @@ def test_a_lower_precision_is_close_in_the_same_context(
     text = "\n".join(card.lines())
     assert f"decisions agree ({N_UNITS} units)" in text and "KL of speech tokens" in text, text
     assert json.loads(json.dumps(card.to_json()))["n_units"] == N_UNITS
+
+
+def test_quantised_layers_of_the_flow_change_the_mel_alone(root: Path, reference: QualityRun) -> None:
+    card = compare(reference, recorded(root, reference, part_weights=PartWeights(flow="int8")))
+    assert max(card.text_kl.max, card.speech_kl.max) < 1e-9 and card.decisions == 1, card
+    assert 0 < card.mel < 0.05 and 0 < card.mel_relative < 0.05, card
 
 
 def test_own_draws_of_the_tested_run_do_not_matter(root: Path) -> None:

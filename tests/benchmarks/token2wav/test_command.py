@@ -41,6 +41,19 @@ def test_bfloat16_sound_is_compared_with_float32(tmp_path):
     assert 0 < difference["log_mel_l1"] < 1 and -10 < difference["snr_db"] < 80
 
 
+def test_quantised_weights_are_compared_with_those_of_the_precision(tmp_path):
+    file = tmp_path / "out.json"
+    options = ["--device", "cpu", "--weights", "bf16,int8,fp8", "--steps", "1", "--repeats", "1"]
+    bench.main([*options, "--json", str(file)])
+    result = json.loads(file.read_text())
+    assert [row["precision"] for row in result["rows"]] == ["float32", "float32 int8", "float32 fp8"]
+    sizes = [row["work"] for row in result["rows"]]
+    assert sizes[1]["flops"] == sizes[0]["flops"] and sizes[2]["weights"] == sizes[1]["weights"] < sizes[0]["weights"]
+    for kind in ("int8", "fp8"):
+        difference = result["difference"][f"float32 {kind} 1"]
+        assert difference["against"] == "float32" and 0 < difference["log_mel_l1"] < 1, difference
+
+
 def test_spent_budget_starts_no_further_row(tmp_path):
     file = tmp_path / "out.json"
     bench.main(["--device", "cpu", "--steps", "1", "--budget-s", "0", "--json", str(file)])
@@ -80,6 +93,7 @@ def test_fused_kernels_disable_compilation(monkeypatch):
     [
         ["--modes", "quick"],
         ["--precision", "float8"],
+        ["--weights", "int4"],
         ["--repeats", "0"],
         ["--device", "cpu", "--modes", "graph"],
     ],

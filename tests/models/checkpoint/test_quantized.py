@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.checkpoint.precision import PRESETS, Kind, Precision, chosen_precision, place_of
 from models.checkpoint.quantized import KINDS, QuantizedMatrix, concatenated, quantize
-from models.errors import CheckpointError
+from models.errors import CheckpointError, SettingsError
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -118,3 +118,28 @@ def test_presets_and_parts() -> None:
     chosen = chosen_precision("int8", {"llm": "int4", "vpm": "bf16", "tts": None})
     assert chosen == Precision(llm="int4", head="int8", tts="int8", vpm=None, apm="int8")
     assert str(chosen) == "llm int4, tts int8, vpm bf16, apm int8" and str(PRESETS["int8"]) == "int8"
+
+
+def test_parts_of_the_flow() -> None:
+    chosen = chosen_precision("int8", {"flow": "fp8"})
+    assert chosen == replace(PRESETS["int8"], flow="fp8") and str(chosen) == "int8, flow fp8"
+    assert str(chosen_precision("bf16", {"flow": "int8"})) == "bf16, flow int8"
+    assert all(preset.flow is None for preset in PRESETS.values())
+    block, shape = "decoder.estimator.blocks.3.", (64, 128)
+    for name in (
+        f"{block}attn.to_q.weight",
+        f"{block}mlp.fc2.weight",
+        "encoder.up_encoders.0.self_attn.linear_q.weight",
+    ):
+        assert chosen.flow_kind_of(name, shape) == "fp8", name
+        assert chosen.kind_of(name, shape) is None, "expected only weights of the flow"
+    for name, dims in (
+        (f"{block}adaLN_modulation.1.weight", shape),
+        (f"{block}conv.block.1.weight", (64, 128, 3)),
+        ("encoder.encoders.0.self_attn.linear_pos.weight", shape),
+        ("decoder.estimator.in_proj.weight", shape),
+        ("encoder_proj.weight", shape),
+    ):
+        assert chosen.flow_kind_of(name, dims) is None, f"{name}: expected the model's dtype"
+    with pytest.raises(SettingsError, match=r"weights of the flow: expected bf16, fp8 or int8: .*, got int4"):
+        chosen_precision("int8", {"flow": "int4"})

@@ -1,5 +1,6 @@
 """Engine settings: paths, devices, and windows that must fit a slot."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.checkpoint.embedded import DEFAULT
+from models.checkpoint.precision import PRESETS
 from tests.worker.config.setting_values import JSON, refused
 from worker.config.service import default_config
 from worker.config.session import (
@@ -14,6 +16,7 @@ from worker.config.session import (
     SessionConfig,
 )
 from worker.config.settings import SettingError
+from worker.config.weights import PartWeights
 from worker.describe import shown
 
 
@@ -40,6 +43,13 @@ def test_layout_is_open_by_default() -> None:
         assert EngineConfig(kv_layout=layout).kv_layout == layout
     expected = """setting kv_layout: expected "auto" or "slots" or "pages", got 'rows'"""
     assert str(refused(EngineConfig, kv_layout="rows")) == expected
+
+
+def test_the_flow_has_a_precision_of_its_own_but_int4() -> None:
+    engine = EngineConfig(weights="fp8", part_weights=PartWeights(flow="int8"))
+    assert engine.precision == replace(PRESETS["fp8"], flow="int8")
+    expected = """setting flow: expected null or "bf16" or "fp8" or "int8", got 'int4'"""
+    assert str(refused(PartWeights, flow="int4")) == expected
 
 
 def test_slot_must_hold_window_and_unit() -> None:

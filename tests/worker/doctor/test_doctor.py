@@ -27,6 +27,7 @@ from tests.worker.doctor.machines import (
 )
 from worker.config.compile import CompileConfig
 from worker.config.service import default_config
+from worker.config.weights import PartWeights
 from worker.doctor.__main__ import CHECKS, examine
 from worker.doctor.checkpoint_facts import checkpoint_facts, compared_files
 from worker.doctor.facts import FolderFacts, MediaFacts, ModelFacts, ProgramFacts, Requirement, TorchFacts, UnknownFact
@@ -115,6 +116,8 @@ def test_weights() -> None:
     check("weights", machine(int4), OK, "llm int4, tts int8, vpm int8, apm int8 (model.weights is int4)")
     check("weights", machine(int4, torch=ON_CPU), NOTE, "int4 are dequantised at each product on a CPU", "int8 or bf16")
     check("weights", machine(settings(model={"weights": "int8"}), torch=ON_CPU), OK, "int8")
+    flow = machine(settings(model={"part_weights": PartWeights(flow="fp8")}), torch=ON_CPU)
+    check("weights", flow, NOTE, "bf16, flow fp8: fp8 are dequantised", "set model.part_weights.flow to int8 or bf16")
     eager = settings(model={"weights": "fp8"}, service=EAGER)
     check("weights", machine(eager), NOTE, "without the project's kernels", "service.compile")
     for stored in ("awq", "int4"):

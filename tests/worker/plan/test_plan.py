@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from models.checkpoint.config import load_config
-from models.checkpoint.precision import PRESETS
+from models.checkpoint.precision import PRESETS, Precision
 from models.checkpoint.quantized import quantize
 from models.errors import SettingsError
 from models.kernels.bf12 import LEAST_ENTRIES, encode
@@ -29,6 +29,7 @@ from worker.assembly.slot_memory import (
     slots_in,
 )
 from worker.config.session import EngineConfig
+from worker.config.weights import PartWeights
 from worker.engine import Engine
 from worker.plan.__main__ import gpu_bytes, main
 from worker.plan.measure import KINDS, measure, time_lines
@@ -52,6 +53,13 @@ def test_memory_is_that_of_the_modules_and_slots() -> None:
     total, slot = 8 * 10**9, sum(plan.slot.values())
     room = total - held - int(FREE_SHARE * total) - WORK_BYTES - slot
     assert plan_memory(config, total, by_kernels=False).n_slots == room // (slot + WORK_SLOT_BYTES) > 1
+    quantised = plan_memory(
+        config.model_copy(update={"part_weights": PartWeights(flow="int8")}), 2**30, by_kernels=False
+    )
+    flow = vocoder.flow.state_dict()
+    kept = Precision(flow="int8").flow_kind_of
+    saved = sum(one.nbytes - quantize(one).nbytes for name, one in flow.items() if kept(name, tuple(one.shape)))
+    assert quantised.weights == {**plan.weights, "flow": plan.weights["flow"] - saved} and saved > 0
     config = config.model_copy(update={"token2wav_path": Path("nowhere")})
     plan, held = plan_memory(config, 2**30, by_kernels=False), model_bytes
     assert sum(plan.weights.values()) == held and "vocoder" not in plan.slot, plan

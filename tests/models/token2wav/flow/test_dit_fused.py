@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.checkpoint.precision import FlowKind, Precision
 from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.flow.flow import Flow
 from models.token2wav.flow.flow_backend import FlowBackend, PlainFlow
@@ -33,12 +34,12 @@ def exact_float32() -> Iterator[None]:
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-def make_flow(head_dim: int, dtype: torch.dtype) -> Flow:
+def make_flow(head_dim: int, dtype: torch.dtype, kind: FlowKind | None = None) -> Flow:
     """Three heads, and a width that is neither a power of two nor the heads' total."""
     estimator = DiTConfig(width=80, heads=3, head_dim=head_dim, depth=3, mlp_ratio=2.0)
     encoder = EncoderConfig(width=32, heads=2, inner=48, n_layers=1, n_up_layers=1)
     config = FlowConfig(n_mels=20, speaker_dim=12, encoder=encoder, estimator=estimator)
-    return random_parts(config, HIFT, device="cuda", dtype=dtype).flow
+    return random_parts(config, HIFT, device="cuda", dtype=dtype, precision=Precision(flow=kind)).flow
 
 
 def make_state(backend: FlowBackend, rules: FlowRules) -> FlowState:
@@ -96,6 +97,15 @@ def test_fused_solve_equals_plain_solve(dtype: torch.dtype, head_dim: int, T: in
 def test_few_rows_use_kernels_only(dtype: torch.dtype, head_dim: int, slots: list[int]):
     counts = [[20, 0, 20], [1, 0, 13], [2, 0, 20], [20, 0, 1]]
     check_calls(make_flow(head_dim, dtype), FlowRules(), slots, 20, [row[: len(slots)] for row in counts])
+
+
+@pytest.mark.parametrize("slots", [[3], [0, 4, 1], [3, 0, 4, 1, 2, 2 * N_SESSIONS]], ids=len)
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+@torch.no_grad()
+def test_quantised_layers(kind: FlowKind, slots: list[int]):
+    """With the kernels for few rows, and with products of 300 and 600 rows."""
+    counts = [row[: len(slots)] for row in lengths(50)]
+    check_calls(make_flow(64, torch.bfloat16, kind), FlowRules(), slots, 50, counts)
 
 
 def check_calls(flow: Flow, rules: FlowRules, slots: list[int], T: int, lengths: list[list[int]]) -> None:

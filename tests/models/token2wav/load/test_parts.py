@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from assets.onnx_writer import write_onnx
+from models.checkpoint.precision import Precision
 from models.errors import CheckpointError, ConfigError, SettingsError
 from models.token2wav.load.onnx_container import read_onnx
 from models.token2wav.load.parts import (
@@ -240,6 +241,13 @@ def test_refuses_tensors_that_are_not_finite(folder: Path, value: float) -> None
     message = error_of(load_flow_and_hift, folder)
     assert f"not finite in {FLOW} (2):\n  encoder.after_norm.weight" in message
     assert f"not finite in {HIFT} (1):\n  conv_post.bias" in message
+
+
+def test_refuses_quantised_layers_that_are_not_finite(folder: Path) -> None:
+    name = "decoder.estimator.blocks.0.mlp.fc1.weight"
+    rewrite(folder / FLOW, lambda tensors: tensors | {name: tensors[name] / 0})
+    with pytest.raises(CheckpointError, match=rf"not finite in {FLOW} \(1\):\n  {name}"):
+        load_flow_and_hift(folder, precision=Precision(flow="int8"))
 
 
 def test_refuses_values_too_large_for_the_dtype(folder: Path) -> None:
