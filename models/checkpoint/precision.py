@@ -7,7 +7,6 @@ from typing import Literal, get_args
 from models.errors import SettingsError
 
 Kind = Literal["fp8", "int8", "int4"]
-FlowKind = Literal["fp8", "int8"]
 Weights = Literal["bf16", "fp8", "int8", "int4"]
 FlowWeights = Literal["bf16", "fp8", "int8"]
 Part = Literal["llm", "tts", "vpm", "apm", "flow"]
@@ -39,7 +38,7 @@ class Precision:
     Attributes:
         down: of the down projections of the language model; None: as `llm`.
         head: of the language model's output head.
-        flow: of the layers of the vocoder's flow.
+        flow: of the layers of the vocoder's flow; not int4.
     """
 
     llm: Kind | None = None
@@ -48,7 +47,7 @@ class Precision:
     tts: Kind | None = None
     vpm: Kind | None = None
     apm: Kind | None = None
-    flow: FlowKind | None = None
+    flow: Kind | None = None
 
     def kind_of(self, name: str, shape: tuple[int, ...]) -> Kind | None:
         """The kind of a weight by its name in the model, of the flow after FLOW; None for one that stays in the dtype.
@@ -118,16 +117,13 @@ def chosen_precision(weights: Weights, parts: Mapping[Part, Weights | None] | No
     """
     precision = PRESETS[weights]
     for part, own in (parts or {}).items():
-        if own is None:
-            continue
-        if part == "llm":
-            like = PRESETS[own]
-            precision = replace(precision, llm=like.llm, down=like.down, head=like.head)
-        elif part == "flow":
-            if own == "int4":
-                raise SettingsError("weights of the flow", expected=FLOW_EXPECTED, got=own)
-            precision = replace(precision, flow=None if own == "bf16" else own)
-        else:
+        if part == "flow" and own == "int4":
+            raise SettingsError("weights of the flow", expected=FLOW_EXPECTED, got=own)
+        if own is not None:
             kind: Kind | None = None if own == "bf16" else own
-            precision = replace(precision, **{part: kind})
+            if part == "llm":
+                like = PRESETS[own]
+                precision = replace(precision, llm=like.llm, down=like.down, head=like.head)
+            else:
+                precision = replace(precision, **{part: kind})
     return precision

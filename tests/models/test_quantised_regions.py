@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.checkpoint.precision import PRESETS, FlowKind, Precision, Weights
+from models.checkpoint.precision import PRESETS, Kind, Precision, Weights
 from models.layers.backend import TORCH
 from models.load import load_model
 from models.omni import OmniModel
@@ -23,7 +23,7 @@ BOUNDS: dict[Weights, dict[str, float]] = {
     "int8": {"llm": 4, "tts": 4, "apm": 4, "vpm": 4},
     "int4": {"llm": 20, "tts": 4, "apm": 4, "vpm": 4},
 }
-FLOW_BOUNDS: dict[FlowKind, tuple[float, float]] = {"int8": (0.1, 1), "fp8": (0.5, 3)}  # smallest and largest
+FLOW_BOUNDS: dict[Kind, tuple[float, float]] = {"int8": (0.1, 1), "fp8": (0.5, 3)}  # smallest and largest
 
 
 def outputs(model: OmniModel) -> dict[str, Tensor]:

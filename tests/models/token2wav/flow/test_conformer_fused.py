@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.checkpoint.precision import FlowKind, Precision
+from models.checkpoint.precision import Kind, Precision
 from models.layers.quantized import QuantizedLinear
 from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.flow.flow_state import REFERENCE_FLOW, ChunkSlots, ChunkTokens, FlowSizes, FlowState, encode
@@ -33,7 +33,7 @@ CONFIG = FlowConfig(
 @pytest.mark.parametrize("device", DEVICES)
 @torch.no_grad()
 def test_fused_layers_equal_plain_layers(
-    device: str, kind: FlowKind | None, most_rows: int, monkeypatch: pytest.MonkeyPatch
+    device: str, kind: Kind | None, most_rows: int, monkeypatch: pytest.MonkeyPatch
 ):
     """Chunks of different length after a prompt that fills more than one tile of keys."""
     monkeypatch.setattr(conformer_fused, "MAX_ROWS", most_rows)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.checkpoint.precision import FlowKind, Precision
+from models.checkpoint.precision import Kind, Precision
 from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.flow.flow import Flow
 from models.token2wav.flow.flow_backend import FlowBackend, PlainFlow
@@ -34,7 +34,7 @@ def exact_float32() -> Iterator[None]:
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-def make_flow(head_dim: int, dtype: torch.dtype, kind: FlowKind | None = None) -> Flow:
+def make_flow(head_dim: int, dtype: torch.dtype, kind: Kind | None = None) -> Flow:
     """Three heads, and a width that is neither a power of two nor the heads' total."""
     estimator = DiTConfig(width=80, heads=3, head_dim=head_dim, depth=3, mlp_ratio=2.0)
     encoder = EncoderConfig(width=32, heads=2, inner=48, n_layers=1, n_up_layers=1)
@@ -102,7 +102,7 @@ def test_few_rows_use_kernels_only(dtype: torch.dtype, head_dim: int, slots: lis
 @pytest.mark.parametrize("slots", [[3], [0, 4, 1], [3, 0, 4, 1, 2, 2 * N_SESSIONS]], ids=len)
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 @torch.no_grad()
-def test_quantised_layers(kind: FlowKind, slots: list[int]):
+def test_quantised_layers(kind: Kind, slots: list[int]):
     """With the kernels for few rows, and with products of 300 and 600 rows."""
     counts = [row[: len(slots)] for row in lengths(50)]
     check_calls(make_flow(64, torch.bfloat16, kind), FlowRules(), slots, 50, counts)

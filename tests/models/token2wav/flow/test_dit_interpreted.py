@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.checkpoint.precision import FlowKind, Precision
+from models.checkpoint.precision import Kind, Precision
 from models.layers.quantized import QuantizedLinear
 from models.token2wav.flow.block_table import FIRST_ROW
 from models.token2wav.flow.flow import Flow
@@ -30,7 +30,7 @@ SIZES = FlowSizes(n_sessions=N_SESSIONS, n_voices=1, max_steps=N_STEPS, max_chun
 TOLERANCE = 2e-5
 
 
-def make_flow(kind: FlowKind | None = None) -> Flow:
+def make_flow(kind: Kind | None = None) -> Flow:
     """Three heads, and a width that is neither a power of two nor theirs together. kind: of all layers of blocks."""
     config = FlowConfig(
         n_mels=N_MELS,
@@ -68,7 +68,7 @@ def make_state(backend: FlowBackend) -> FlowState:
 )
 @torch.no_grad()
 def test_fused_solve_equals_plain_solve(
-    most_rows: int, is_ahead: bool, kind: FlowKind | None, monkeypatch: pytest.MonkeyPatch
+    most_rows: int, is_ahead: bool, kind: Kind | None, monkeypatch: pytest.MonkeyPatch
 ):
     """Rows with all frames, with one frame and with none; cached keys of two tiles, of which the first is read ahead or
     not.
