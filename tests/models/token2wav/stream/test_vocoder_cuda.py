@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.checkpoint.precision import Kind
 from models.graphs.growing_memory import mapped_bytes
 from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.stream.region_table import VocoderShapes
@@ -53,8 +54,8 @@ def no_synchronization() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def on_gpu(kernels: str, captured: bool = False) -> Vocoder:
-    vocoder = make_vocoder(wide_parts("cuda"), shapes=SHAPES, kernels=kernels)
+def on_gpu(kernels: str, captured: bool = False, kind: Kind | None = None) -> Vocoder:
+    vocoder = make_vocoder(wide_parts("cuda", kind=kind), shapes=SHAPES, kernels=kernels)
     assert vocoder.regions.kernels == ({"flow", "hift"} if kernels == "fused" else set())
     if captured:
         # begin: 2 batches; flow: 2 batches, 3 sizes of tokens, 2 of columns, 2 of steps; hift: 2 x 3.
@@ -87,10 +88,11 @@ def test_sound_equals_the_sound_on_the_cpu(kernels: str, captured: bool):
         assert off < 1e-3, f"wave {i}: expected 30 dB above the difference, got {-10 * off.log10():.1f}"
 
 
+@pytest.mark.parametrize("kind", [None, "int8", "fp8"])
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_replay_equals_eager(kernels: str):
+def test_replay_equals_eager(kernels: str, kind: Kind | None):
     """Sound and state of every slot, after sessions of all sizes used the same graphs."""
-    eager, captured = on_gpu(kernels), on_gpu(kernels, captured=True)
+    eager, captured = on_gpu(kernels, kind=kind), on_gpu(kernels, captured=True, kind=kind)
     for i, (wave, want) in enumerate(zip(turns(captured), turns(eager), strict=True)):
         assert_close(wave, want, TOLERANCE, f"wave {i}")
     assert captured.regions.n_skipped == 0, "expected a graph for every call"

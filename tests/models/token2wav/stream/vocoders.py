@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.checkpoint.precision import Kind, Precision
+from models.checkpoint.quantized import quantize
 from models.layers.weights import assign_weights, on_meta, tensor_shapes
 from models.token2wav.flow.flow import Flow
 from models.token2wav.flow.flow_state import FlowSizes
@@ -50,15 +52,22 @@ def without_convolutions(parts: FlowAndHift) -> FlowAndHift:
     return parts
 
 
-def wide_parts(device: str = "cpu", dtype: torch.dtype = torch.float32) -> FlowAndHift:
-    """The same weights with half as many encoder heads of twice the width: the smallest width the kernels support."""
+def wide_parts(device: str = "cpu", dtype: torch.dtype = torch.float32, kind: Kind | None = None) -> FlowAndHift:
+    """The same weights with half as many encoder heads of twice the width: the smallest width the kernels support.
+
+    kind: of the flow's layers.
+    """
     parts = load_flow_and_hift(FOLDER, device=device, dtype=dtype, hift_dtype=dtype)
     encoder = parts.flow.config.encoder
     encoder = encoder.model_copy(update={"heads": encoder.heads // 2})
     with on_meta():
         flow = Flow(parts.flow.config.model_copy(update={"encoder": encoder}))
     shapes = tensor_shapes(flow)
-    tensors = {name: tensor.reshape(shapes[name]) for name, tensor in parts.flow.state_dict().items()}
+    kind_of, weights = Precision(flow=kind).flow_kind_of, parts.flow.state_dict()
+    tensors = {
+        name: quantize(weights[name], own) if (own := kind_of(name, shape)) else weights[name].reshape(shape)
+        for name, shape in shapes.items()
+    }
     return FlowAndHift(assign_weights(flow, tensors, device, dtype), parts.hift)
 
 
