@@ -12,7 +12,6 @@ FlowWeights = Literal["bf16", "fp8", "int8"]
 Part = Literal["llm", "tts", "vpm", "apm", "flow"]
 Place = Literal["llm", "down", "head", "tts", "vpm", "apm", "flow"]
 PARTS: tuple[Part, ...] = get_args(Part)
-FLOW = "flow."  # before the names of the weights of the vocoder's flow, which has a file of its own
 GROUPS = (128, 64, 32)  # columns with one scale and one zero of int4: the first that divides the columns
 MIN_ROW_VALUES = 32  # in shorter rows the scale takes more bytes than rounding saves
 BYTES: dict[Kind, float] = {"fp8": 1, "int8": 1, "int4": 0.5 + 3 / GROUPS[0]}  # of a weight, without scales of rows
@@ -25,9 +24,10 @@ _LAYERS: dict[Place, str] = {
     "vpm": "vpm.encoder.layers.",
     "apm": "apm.layers.",
 }
-_FLOW_LAYERS = (f"{FLOW}encoder.encoders.", f"{FLOW}encoder.up_encoders.", f"{FLOW}decoder.estimator.blocks.")
+_FLOW = "flow."  # before the names of the weights of the vocoder's flow, which has a file of its own
+_FLOW_LAYERS = (f"{_FLOW}encoder.encoders.", f"{_FLOW}encoder.up_encoders.", f"{_FLOW}decoder.estimator.blocks.")
 _FLOW_ONCE = (".linear_pos.weight", ".adaLN_modulation.1.weight")  # multiply constants, before the first chunk
-FLOW_EXPECTED = "bf16, fp8 or int8: its layers are small, so that groups of int4 would save no time"
+_FLOW_EXPECTED = "bf16, fp8 or int8: its layers are small, so that groups of int4 would save no time"
 _MULTIPLE = 16  # of columns, as the kernels read them
 
 
@@ -50,7 +50,7 @@ class Precision:
     flow: Kind | None = None
 
     def kind_of(self, name: str, shape: tuple[int, ...]) -> Kind | None:
-        """The kind of a weight by its name in the model, of the flow after FLOW; None for one that stays in the dtype.
+        """The kind of a weight by its name in the model; None for one that stays in the model's dtype.
 
         A matrix whose columns int4 cannot group is int8.
         """
@@ -59,8 +59,8 @@ class Precision:
         return "int8" if kind == "int4" and group_size(shape[1]) is None else kind
 
     def flow_kind_of(self, name: str, shape: tuple[int, ...]) -> Kind | None:
-        """As `kind_of`, by a name in the flow."""
-        return self.kind_of(FLOW + name, shape)
+        """As `kind_of`, of a weight of the vocoder's flow, by its name in the flow."""
+        return self.kind_of(_FLOW + name, shape)
 
     def at(self, place: Place) -> Kind | None:
         kinds: dict[Place, Kind | None] = {"llm": self.llm, "head": self.head, "tts": self.tts, "vpm": self.vpm}
@@ -118,7 +118,7 @@ def chosen_precision(weights: Weights, parts: Mapping[Part, Weights | None] | No
     precision = PRESETS[weights]
     for part, own in (parts or {}).items():
         if part == "flow" and own == "int4":
-            raise SettingsError("weights of the flow", expected=FLOW_EXPECTED, got=own)
+            raise SettingsError("weights of the flow", expected=_FLOW_EXPECTED, got=own)
         if own is not None:
             kind: Kind | None = None if own == "bf16" else own
             if part == "llm":

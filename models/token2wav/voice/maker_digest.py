@@ -1,5 +1,7 @@
 """A digest of everything that determines a prepared voice, apart from its sound: the networks' files and the recipe.
 
+The flow takes no part, so that voices stay valid in any precision of its weights.
+
 The digest covers the content of the files, not their path or age, so a copy of the checkpoint finds the voices of the
 original. To avoid reading half a gigabyte on each start, the digest of a file is stored and reused while the file's
 size, inode, mtime and ctime are unchanged. The ctime is needed because copying tools restore the mtime.
