@@ -75,6 +75,12 @@ class Precision:
         named = [f"{part} {kind}" for part, kind in kinds.items()] if len(set(kinds.values())) > 1 else [kinds["llm"]]
         return ", ".join([*named, f"flow {self.flow}"] if self.flow else named)
 
+    @property
+    def label(self) -> str:
+        """The preset's name; of other kinds a text without commas and blanks, such as `bf16+flow-int8`."""
+        own = str(self).replace(" and ", "-").replace(", ", "+").replace(" ", "-")
+        return next((name for name, preset in PRESETS.items() if preset == self), own)
+
 
 def place_of(name: str, shape: tuple[int, ...]) -> Place | None:
     """Where a weight that can be quantised is, by its name in the model; None for all other weights."""

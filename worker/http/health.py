@@ -82,6 +82,7 @@ def health(
             "random_weights": has_random_weights(settings.engine.model_path),
             "dtype": None if engine is None else str(engine.parts.model.dtype).removeprefix("torch."),
             "precision": str(settings.engine.precision),
+            "precision_label": settings.engine.precision.label,
             "converted_to": converted_to(settings.engine.model_path),
             "speaks": None if engine is None else engine.has_vocoder,
             "side_lane": None if engine is None else engine.parts.language.side_lane is not None,

@@ -1,11 +1,13 @@
 """The choice of a session's worker: labels, headroom, affinity, and the same choice in a gateway and in a cluster."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.checkpoint.precision import PRESETS
 from models.errors import SettingsError
 from server.cluster.authority import Authority
 from server.cluster.messages import Claim, Finish, Granted, Hello, Submit
@@ -23,7 +25,7 @@ NEEDS = st.builds(
 
 
 def health(model: str, precision: str, total: int, free: int, memory_share: float = 0.5) -> dict[str, Any]:
-    described = {"model": {"path": model, "precision": precision}, "memory_share": memory_share}
+    described = {"model": {"path": model, "precision_label": precision}, "memory_share": memory_share}
     return {**body("BUSY", total, free), **described}
 
 
@@ -116,10 +118,12 @@ def test_session_with_labels_does_not_hold_up_the_others() -> None:
 
 
 def test_labels_and_voices_of_requests() -> None:
-    assert labels_of({"model": {"path": "/w/MiniCPM-o-4_5", "precision": "bf16"}}) == {
-        "model:MiniCPM-o-4_5",
-        "precision:bf16",
-    }
+    mixed = replace(PRESETS["fp8"], flow="int8")
+    expected = "llm-int8-fp8+tts-bf16+vpm-bf16+apm-int8+flow-int8"
+    for precision, label in (*((one, name) for name, one in PRESETS.items()), (mixed, expected)):
+        got = labels_of({"model": {"path": "/w/MiniCPM-o-4_5", "precision_label": precision.label}})
+        assert got == {"model:MiniCPM-o-4_5", f"precision:{label}"}, f"{precision}: got {got}"
+        assert needs_of({"labels": f"precision:{precision.label}"}).labels <= got, f"{precision}: expected one label"
     assert labels_of({}) == labels_of({"model": {"path": 3}}) == frozenset()
     assert needs_of({"labels": "precision:fp8,model:a"}).labels == {"precision:fp8", "model:a"}
     assert needs_of({}) == Needs()

@@ -37,7 +37,7 @@ class LabelledWorker(FakeWorker):
         self.precision = precision
 
     def health(self) -> dict[str, Any]:
-        return {**super().health(), "model": {"path": "/weights/tiny", "precision": self.precision}}
+        return {**super().health(), "model": {"path": "/weights/tiny", "precision_label": self.precision}}
 
 
 async def statuses_of(gateway: RunningGateway, path: str, labels: str) -> tuple[int, str]:

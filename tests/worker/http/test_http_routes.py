@@ -32,6 +32,7 @@ def test_health_answers_while_units_run(worker: WorkerProcess) -> None:
     assert got == ("idle", "IDLE", {"total": 3, "free": 3, "paused": 0}, 0, []), f"idle: got {got}"
     assert (idle["status"], idle["model_loaded"]) == ("healthy", True)
     assert idle["kv"]["layout"] == "slots", f"expected what auto means on a CPU, got {idle['kv']}"
+    assert idle["model"]["precision_label"] == "bf16"
     assert idle["model"]["converted_to"] is None, "expected a checkpoint as it was published"
     with ScriptedClient(worker, "busy") as client, ScriptedClient(worker, "busy") as other:
         other.prepare(QUIET)
