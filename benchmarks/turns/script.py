@@ -46,7 +46,8 @@ class SilenceScript(Observer):
             return ids.speak if self._speaks(session, job) else ids.listen
         if n_chosen <= TEXT_TOKENS:
             return ord("a") + n_chosen
-        return ids.turn_eos if self._turns[session].n_units >= self._answer_units else ids.chunk_eos
+        ends_turn = self._turns[session].n_units >= self._answer_units and n_chosen == TEXT_TOKENS + 1
+        return ids.turn_eos if ends_turn else ids.chunk_eos
 
     def unit_taken_back(self, session: str) -> None:
         if session in self._before:

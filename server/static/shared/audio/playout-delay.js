@@ -7,7 +7,7 @@
 
 // The first unit of a turn brings less than a second of sound, because of the vocoder's lookahead.
 const FIRST_UNIT_SHORT_MS = 160;
-const PRIOR_MS = 100; // assumed jitter before the first turn
+const PRIOR_MS = 60; // assumed jitter before the first turn
 const MARGIN_MS = 40;
 const MAX_MS = 1500;
 const MIN_LOW_MS = 140;
