@@ -48,8 +48,8 @@ class WebRtcConfig(Settings):
         200,
         ge=0,
         le=2000,
-        description="milliseconds for which the sound of a response is held back; with less than 160 it has a gap, "
-        "since its first second has so much less sound",
+        description="milliseconds for which the sound of a response is held back; below 160 there is a gap, since its "
+        "first unit has 160 ms less than a second of sound",
     )
     pictures_per_s: float = Field(
         1.0, ge=0.1, le=2.0, description="pictures a second that the model gets of a call's video"
