@@ -13,7 +13,7 @@ from benchmarks.quality.quality_run import QualityRun, VoicedTurn
 Transcriber = Callable[[VoicedTurn], str]
 MIN_DECISIONS, MIN_TEXT_TOKENS, MIN_SPEECH_TOKENS = 6, 20, 100  # a card of fewer says too little
 MEL_NOTE = (
-    "mel: the flow's alone, of the reference's speech tokens; model.part_weights.flow changes it, no model.weights"
+    "mel: the flow's alone, of the reference's speech tokens; model.part_weights.flow changes it, not model.weights"
 )
 
 
@@ -45,7 +45,7 @@ class Card:
         text_kl: divergence of the distribution of text tokens from the reference's, nats.
         speech_ids, speech_kl: the same for speech tokens after the reference's.
         mel: mean difference of a mel value that the flow makes of the reference's speech tokens; the mel is a natural
-            logarithm. 0 if both have the same flow: `model.part_weights.flow` changes it, and no `model.weights`.
+            logarithm. 0 if both have the same flow: `model.part_weights.flow` changes it, not `model.weights`.
         mel_relative: norm of the difference divided by that of the reference.
         wer: word errors of the sound against its text; None without a transcriber.
         wer_reference: the same for the reference's sound.

@@ -67,7 +67,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--weights",
         type=_names,
         default=("bf16",),
-        help=f"of the flow's layers, some of {','.join(FLOW_WEIGHTS)}; bf16: as the precision",
+        help=f"weights of the flow's layers, some of {','.join(FLOW_WEIGHTS)}; bf16: not quantised, in --precision",
     )
     parser.add_argument("--modes", type=_names, help=f"some of {','.join(MODES)}")
     parser.add_argument("--steps", type=_numbers, default=(10, 5), help="numbers of Euler steps")
@@ -98,6 +98,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _named(precision: str, weights: FlowWeights) -> str:
+    """The name of a row's precision: `bfloat16`, or `bfloat16 int8` with quantised layers."""
     return precision if weights == "bf16" else f"{precision} {weights}"
 
 
@@ -273,8 +274,9 @@ class VocoderBench:
         return torch.cat([vocoder.speak([Chunk(session, self.speech_tokens[n])])[0] for n in range(4)]).cpu()
 
     def _differences(self) -> None:
-        """Difference of each precision's sound from float32, or of quantised weights' from that of the same precision:
-        signal-to-noise ratio and log-mel distance.
+        """Signal-to-noise ratio and log-mel distance of each sound from that in float32.
+
+        If float32 was not measured, sound of quantised layers is compared with that of the same precision without them.
         """
         for key, wave in self.waves.items():
             precision, n_steps = key.rsplit(maxsplit=1)
@@ -297,7 +299,7 @@ class VocoderBench:
         return load_flow_and_hift(folder, device=self.device)
 
     def _cast(self, precision: str, weights: FlowWeights) -> FlowAndHift:
-        """The same weights in another precision; those of bfloat16 and of quantised layers are rounded copies."""
+        """The same weights in another precision. In bfloat16 or with quantised layers they are rounded copies."""
         if precision != "bfloat16" and weights == "bf16":
             return self.plain
         flow, hift = self.plain.flow, self.plain.hift

@@ -36,7 +36,7 @@ def chunk_work(parts: VocoderParts, batch: int, n_steps: int, n_frames: int, n_s
     dit_weights = _numel(dit.blocks, without="adaLN") + dit.in_proj.weight.numel() + _numel(dit.final_layer, "adaLN")
     encoder_weights = _numel(encoder, without="linear_pos") + _numel(flow.encoder_proj)
     weights = width_bytes * (n_steps * dit_weights + encoder_weights) + sum(p.nbytes for p in hift.parameters())
-    # A number of int8 or fp8 is one byte.
+    # A quantised number takes one byte.
     weights -= (width_bytes - 1) * (n_steps * _quantized(dit) + _quantized(encoder))
 
     config = flow.config.estimator
@@ -69,6 +69,6 @@ def _numel(module: nn.Module, without: str = "\0") -> int:
 
 
 def _quantized(module: nn.Module) -> int:
-    """Numbers in the quantised layers, which a CPU may have packed."""
+    """Numbers in the quantised layers, from their sizes: on a CPU the values may be packed and no parameters."""
     layers = (one for one in module.modules() if isinstance(one, QuantizedLinear))
     return sum(one.out_features * one.in_features for one in layers)

@@ -95,7 +95,7 @@ class _User:
         rng = np.random.default_rng((load.seed, number))
         self._sound: UserSound = user_sound(load_questions(), load.n_questions, load.conditions, rng)
         self._ends = PieceEnds(self._sound.samples, load.piece_ms, load.spoken_piece_ms)
-        self._edge = 0  # last sample of the newest unit that is answered
+        self._edge = 0  # end of the last unit that is answered, in samples
         self._run = SessionRun([one._asdict() for one in self._sound.questions])
         self._picture_due = HALF
         self._sent: deque[tuple[int, float]] = deque()  # last sample of each open piece, and when it was sent

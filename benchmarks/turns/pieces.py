@@ -7,12 +7,12 @@ from server.doors.live.sound.speech_level import FRAME, SpeechLevel
 
 
 class PieceEnds:
-    """The ends of a client's messages, as it finds them while it records.
+    """The ends of a client's messages, from what it has recorded so far.
 
     Args:
         samples: [n] float32 at 16 kHz.
-        spoken_piece_ms: length of the messages while the user speaks and right after that, as the gateway's doors find
-            it.
+        piece_ms: length of a message.
+        spoken_piece_ms: the same while the user speaks and right after that, as the gateway's doors find it.
     """
 
     def __init__(self, samples: np.ndarray, piece_ms: int, spoken_piece_ms: int):
@@ -23,9 +23,9 @@ class PieceEnds:
             self._is_near.append(level.is_near)
 
     def next(self, begin: int, rest: int | None = None) -> int | None:
-        """The last sample of the message that begins at `begin`; None: the sound ends before.
+        """The end of the message that begins at `begin`, in samples; None: the sound ends before it.
 
-        rest: samples up to the end of the server's unit, with which a message ends; None: it is not known.
+        rest: samples from `begin` to the end of the server's unit, which no message crosses; None: not known.
         """
         for frame in range(begin // FRAME, len(self._is_near)):
             end = (frame + 1) * FRAME
