@@ -271,7 +271,7 @@ def _read_ahead(fd: int, start: int, end: int) -> int:
 
 
 def read_pt(path: Path) -> dict[str, Tensor]:
-    """As `read_stored_pt`, with weights of int8 in float32."""
+    """As `read_stored_pt`, with int8 weights dequantised to float32."""
     stored = read_stored_pt(path)
     return {name: one.dequantized() if isinstance(one, QuantizedMatrix) else one for name, one in stored.items()}
 
@@ -279,7 +279,8 @@ def read_pt(path: Path) -> dict[str, Tensor]:
 def read_stored_pt(path: Path) -> dict[str, Tensor | QuantizedMatrix]:
     """The memory-mapped tensors of a `.pt` file that contains a dict of tensors, or such a dict under `state_dict`.
 
-    A file that declares int8 beside its `state_dict` has int8 values with scales, which are one weight.
+    A file that declares int8 beside its `state_dict` has int8 values with scales; both are returned as one
+    `QuantizedMatrix`.
 
     Raises: CheckpointError if the file is missing or damaged, or contains code or anything but dense float tensors, or
         int8 values without a declaration or a fitting scale.

@@ -98,7 +98,7 @@ def _has_nan(stored: Tensor) -> bool:
 
 
 def matrices_in(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor | QuantizedMatrix]:
-    """Matrices of int8 values with their scales; other tensors as they are.
+    """The weights of a file: int8 values and their scale as one matrix, other tensors as they are.
 
     Args:
         tensors: of a `.pt` file with a declaration.

@@ -24,9 +24,9 @@ _LAYERS: dict[Place, str] = {
     "vpm": "vpm.encoder.layers.",
     "apm": "apm.layers.",
 }
-_FLOW = "flow."  # before the names of the weights of the vocoder's flow, which has a file of its own
+_FLOW = "flow."  # prefix of the flow's weights, whose names in the vocoder's own file do not have it
 _FLOW_LAYERS = (f"{_FLOW}encoder.encoders.", f"{_FLOW}encoder.up_encoders.", f"{_FLOW}decoder.estimator.blocks.")
-_FLOW_ONCE = (".linear_pos.weight", ".adaLN_modulation.1.weight")  # multiply constants, before the first chunk
+_FLOW_ONCE = (".linear_pos.weight", ".adaLN_modulation.1.weight")  # run once, on constants
 _FLOW_EXPECTED = "bf16, fp8 or int8: its layers are small, so that groups of int4 would save no time"
 _MULTIPLE = 16  # of columns, as the kernels read them
 
@@ -68,7 +68,7 @@ class Precision:
         return (self.down or self.llm) if place == "down" else kinds[place]
 
     def __str__(self) -> str:
-        """The kind of each part, or of all parts; the flow, which no preset quantises, is named if it is quantised."""
+        """The kind of each part, or one kind for all of them; the flow is named only if it is quantised."""
         kinds: dict[str, str] = {part: self.at(part) or "bf16" for part in PARTS if part != "flow"}
         if self.down not in (None, self.llm):
             kinds["llm"] += f" and {self.down}"
@@ -77,7 +77,7 @@ class Precision:
 
     @property
     def label(self) -> str:
-        """The preset's name; of other kinds a text without commas and blanks, such as `bf16+flow-int8`."""
+        """The preset's name; for other kinds a text without commas and spaces, such as `bf16+flow-int8`."""
         own = str(self).replace(" and ", "-").replace(", ", "+").replace(" ", "-")
         return next((name for name, preset in PRESETS.items() if preset == self), own)
 
@@ -107,7 +107,7 @@ UNQUANTIZED = Precision()
 # bound of `benchmarks.duplex`. With int8 there, vision erred by 6.2 times on one H200 (released size, random weights).
 # The encoder takes 0.42 GB more than in int8, a small part of the model. Nor does `fp8` quantise the speech model
 # (0.19 GB): its steps wait for kernels, not for weights, and those of bfloat16 take less time. `int8` and `int4` save
-# these bytes. No preset quantises the vocoder's flow (0.31 GB): its time is not that of reading its weights.
+# these bytes. No preset quantises the vocoder's flow (0.31 GB): reading its weights is a small part of its time.
 PRESETS: dict[Weights, Precision] = {
     "bf16": UNQUANTIZED,
     "fp8": Precision(llm="int8", down="fp8", head="int8", apm="int8"),

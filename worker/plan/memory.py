@@ -143,7 +143,7 @@ def plan_memory(config: EngineConfig, total: int, *, by_kernels: bool = True) ->
 
 
 def _stored_bytes(weight: Tensor, dtype: torch.dtype, kind: Kind | None) -> int:
-    """Of a weight that is loaded as `dtype`, or quantised."""
+    """Bytes of a weight as it is loaded: in `dtype`, or quantised as `kind`."""
     if kind is None:
         return weight.numel() * dtype.itemsize
     return len(weight) * quantize(torch.zeros(1, weight.shape[1]), kind).nbytes

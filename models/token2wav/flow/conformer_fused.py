@@ -181,7 +181,7 @@ def _attend(qkv: Tensor, layer: _Layer, mapping: SlotMapping, cache: Tensor, out
 
 
 class _KernelLinear(nn.Module):
-    """A quantised layer, by the kernels for any number of rows."""
+    """A quantised layer that runs in the project's kernels, for any number of rows."""
 
     def __init__(self, layer: QuantizedLinear):
         super().__init__()
@@ -192,7 +192,7 @@ class _KernelLinear(nn.Module):
 
 
 def _for_many_rows(stack: nn.ModuleList) -> nn.ModuleList:
-    """The plain layers, with kernels for those that are quantised; all tensors are those of `stack`."""
+    """The stack with `_KernelLinear` in place of quantised layers; it shares all tensors of `stack`."""
     kernels = {id(one): _KernelLinear(one) for one in stack.modules() if isinstance(one, QuantizedLinear)}
     if not kernels:
         return stack

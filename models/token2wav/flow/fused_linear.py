@@ -39,7 +39,7 @@ class LinearTiles(NamedTuple):
 
 
 class LinearWeights(NamedTuple):
-    """Weight [N, K] and bias [N] of a linear layer, or of several packed along N. A quantised weight has a bias."""
+    """Weight [N, K] and bias [N] of a linear layer, or of several packed along N. A quantised one needs a bias."""
 
     weight: Weight
     bias: Tensor | None
@@ -48,7 +48,7 @@ class LinearWeights(NamedTuple):
     def of(cls, *layers: Linear) -> "LinearWeights":
         """The weights of one layer, or a packed copy of the weights of several layers with a bias.
 
-        Quantised layers have one kind; they become views of what is packed.
+        Quantised layers must have the same kind; their own weights become views of the packed one.
         """
         if len(layers) == 1:
             return cls(layers[0].weight, layers[0].bias)
@@ -58,13 +58,13 @@ class LinearWeights(NamedTuple):
         return cls(torch.cat(weights), torch.cat([layer.bias for layer in layers if layer.bias is not None]))
 
     def product(self, a: Tensor) -> Tensor:
-        """a [M, K] weight^T + bias for many rows, by the library's products."""
+        """a [M, K] weight^T + bias for many rows, by PyTorch's product or, if quantised, `quantized_linear`."""
         if isinstance(self.weight, QuantizedMatrix):
             return quantized_linear(a, self.weight, self.bias)
         return F.linear(a, self.weight, self.bias)
 
     def product_with_gelu(self, a: Tensor) -> Tensor:
-        """As `product`, then GELU by its tanh approximation. The layer has a bias."""
+        """As `product`, then GELU in its tanh approximation. The layer must have a bias."""
         if isinstance(self.weight, QuantizedMatrix):
             return F.gelu(self.product(a), approximate="tanh")
         assert self.bias is not None, "expected a layer with a bias"
@@ -122,7 +122,7 @@ def _sum_of_parts(parts, SPLIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 
 @triton.jit
 def _weight_tile(w_at, k_w, w_rows, K: tl.constexpr, start, QUANTISED: tl.constexpr, dtype: tl.constexpr):
-    """Columns start + k_w of a weight's rows: [SPLIT, KS, BN]; of a quantised weight its values, not scaled."""
+    """Columns start + k_w of a weight's rows: [SPLIT, KS, BN]; of a quantised weight the values without scale."""
     tile = tl.load(w_at + start, mask=w_rows & (k_w + start < K), other=0.0)
     if QUANTISED:
         tile = widened(tile, dtype)

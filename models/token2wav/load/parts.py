@@ -109,7 +109,7 @@ def load_flow_and_hift(
 ) -> FlowAndHift:
     """The modules from tokens to sound, without the 0.5 GB that only preparing a voice needs; as `load_token2wav`.
 
-    precision: of the flow's layers. A matrix that the file stores in this kind is used as it is.
+    precision: of the flow's layers. A matrix that the file stores in the same kind is used as it is.
     """
     for name, value in (("dtype", dtype), ("hift_dtype", hift_dtype)):
         if not value.is_floating_point:
@@ -217,7 +217,7 @@ class _Loader:
             assign_each(module, _taken(ready), self.device, dtype)
 
     def _placed(self, stored: Weight, dtype: torch.dtype, kind: Kind | None) -> Weight:
-        """A weight on the device; as `dtype` if it is not quantised, or has values that are not finite."""
+        """A weight on the device: quantised as `kind`, or in `dtype` if `kind` is None or values are not finite."""
         # The device first: the type is converted there, and on the CPU an unchanged tensor is not copied.
         weight = stored.to(self.device)
         if isinstance(weight, QuantizedMatrix):
@@ -228,7 +228,7 @@ class _Loader:
 
 
 def _taken(weights: dict[str, Weight]) -> Iterator[tuple[str, Weight]]:
-    """All weights, each removed before the next one: a layer that packs its matrix frees it."""
+    """All weights, each removed from the dict when it is yielded: its memory is free once a layer has packed it."""
     while weights:
         name = next(iter(weights))
         yield name, weights.pop(name)

@@ -33,7 +33,7 @@ def random_parts(
 ) -> FlowAndHift:
     """Flow and HiFT of these sizes; None = the released sizes. Equal seed, device and types give equal weights.
 
-    precision: to which the flow's layers are rounded then.
+    precision: of the flow's layers, which are quantised after they are drawn.
     """
     flow, hift_config = flow or FlowConfig(), hift_config or HiftConfig()
     with on_meta():

@@ -1,6 +1,6 @@
 """A digest of everything that determines a prepared voice, apart from its sound: the networks' files and the recipe.
 
-The flow takes no part, so that voices stay valid in any precision of its weights.
+The flow's file is not part of the digest: voices are made without it and stay valid in any precision of its weights.
 
 The digest covers the content of the files, not their path or age, so a copy of the checkpoint finds the voices of the
 original. To avoid reading half a gigabyte on each start, the digest of a file is stored and reused while the file's
