@@ -42,7 +42,9 @@ SPOKEN_PIECE = UNIT_SAMPLES // 25  # beside speech: a pause is found when a piec
 
 
 class MessageLength:
-    """Samples of the next message: a unit or, where units may run early, a piece of one. One piece ends with its unit.
+    """Samples of the next message: a unit or, where units may run early, a piece of one.
+
+    No piece crosses the end of the server's unit, which moves with each early unit.
 
     Args:
         speech: of the user, heard up to the last message; None: messages are whole units.
@@ -50,7 +52,7 @@ class MessageLength:
 
     def __init__(self, speech: SpeechEnd | None):
         self._speech = speech
-        self._n_sent = self._edge = 0  # samples of all messages; of those up to the one that ended the last unit
+        self._n_sent = self._edge = 0  # samples of all messages, and of those up to the end of the last answered unit
         self._open: deque[int] = deque()  # samples up to each message without an answer
 
     @property
@@ -59,7 +61,7 @@ class MessageLength:
         return self._speech is None
 
     def next(self, most: int = UNIT_SAMPLES) -> int:
-        """The length of the next message. most: samples of the source's second, which a message does not cross."""
+        """The length of the next message. most: samples left in the source's second, which a message does not cross."""
         if self._speech is None:
             return most
         rest = min(most, UNIT_SAMPLES - (self._n_sent - self._edge) % UNIT_SAMPLES)
@@ -72,7 +74,7 @@ class MessageLength:
         self._open.append(self._n_sent)
 
     def answered(self, *, ends_unit: bool) -> None:
-        """The oldest message without an answer has one. ends_unit: the server's unit ends with this message."""
+        """The oldest message without an answer was answered. ends_unit: the server's unit ended with this message."""
         end = self._open.popleft() if self._open else self._edge
         if ends_unit:
             self._edge = end

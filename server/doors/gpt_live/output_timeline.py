@@ -5,8 +5,8 @@ from collections import deque
 import numpy as np
 
 RATE = 24_000  # Hz, of the engine's sound
-# Samples of silence before speech after a gap: the first unit of a turn has 160 ms less than a second of sound, and a
-# later one may come up to 40 ms later in its second than that one.
+# Samples of silence before speech after a gap, 200 ms: the first unit of a turn has 160 ms less than a second of sound,
+# and a later unit may take up to 40 ms longer than the first one.
 HOLD = RATE // 5
 
 

@@ -2,10 +2,10 @@
  * The microphone's audio worklet: resamples to 16 kHz and splits the sound into units of exactly one second,
  * or of `processorOptions.unit` samples.
  *
- * Receives {type: "run", on}, which starts a new unit or stops, and {type: "cut", unit, edge}, the length of later units.
- * With `edge`, none of them crosses that sample, nor the samples whole seconds before and after it. Sends {type: "soon"}
- * 150 ms before a unit is complete, so that a picture can be taken; {type: "unit", samples, end}, `end` being the sample
- * at which it ends, counted over all units; and {type: "level", rms} 15 times a second.
+ * Receives {type: "run", on}, which starts a new unit or stops, and {type: "cut", unit, edge}, the length of later
+ * units. With `edge`, in samples since the first unit, no later unit crosses that point or one whole seconds away from
+ * it. Sends {type: "soon"} 150 ms before a unit is complete, so that a picture can be taken; {type: "unit", samples,
+ * end}, where `end` counts the samples of all units up to this one; and {type: "level", rms} 15 times a second.
  */
 
 import { Resampler } from "./resampler.js";
@@ -13,7 +13,7 @@ import { Resampler } from "./resampler.js";
 const UNIT_RATE = 16000;
 const UNIT = 16000; // samples, unless the page asks for another length
 const SOON = 2400; // 150 ms before the end
-const SHORTEST = 640; // what is left before an edge goes with the unit before it
+const SHORTEST = 640; // samples; if fewer would be left before an edge, the unit before them is longer by these
 const LEVEL_S = 1 / 15;
 
 class Capture extends AudioWorkletProcessor {

@@ -2,8 +2,8 @@
  * What goes with each message of sound: whether it takes a picture, and what its unit must do.
  *
  * A message has a second of sound. Where units may run early, it has a tenth of it, and 40 ms beside the user's speech,
- * so that a pause is found soon. The answers tell where the server's unit ends, so that a message ends there, too, each
- * unit gets one picture, half a second before its end, and a demand goes with every piece until a unit has ended with it.
+ * so that a pause is found soon. The answers show where the server's unit ends. A message ends there; each unit gets
+ * one picture, half a second before its end; and a demand goes with every piece until a unit has ended with it.
  */
 
 const UNIT = 16000; // samples
@@ -24,7 +24,7 @@ export class Outgoing {
     return isNear ? SPOKEN_PIECE : PIECE;
   }
 
-  /** Samples from the last message to the end of the server's unit. */
+  /** Samples from the end of the last message to the end of the server's unit. */
   get rest() {
     return UNIT - ((this.#sent - this.#edge) % UNIT);
   }

@@ -15,8 +15,8 @@ export class Units {
   #capture;
   #config = null; // settings of the session
   #length = 0; // samples of a message
-  #end = 0; // sample of the microphone with which the last message ended
-  #edge = 0; // the same of the server's unit, modulo a second
+  #end = 0; // end of the last message, in samples of the microphone
+  #edge = 0; // end of the server's unit, in samples of the microphone modulo a second
   #waiting = []; // sent and not answered: {number, sentAt, samples, asked, sinceMs, opens, firstSound, text}
   #speech = new SpeechEnd();
   #isMoving = false;
@@ -38,8 +38,8 @@ export class Units {
   }
 
   /**
-   * Let the microphone send messages of the length that the session needs now, of which one ends with the server's unit.
-   * After speech a pause may come.
+   * Let the microphone send messages of the length that the session needs now, none of which crosses the end of the
+   * server's unit. They are short after speech, since a pause may come.
    */
   #cut() {
     const { endMs, ms } = this.#speech;
@@ -74,7 +74,7 @@ export class Units {
   /**
    * A unit, or a piece of one, was sent.
    * @param {Float32Array} samples at 16 kHz
-   * @param {number} end sample of the microphone with which it ends
+   * @param {number} end of the sound, in samples of the microphone
    * @param {object} demands of its unit
    */
   add(samples, end, demands) {

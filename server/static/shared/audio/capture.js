@@ -18,8 +18,8 @@ export class Capture {
   mix; // GainNode that all sources are connected to
 
   /**
-   * on: handlers {soon, unit, level, lost}; `unit` gets {samples, end}, `end` counted over all units; `lost` is called
-   * when the device is disconnected.
+   * on: handlers {soon, unit, level, lost}; `unit` gets {samples, end}, where `end` counts the samples of all units up
+   * to this one; `lost` is called when the device is disconnected.
    * unit: samples of a unit at 16 kHz; `soon` is not called for units of 2400 and fewer.
    */
   constructor(context, on, unit = 16000) {
@@ -99,7 +99,7 @@ export class Capture {
   /**
    * Produce units of another length from the next one on.
    * @param {number} unit samples at 16 kHz
-   * @param {number} edge sample that no unit crosses, nor those whole seconds before and after it, counted as `end` of `unit`
+   * @param {number} edge that no unit crosses, nor points whole seconds away from it; in samples, as `end` of `unit`
    */
   cut(unit, edge) {
     this.#node.port.postMessage({ type: "cut", unit, edge });
