@@ -50,7 +50,7 @@ def test_pieces_are_short_beside_speech_and_fill_each_second() -> None:
 
 @pytest.mark.parametrize("is_beside", [False, True])
 def test_a_message_ends_with_each_unit(is_beside: bool) -> None:
-    """The first unit ends early with the third message, when two more are sent; the second ends when it is full."""
+    """The first unit ends early, at the third message, when two more are sent; later ones end when they are full."""
     speech = SpeechEnd()
     if is_beside:
         speech.push(np.full(2 * UNIT_SAMPLES, 0.3, np.float32) * (np.arange(2 * UNIT_SAMPLES) > UNIT_SAMPLES))

@@ -53,7 +53,7 @@ def test_sends_complete_units_with_pictures(open_page: Callable[..., OpenPage]) 
 
 
 def test_early_units_take_sound_in_pieces(open_page: Callable[..., OpenPage]) -> None:
-    """Of 100 ms, or 40 ms beside speech, up to the end of a unit, with one picture in the middle of each."""
+    """Pieces have 100 ms, or 40 ms beside speech; one ends with each unit, and one in its middle has a picture."""
     page = open_page(config={"early_unit": "auto"}).start()
     page.wait_units(2)
     page.wait(lambda: sum(len(samples) for _, samples, _ in page.sent_units()) > 16_000, "a unit")

@@ -23,7 +23,7 @@ BOUNDS: dict[Weights, dict[str, float]] = {
     "int8": {"llm": 4, "tts": 4, "apm": 4, "vpm": 4},
     "int4": {"llm": 20, "tts": 4, "apm": 4, "vpm": 4},
 }
-FLOW_BOUNDS: dict[Kind, tuple[float, float]] = {"int8": (0.1, 1), "fp8": (0.5, 3)}  # smallest and largest
+FLOW_BOUNDS: dict[Kind, tuple[float, float]] = {"int8": (0.1, 1), "fp8": (0.5, 3)}  # smallest and largest multiple
 
 
 def outputs(model: OmniModel) -> dict[str, Tensor]:

@@ -285,7 +285,7 @@ def test_microphone_tells_whether_the_browser_cancels_echo(page: Page) -> None:
 
 
 def test_units_of_the_microphone_end_at_an_edge(page: Page) -> None:
-    """Of 100 ms each, with an edge every second."""
+    """Units of 100 ms, with an edge every second."""
     body = """const context = new AudioContext(); await context.resume(); await lib.Capture.load(context);
         const units = [], capture = await new Promise((done) => {
           const one = new lib.Capture(context, { unit: ({ samples, end }) => {

@@ -48,7 +48,7 @@ def test_the_first_sound_is_held_back_unless_the_response_has_ended() -> None:
 
 
 def test_the_default_delay_leaves_no_gap_after_the_first_unit() -> None:
-    """840 ms of sound; the rest of the response comes a second and 20 ms after it."""
+    """The first unit has 840 ms of sound; the rest of the response comes 1020 ms after it."""
     waiting, _ = queue(WebRtcConfig().playback_delay_ms)
     waiting.play(1, sound(1, 42))
     packets = [waiting.take() for _ in range(51)]

@@ -45,7 +45,7 @@ def test_layout_is_open_by_default() -> None:
     assert str(refused(EngineConfig, kv_layout="rows")) == expected
 
 
-def test_the_flow_has_a_precision_of_its_own_but_int4() -> None:
+def test_the_flow_has_a_precision_of_its_own_and_refuses_int4() -> None:
     engine = EngineConfig(weights="fp8", part_weights=PartWeights(flow="int8"))
     assert engine.precision == replace(PRESETS["fp8"], flow="int8")
     expected = """setting flow: expected null or "bf16" or "fp8" or "int8", got 'int4'"""

@@ -31,7 +31,7 @@ TOLERANCE = 2e-5
 
 
 def make_flow(kind: Kind | None = None) -> Flow:
-    """Three heads, and a width that is neither a power of two nor theirs together. kind: of all layers of blocks."""
+    """Three heads, and a width that is neither a power of two nor theirs together. kind: of all layers of the block."""
     config = FlowConfig(
         n_mels=N_MELS,
         speaker_dim=5,

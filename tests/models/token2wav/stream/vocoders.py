@@ -55,7 +55,7 @@ def without_convolutions(parts: FlowAndHift) -> FlowAndHift:
 def wide_parts(device: str = "cpu", dtype: torch.dtype = torch.float32, kind: Kind | None = None) -> FlowAndHift:
     """The same weights with half as many encoder heads of twice the width: the smallest width the kernels support.
 
-    kind: of the flow's layers.
+    kind: in which the flow's layers are quantised; None: they are not.
     """
     parts = load_flow_and_hift(FOLDER, device=device, dtype=dtype, hift_dtype=dtype)
     encoder = parts.flow.config.encoder

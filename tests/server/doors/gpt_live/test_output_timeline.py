@@ -28,7 +28,7 @@ def test_all_sound_comes_out_once_and_in_order(steps: list[tuple[int, int]]) -> 
 
 
 def test_speech_after_a_gap_is_held_back_once() -> None:
-    """A first unit of 840 ms; the second comes a second and 40 ms after it."""
+    """The first unit has 840 ms of sound; the second comes 1040 ms after it."""
     timeline, first, second = OutputTimeline(), RATE * 840 // 1000, RATE
     assert not timeline.take(RATE).any()
     assert timeline.add(np.ones(first, np.float32)) == (1200, 2040)
