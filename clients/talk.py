@@ -260,7 +260,7 @@ class ClientSession:
                     self._length.answered(ends_unit=not message.incomplete)
                     done = self._log.answered(message, now)
                 case Error():
-                    self._length.answered(ends_unit=False)
+                    self._length.refused()
                     done = self._log.failed(message, now)
                     if done is None:
                         note(f"error {message.code}: {message.error}")

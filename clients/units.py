@@ -53,7 +53,7 @@ class MessageLength:
     def __init__(self, speech: SpeechEnd | None):
         self._speech = speech
         self._n_sent = self._edge = 0  # samples of all messages, and of those up to the end of the last answered unit
-        self._open: deque[int] = deque()  # samples up to each message without an answer
+        self._open: deque[tuple[int, int]] = deque()  # end and length of each message without an answer
 
     @property
     def is_whole(self) -> bool:
@@ -71,13 +71,25 @@ class MessageLength:
     def sent(self, n_samples: int) -> None:
         """A message was sent."""
         self._n_sent += n_samples
-        self._open.append(self._n_sent)
+        self._open.append((self._n_sent, n_samples))
 
     def answered(self, *, ends_unit: bool) -> None:
-        """The oldest message without an answer was answered. ends_unit: the server's unit ended with this message."""
-        end = self._open.popleft() if self._open else self._edge
+        """The oldest message without an answer was answered. ends_unit: the server's unit ended with this message.
+
+        A unit that is full within the message ends there, and the next one has the rest.
+        """
+        if not self._open:
+            return
+        end, n_samples = self._open.popleft()
         if ends_unit:
-            self._edge = end
+            over = (end - self._edge) % UNIT_SAMPLES
+            is_inside = end - self._edge >= UNIT_SAMPLES and over < n_samples
+            self._edge = end - over if is_inside else end
+
+    def refused(self) -> None:
+        """The oldest message without an answer was refused: its sound is in no unit."""
+        if self._open:
+            self._edge += self._open.popleft()[1]
 
 
 class Source(Protocol):

@@ -98,7 +98,7 @@ class _User:
         self._edge = 0  # end of the last unit that is answered, in samples
         self._run = SessionRun([one._asdict() for one in self._sound.questions])
         self._picture_due = HALF
-        self._sent: deque[tuple[int, float]] = deque()  # last sample of each open piece, and when it was sent
+        self._sent: deque[tuple[int, int, float]] = deque()  # end and length of each open piece, and when it was sent
         self._first_sound: float | None = None  # of the unit in flight
         self._pieces: list[tuple[float, float]] = []  # arrival and length in s of the turn's sound
         self._is_speaking = False
@@ -130,7 +130,7 @@ class _User:
                 jpegs, self._picture_due = [self._picture], end + 2 * HALF
             now = loop.time()
             self._run.late_sends_ms.append(1000 * (now - due))
-            self._sent.append((end, now))
+            self._sent.append((end, end - begin, now))
             await client.send_unit(samples[begin:end], jpegs)
             begin = end
 
@@ -144,15 +144,17 @@ class _User:
             if isinstance(message, Result):
                 self._answered(message, now)
             elif isinstance(message, Error):
-                self._sent.popleft()
+                self._edge += self._sent.popleft()[1]  # its sound is in no unit
                 self._pieces.clear()
                 self._run.errors.append(f"{message.code}: {message.error}")
 
     def _answered(self, result: Result, now: float) -> None:
-        end, sent = self._sent.popleft()
+        end, n_samples, sent = self._sent.popleft()
         if result.incomplete:
             return
-        self._edge, self._picture_due = end, end + HALF
+        over = (end - self._edge) % RATE  # a unit that is full within the piece ended there
+        self._edge = end - over if end - self._edge >= RATE and over < n_samples else end
+        self._picture_due = self._edge + HALF
         self._run.n_units += 1
         self._run.n_late += now - sent > 1
         if not result.is_listen and not self._is_speaking:

@@ -69,6 +69,29 @@ def test_a_message_ends_with_each_unit(is_beside: bool) -> None:
     assert set(np.diff(edges)) == {UNIT_SAMPLES}, f"expected messages that end with units, got {edges}"
 
 
+def test_late_answers_and_refusals_move_no_end_of_a_unit() -> None:
+    """A unit that is full within a message ends there; sound that is refused is in no unit."""
+    length, sent = MessageLength(SpeechEnd()), 0
+
+    def send(n: int) -> None:
+        nonlocal sent
+        length.sent(n)
+        sent += n
+
+    # The first unit ends early with the first message, whose answer comes when the second unit is full, too.
+    for n in (SPOKEN_PIECE, *9 * [PIECE], PIECE - SPOKEN_PIECE, PIECE):
+        send(n)
+    for number in range(12):
+        length.answered(ends_unit=number in (0, 11))
+    for end in (SPOKEN_PIECE + 2 * UNIT_SAMPLES, 2 * SPOKEN_PIECE + 3 * UNIT_SAMPLES):
+        while sent < end:
+            send(length.next())
+            length.answered(ends_unit=sent >= end)
+        assert sent == end, f"expected a message that ends at {end}, got {sent}"
+        send(SPOKEN_PIECE)
+        length.refused()
+
+
 def test_messages_are_whole_units_without_early_units() -> None:
     length = MessageLength(None)
     assert length.is_whole and length.next() == UNIT_SAMPLES

@@ -212,6 +212,19 @@ def test_each_unit_of_pieces_gets_one_picture_and_its_demand(page: Page) -> None
     assert (got["first"], got["all"], got["after"]) == ({"force_listen": True}, {"force_listen": True}, {})
 
 
+def test_late_answers_and_refusals_move_no_end_of_a_unit(page: Page) -> None:
+    """The first unit ends early after 640 samples, and the second one 16 000 samples later, within a message; sound that
+    is refused is in no unit.
+    """
+    body = """const out = new lib.Outgoing(); const sizes = [640, ...Array(9).fill(1600), 960, 1600];
+        for (const n of sizes) out.add(n, {});
+        sizes.forEach((_, i) => out.answered(i === 0 || i === 11));
+        const late = out.rest;
+        out.add(640, {}); out.refused();
+        return [late, out.rest];"""
+    assert call(page, "live/conversation/outgoing.js", body) == [15_040, 15_040]
+
+
 def test_parts_of_a_wait_match_the_client(page: Page) -> None:
     stages = {"wait": 5.0, "first_sound": 75.0, "first_vocoder": 20.0}
     given = {"stages": stages, "lag_ms": 30.0, "shift_ms": 400.0}

@@ -14,8 +14,8 @@ const SNAP = PICTURE - PIECE; // sample whose piece takes it
 
 export class Outgoing {
   #sent = 0; // samples
-  #edge = 0; // last sample of the message that ended the last unit
-  #open = []; // messages without an answer: {end, once}
+  #edge = 0; // sample at which the last unit ended
+  #open = []; // messages without an answer: {end, samples, once}
   #once = null; // demand of one unit: {force_listen: true} or {force_speak: true}
 
   /** Samples of a message. @param {object} config of the session @param {boolean} isNear the user speaks or just did */
@@ -63,15 +63,25 @@ export class Outgoing {
   add(samples, demands) {
     this.#sent += samples;
     const once = this.#once && Object.keys(this.#once).every((key) => demands[key]) ? this.#once : null;
-    this.#open.push({ end: this.#sent, once });
+    this.#open.push({ end: this.#sent, samples, once });
     if (samples >= UNIT && (once || demands.force_listen)) this.#once = null;
   }
 
-  /** The oldest message was answered. @param {boolean} isWhole whether it ended a unit */
+  /**
+   * The oldest message was answered. A unit that is full within a message ends there, and the next one has its rest.
+   * @param {boolean} isWhole whether it ended a unit
+   */
   answered(isWhole) {
     const message = this.#open.shift();
     if (!message || !isWhole) return;
-    this.#edge = message.end;
+    const { end, samples } = message;
+    const over = (end - this.#edge) % UNIT;
+    this.#edge = end - this.#edge >= UNIT && over < samples ? end - over : end;
     if (message.once === this.#once) this.#once = null;
+  }
+
+  /** The oldest message was refused: its sound is in no unit. */
+  refused() {
+    this.#edge += this.#open.shift()?.samples ?? 0;
   }
 }

@@ -98,7 +98,8 @@ export class Units {
   /** An error took the place of a result. */
   skip() {
     this.#waiting.shift();
-    this.#outgoing.answered(false);
+    this.#outgoing.refused();
+    this.#cut();
   }
 
   /** @param {object} message `partial` */
