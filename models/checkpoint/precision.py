@@ -77,8 +77,8 @@ class Precision:
 
     @property
     def label(self) -> str:
-        """The preset's name; for other kinds a text without commas and spaces, such as `bf16+flow-int8`."""
-        own = str(self).replace(" and ", "-").replace(", ", "+").replace(" ", "-")
+        """The preset's name; of other kinds a text such as `bf16_flow-int8`, which an address takes as it is."""
+        own = str(self).replace(" and ", "-").replace(", ", "_").replace(" ", "-")
         return next((name for name, preset in PRESETS.items() if preset == self), own)
 
 

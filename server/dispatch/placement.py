@@ -101,7 +101,8 @@ def labels_of(health: Mapping[str, Any]) -> frozenset[str]:
     """The labels of a worker, from its /health: `model:` with its folder's name, and `precision:` of its weights."""
     model = health.get("model")
     given = model if isinstance(model, dict) else {}
-    path, precision = given.get("path"), given.get("precision_label")
+    path = given.get("path")
+    precision = given.get("precision_label", given.get("precision"))  # workers of earlier versions have no label
     labels = {f"model:{PurePath(path).name}"} if isinstance(path, str) and path else set()
     return frozenset(labels | ({f"precision:{precision}"} if isinstance(precision, str) else set()))
 

@@ -213,8 +213,8 @@ def test_each_unit_of_pieces_gets_one_picture_and_its_demand(page: Page) -> None
 
 
 def test_late_answers_and_refusals_move_no_end_of_a_unit(page: Page) -> None:
-    """The first unit ends early after 640 samples, and the second one 16 000 samples later, within a message; sound that
-    is refused is in no unit.
+    """The first unit ends early after 640 samples, and the second one 16 000 later, within a message; sound that is
+    refused is in no unit.
     """
     body = """const out = new lib.Outgoing(); const sizes = [640, ...Array(9).fill(1600), 960, 1600];
         for (const n of sizes) out.add(n, {});

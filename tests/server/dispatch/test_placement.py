@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.datastructures import QueryParams
 
 from models.checkpoint.precision import PRESETS
 from models.errors import SettingsError
@@ -119,11 +120,13 @@ def test_session_with_labels_does_not_hold_up_the_others() -> None:
 
 def test_labels_and_voices_of_requests() -> None:
     mixed = replace(PRESETS["fp8"], flow="int8")
-    expected = "llm-int8-fp8+tts-bf16+vpm-bf16+apm-int8+flow-int8"
+    expected = "llm-int8-fp8_tts-bf16_vpm-bf16_apm-int8_flow-int8"
     for precision, label in (*((one, name) for name, one in PRESETS.items()), (mixed, expected)):
         got = labels_of({"model": {"path": "/w/MiniCPM-o-4_5", "precision_label": precision.label}})
         assert got == {"model:MiniCPM-o-4_5", f"precision:{label}"}, f"{precision}: got {got}"
-        assert needs_of({"labels": f"precision:{precision.label}"}).labels <= got, f"{precision}: expected one label"
+        query = QueryParams(f"labels=precision:{precision.label}")  # decoded as that of an address: + is a blank
+        assert needs_of(query).labels <= got, f"{precision}: expected one label, got {needs_of(query).labels}"
+    assert labels_of({"model": {"precision": "int8"}}) == {"precision:int8"}, "expected it as without a label"
     assert labels_of({}) == labels_of({"model": {"path": 3}}) == frozenset()
     assert needs_of({"labels": "precision:fp8,model:a"}).labels == {"precision:fp8", "model:a"}
     assert needs_of({}) == Needs()
