@@ -74,6 +74,33 @@ def test_early_units_take_sound_in_pieces(open_page: Callable[..., OpenPage]) ->
     assert not page.errors, page.errors
 
 
+def test_messages_wait_for_one_whose_picture_is_late(context: BrowserContext, server: ServerProcess) -> None:
+    """Pictures take 250 ms to encode, and messages have 40 ms of sound: each unit has one picture all the same."""
+    context.add_init_script(
+        """const { toBlob } = HTMLCanvasElement.prototype;
+        HTMLCanvasElement.prototype.toBlob = function (done, ...how) {
+            toBlob.call(this, (blob) => setTimeout(done, 250, blob), ...how);
+        };
+        window.heard = [];
+        const ears = Object.getOwnPropertyDescriptor(MessagePort.prototype, "onmessage");
+        Object.defineProperty(MessagePort.prototype, "onmessage", { ...ears, set(hear) {
+            ears.set.call(this, (event) => {
+                if (event.data?.type === "unit") window.heard.push(Math.round(32767 * event.data.samples[0]));
+                return hear(event);
+            });
+        } });"""
+    )
+    page = OpenPage(context, server.port, config={"early_unit": "auto"}).start()
+    page.wait_units(4)
+    units, heard = page.sent_units(), page.page.evaluate("heard")
+    sent = [round(32767 * float(samples[0])) for _, samples, _ in units]
+    assert any(sent), "expected sound"
+    swapped = [number for number, (got, due) in enumerate(zip(sent, heard, strict=False)) if abs(got - due) > 1]
+    assert not swapped, f"expected messages in their order, got others from {swapped[0]} on"
+    n_pictures = sum(len(pictures) for *_, pictures in units)
+    assert 2 <= n_pictures <= page.report["results"][-1]["current_time"] + 1, f"expected one a unit, got {n_pictures}"
+
+
 def test_audio_page_has_no_camera(open_page: Callable[..., OpenPage]) -> None:
     page = open_page("/audio_duplex").start()
     page.wait_units(1)

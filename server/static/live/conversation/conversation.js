@@ -37,6 +37,7 @@ export class Conversation {
   #screen = new WakeLock();
   #attempt = 0;
   #outgoing = new Outgoing();
+  #sending = Promise.resolve(); // until the last message is sent
   sound = null; // Sound, from the permission to the end
   muted = false;
   forceListen = false;
@@ -160,9 +161,22 @@ export class Conversation {
 
   // --- sending ---------------------------------------------------------------------------------
 
+  /** Send messages in their order: one may wait for its picture when the next one comes. */
   async #sendUnit(samples, end) {
-    if (!this.isLive) return;
     const session = this.#session;
+    const before = this.#sending;
+    let done;
+    this.#sending = new Promise((resolve) => (done = resolve));
+    try {
+      await before;
+      await this.#sendMessage(session, samples, end);
+    } finally {
+      done();
+    }
+  }
+
+  async #sendMessage(session, samples, end) {
+    if (!this.isLive || session !== this.#session) return;
     const due = this.#outgoing.next(samples.length);
     if (due.snap) this.#camera.snap();
     const isSeen = due.picture && this.#settings().sendsPictures;
