@@ -31,8 +31,8 @@ class Replayed:
     ):
         self.name, self.bucket, self.pool, self.n_replays = name, bucket, pool, 0
         self.is_warm, self.was_retried = is_warm, False
-        self._region = region = regions.table[name]
-        self.inputs, static = region.example(bucket)
+        self._regions, self._region = regions, regions.table[name]
+        self.inputs, static = self._region.example(bucket)
         self.static = {**static, **(variant or {})}
         self.outputs = regions(name, *self.inputs, **self.static)
 
@@ -42,10 +42,10 @@ class Replayed:
                 f"{self.name}: expected {own.shape} {own.dtype}, got {given.shape} {given.dtype}"
             )
             own.copy_(given)
-        with torch.no_grad():
+        with self._regions.without_gradients():
             new = self._region.run(*self._region.bound, *self.inputs, **self.static)
-        for old, tensor in zip(flat(self.outputs), flat(new), strict=True):
-            old.copy_(tensor)
+            for old, tensor in zip(flat(self.outputs), flat(new), strict=True):
+                old.copy_(tensor)
         self.n_replays += 1
         return self.outputs
 

@@ -310,3 +310,12 @@ def test_calls_that_would_be_mostly_padding_are_split(n: int, most: int, expecte
 def test_fewer_entries_than_the_smallest_size_are_one_call() -> None:
     assert ShapeTable(batch=(8, 16)).parts("batch", 1, 16) == [1]
     assert ShapeTable(batch=(8, 16)).parts("batch", 19, 16) == [16, 3]
+
+
+def test_tensors_on_a_cpu_are_those_of_inference_mode_until_something_compiles(model: OmniModel) -> None:
+    regions = make_runner(model).regions
+    [(bucket, _)] = regions.calls("mel_unit")
+    tensors, static = regions.example("mel_unit", bucket)
+    assert all(tensor.is_inference() for tensor in outputs(regions("mel_unit", *tensors, **static)))
+    regions.compile(["mel_unit"], backend="eager")
+    assert not any(tensor.is_inference() for tensor in outputs(regions("mel_unit", *tensors, **static)))

@@ -185,6 +185,7 @@ def test_compiles_targets_in_order_and_nothing_after_warm_up() -> None:
     targets: dict[str, TargetState] = {"stale": TargetState("stale")}
     with short_speech(convolutions=True):
         plain, engine = (SmallEngine(make_config(), Director(listen=0.2)) for _ in range(2))
+        converse(plain)  # eagerly: the engines share the modules that are compiled next
 
         def progress(what: str, done: int, total: int) -> None:
             busy = [name for name, state in targets.items() if state.phase is TargetPhase.COMPILING]
@@ -202,8 +203,7 @@ def test_compiles_targets_in_order_and_nothing_after_warm_up() -> None:
             len(seen)
         }
         watch = RecompileWatch(engine.parts)
-        for each in (plain, engine):
-            converse(each)
+        converse(engine)
     assert watch.check() == CompileCounts(), f"compiled while serving: {watch.check()}"
     for name, expected in plain.events.items():
         assert_same_events(name, engine.events[name], expected)
