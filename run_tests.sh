@@ -24,10 +24,12 @@ step "ruff check"
 step "ruff format --check"
 "$PYTHON" -m ruff format --check .
 # Audit, type check and evaluation run beside the tests, which leave part of the cores idle. The type check reads the
-# results of earlier checks, also of other checkouts: mypy compares the content of each file.
+# results of earlier checks, also of other checkouts: mypy compares the content of each file. So does Hypothesis, which
+# otherwise parses all modules in every process for the constants that it draws.
 beside=$(mktemp -d)
 trap 'rm -rf "$beside"' EXIT
-types_cache=${XDG_CACHE_HOME:-$HOME/.cache}/duologue-tests/mypy
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/duologue-tests
+export HYPOTHESIS_STORAGE_DIRECTORY=$cache/hypothesis
 declare -A running=()
 start_beside() {
     local name=$1
@@ -41,7 +43,7 @@ report() {
     cat "$beside/$1"
 }
 start_beside audit bash scripts/audit.sh --offline
-start_beside mypy "$PYTHON" -m mypy --cache-dir "$types_cache" server worker models launcher clients
+start_beside mypy "$PYTHON" -m mypy --cache-dir "$cache/mypy" server worker models launcher clients
 bounds=training/evaluate/bounds.json
 if [[ $# -eq 0 && -z $quick && -f $bounds ]]; then
     start_beside talker "$PYTHON" -m training.evaluate --model assets/talker --gate --bounds "$bounds"

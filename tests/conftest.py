@@ -14,6 +14,8 @@ import pytest
 from tests.programs.ending import end_without_clearing
 
 gc.disable()  # imports make no garbage; `tests.scheduling` enables it
+# NumPy reads it when it is imported. Its threads wait for their next product without pause, also in child processes.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 RUNS_TESTS = ("tests.process_settings", "tests.conformance.servers")
 
 
