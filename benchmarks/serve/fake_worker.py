@@ -287,6 +287,7 @@ class FakeWorker:
                 "random_weights": False,
                 "dtype": None,
                 "precision": None,
+                "precision_label": None,
                 "converted_to": None,
                 "speaks": self.speaks,
                 "side_lane": False,

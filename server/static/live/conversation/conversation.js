@@ -8,6 +8,7 @@ import { Capture } from "../../shared/audio/capture.js";
 import { WakeLock } from "../../shared/wake-lock.js";
 import { Backoff } from "./backoff.js";
 import { closeErrorCode, endsConversation, isRetried, replacesResult, startErrorCode, timeoutCode } from "./errors.js";
+import { InOrder } from "./in-order.js";
 import { Inserts } from "./inserts.js";
 import { Outgoing } from "./outgoing.js";
 import { Session, newSessionId } from "./session.js";
@@ -37,7 +38,7 @@ export class Conversation {
   #screen = new WakeLock();
   #attempt = 0;
   #outgoing = new Outgoing();
-  #sending = Promise.resolve(); // until the last message is sent
+  #sending = new InOrder(); // a message may wait for its picture when the next one comes
   sound = null; // Sound, from the permission to the end
   muted = false;
   forceListen = false;
@@ -99,7 +100,7 @@ export class Conversation {
     const context = (this.#context ??= makeContext(() => this.isOpen));
     const sound = await Sound.open(context, settings, {
       soon: () => this.#camera.snap(),
-      unit: ({ samples, end }) => this.#sendUnit(samples, end),
+      unit: ({ samples, end }) => this.#sending.add(this.#sendUnit.bind(this, this.#session, samples, end)),
       level: ({ rms }) => this.#ui.micLevel(this.muted || this.state === "paused" ? 0 : rms),
       lost: () => this.isOpen && this.#fail("mic_lost", ""),
       started: (event) => this.#onStarted(event),
@@ -161,26 +162,11 @@ export class Conversation {
 
   // --- sending ---------------------------------------------------------------------------------
 
-  /** Send messages in their order: one may wait for its picture when the next one comes. */
-  async #sendUnit(samples, end) {
-    const session = this.#session;
-    const before = this.#sending;
-    let done;
-    this.#sending = new Promise((resolve) => (done = resolve));
-    try {
-      await before;
-      await this.#sendMessage(session, samples, end);
-    } finally {
-      done();
-    }
-  }
-
-  async #sendMessage(session, samples, end) {
+  async #sendUnit(session, samples, end) {
     if (!this.isLive || session !== this.#session) return;
     const due = this.#outgoing.next(samples.length);
     if (due.snap) this.#camera.snap();
-    const isSeen = due.picture && this.#settings().sendsPictures;
-    const seen = isSeen ? await this.#camera.picture(PICTURE_TIMEOUT_MS) : null;
+    const seen = due.picture && this.#settings().sendsPictures ? await this.#camera.picture(PICTURE_TIMEOUT_MS) : null;
     if (!this.isLive || session !== this.#session) return;
     const shown = due.picture ? this.#inserts.takePicture() : null;
     const picture = shown ?? seen;
