@@ -100,8 +100,10 @@ def running_sum(weights: Tensor) -> Tensor:
     """Exact cumulative sum of [B, N] int64 along each row.
 
     Computed in two levels: a vocabulary does not fit one thread block, and Inductor's one-level scan over several
-    blocks fails to compile for batches (torch 2.11, CUDA).
+    blocks fails to compile for batches (torch 2.11, CUDA). Eager operations on a CPU need one level.
     """
+    if is_eager_on_cpu(weights):
+        return weights.cumsum(1)
     B, N = weights.shape
     blocks = F.pad(weights, (0, -N % SCAN_BLOCK)).view(B, -1, SCAN_BLOCK).cumsum(2)
     totals = blocks[..., -1]

@@ -1,10 +1,14 @@
 """Counter-based random numbers against known answers and plain integers, and draws by weight."""
 
+from unittest import mock
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.sampling import rng
 from models.sampling.rng import (
     MAX_ON_HOST,
     N_STREAMS,
@@ -51,6 +55,15 @@ def test_uniform_equals_plain_integers_in_any_batch(rows, stream):
         seed, draw = (torch.tensor(column * repeats) for column in zip(*rows, strict=True))
         got = uniform(seed, draw, stream).tolist()
         assert got == expected * repeats, f"expected {expected}, got {got}"
+
+
+@pytest.mark.parametrize("n", [1, 1024, 2500])
+def test_running_sum_in_blocks_equals_that_on_a_cpu(n):
+    weights = torch.from_numpy(np.random.default_rng(n).integers(0, WEIGHT_ONE, (2, n)))
+    with mock.patch.object(rng, "is_eager_on_cpu", return_value=False):
+        in_blocks = rng.running_sum(weights)
+    assert torch.equal(rng.running_sum(weights), in_blocks)
+    assert in_blocks[:, -1].tolist() == [sum(row) for row in weights.tolist()]
 
 
 def test_numbers_are_uniform_and_streams_uncorrelated():
