@@ -41,32 +41,22 @@ PIECE = UNIT_SAMPLES // 10
 SPOKEN_PIECE = UNIT_SAMPLES // 25  # beside speech: a pause is found when a piece ends
 
 
-class MessageLength:
-    """Samples of the next message: a unit or, where units may run early, a piece of one.
+class UnitEnd:
+    """Where the server's unit ends in the sound that was sent, as the answers show; each early unit moves it."""
 
-    No piece crosses the end of the server's unit, which moves with each early unit.
-
-    Args:
-        speech: of the user, heard up to the last message; None: messages are whole units.
-    """
-
-    def __init__(self, speech: SpeechEnd | None):
-        self._speech = speech
+    def __init__(self) -> None:
         self._n_sent = self._edge = 0  # samples of all messages, and of those up to the end of the last answered unit
         self._open: deque[tuple[int, int]] = deque()  # end and length of each message without an answer
 
     @property
-    def is_whole(self) -> bool:
-        """Whether messages are whole units."""
-        return self._speech is None
+    def edge(self) -> int:
+        """Samples up to the end of the last answered unit."""
+        return self._edge
 
-    def next(self, most: int = UNIT_SAMPLES) -> int:
-        """The length of the next message. most: samples left in the source's second, which a message does not cross."""
-        if self._speech is None:
-            return most
-        rest = min(most, UNIT_SAMPLES - (self._n_sent - self._edge) % UNIT_SAMPLES)
-        n = SPOKEN_PIECE if self._speech.is_near else PIECE
-        return n if rest - n >= SPOKEN_PIECE else rest
+    @property
+    def rest(self) -> int:
+        """Samples from the end of the last message to the end of the server's unit."""
+        return UNIT_SAMPLES - (self._n_sent - self._edge) % UNIT_SAMPLES
 
     def sent(self, n_samples: int) -> None:
         """A message was sent."""
@@ -90,6 +80,33 @@ class MessageLength:
         """The oldest message without an answer was refused: its sound is in no unit."""
         if self._open:
             self._edge += self._open.popleft()[1]
+
+
+class MessageLength(UnitEnd):
+    """Samples of the next message: a unit or, where units may run early, a piece of one.
+
+    No piece crosses the end of the server's unit.
+
+    Args:
+        speech: of the user, heard up to the last message; None: messages are whole units.
+    """
+
+    def __init__(self, speech: SpeechEnd | None):
+        super().__init__()
+        self._speech = speech
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether messages are whole units."""
+        return self._speech is None
+
+    def next(self, most: int = UNIT_SAMPLES) -> int:
+        """The length of the next message. most: samples left in the source's second, which a message does not cross."""
+        if self._speech is None:
+            return most
+        rest = min(most, self.rest)
+        n = SPOKEN_PIECE if self._speech.is_near else PIECE
+        return n if rest - n >= SPOKEN_PIECE else rest
 
 
 class Source(Protocol):

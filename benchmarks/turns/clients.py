@@ -21,6 +21,7 @@ from benchmarks.turns.pieces import PieceEnds
 from benchmarks.turns.questions import RATE, Conditions, UserSound, load_questions, user_sound
 from clients.duplex import DuplexClient, connect
 from clients.turn_wait import WorkerTimes
+from clients.units import UnitEnd
 from worker.protocol.messages import Error, Partial, Result, Spec
 from worker.protocol.wire import SOUND_RATE
 
@@ -95,10 +96,10 @@ class _User:
         rng = np.random.default_rng((load.seed, number))
         self._sound: UserSound = user_sound(load_questions(), load.n_questions, load.conditions, rng)
         self._ends = PieceEnds(self._sound.samples, load.piece_ms, load.spoken_piece_ms)
-        self._edge = 0  # end of the last unit that is answered, in samples
+        self._unit_end = UnitEnd()
         self._run = SessionRun([one._asdict() for one in self._sound.questions])
         self._picture_due = HALF
-        self._sent: deque[tuple[int, int, float]] = deque()  # end and length of each open piece, and when it was sent
+        self._sent: deque[tuple[int, float]] = deque()  # last sample of each open piece, and when it was sent
         self._first_sound: float | None = None  # of the unit in flight
         self._pieces: list[tuple[float, float]] = []  # arrival and length in s of the turn's sound
         self._is_speaking = False
@@ -122,7 +123,7 @@ class _User:
 
     async def _send(self, client: DuplexClient) -> None:
         loop, samples, begin = asyncio.get_running_loop(), self._sound.samples, 0
-        while (end := self._ends.next(begin, RATE - (begin - self._edge) % RATE)) is not None:
+        while (end := self._ends.next(begin, self._unit_end.rest)) is not None:
             due = self._begin + end / RATE
             await asyncio.sleep(due - loop.time())
             jpegs = []
@@ -130,7 +131,8 @@ class _User:
                 jpegs, self._picture_due = [self._picture], end + 2 * HALF
             now = loop.time()
             self._run.late_sends_ms.append(1000 * (now - due))
-            self._sent.append((end, end - begin, now))
+            self._sent.append((end, now))
+            self._unit_end.sent(end - begin)
             await client.send_unit(samples[begin:end], jpegs)
             begin = end
 
@@ -144,17 +146,17 @@ class _User:
             if isinstance(message, Result):
                 self._answered(message, now)
             elif isinstance(message, Error):
-                self._edge += self._sent.popleft()[1]  # its sound is in no unit
+                self._sent.popleft()
+                self._unit_end.refused()
                 self._pieces.clear()
                 self._run.errors.append(f"{message.code}: {message.error}")
 
     def _answered(self, result: Result, now: float) -> None:
-        end, n_samples, sent = self._sent.popleft()
+        end, sent = self._sent.popleft()
+        self._unit_end.answered(ends_unit=not result.incomplete)
         if result.incomplete:
             return
-        over = (end - self._edge) % RATE  # a unit that is full within the piece ended there
-        self._edge = end - over if end - self._edge >= RATE and over < n_samples else end
-        self._picture_due = self._edge + HALF
+        self._picture_due = self._unit_end.edge + HALF
         self._run.n_units += 1
         self._run.n_late += now - sent > 1
         if not result.is_listen and not self._is_speaking:

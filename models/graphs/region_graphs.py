@@ -173,7 +173,7 @@ class RegionTable:
                 raise SettingsError("compile by layer", expected=expected, got=[region.name for region in chosen])
             self.compile_parts(sorted(parts), **options)
             return
-        options = self._compile_options(options, 1)
+        options = self._prepare_compiling(options, 1)
         for region in chosen:
             self._runners[region.name] = torch.compile(region.run, **options)
 
@@ -193,7 +193,7 @@ class RegionTable:
         for part in parts:
             if part not in self._known_parts():
                 raise SettingsError("part", expected=f"one of {sorted(self._known_parts())}", got=part)
-        options = self._compile_options(options, self._n_widths(parts))
+        options = self._prepare_compiling(options, self._n_widths(parts))
         dynamic = options.pop("dynamic")
         for part in parts:
             self._uncompile_part(part)  # start from the plain methods again
@@ -214,7 +214,8 @@ class RegionTable:
                 sizes.setdefault(type(layer), set()).add(tuple(weight.shape for weight in layer.parameters()))
         return max((len(found) for found in sizes.values()), default=1)
 
-    def _compile_options(self, options: dict[str, Any], n_widths: int) -> dict[str, Any]:
+    def _prepare_compiling(self, options: dict[str, Any], n_widths: int) -> dict[str, Any]:
+        """Leave inference mode and raise Dynamo's limits. Returns: all options for torch.compile."""
         self.without_gradients = torch.no_grad
         # Each bucket is one more graph of the same code, several regions share a layer's code, and so do layers of
         # other widths, some of them in two graphs: the default limits are too low.

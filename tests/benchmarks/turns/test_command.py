@@ -89,7 +89,7 @@ def test_playback_is_that_of_each_turn() -> None:
         load = TurnLoad("ws://x", 1, 1, Conditions(pauses_ms=(1, 2)), {}, "omni_")
         user = _User(load, 0, asyncio.Barrier(1))
         user._begin = asyncio.get_running_loop().time()
-        user._sent.extend((n, 0, 0.0) for n in range(10))
+        user._sent.extend((n, 0.0) for n in range(10))
         client: Any = received()
         await user._receive(client)
         return user._run.turns
